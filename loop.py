@@ -1,0 +1,355 @@
+"""What every stage shares: the optimisation loop, the device, the random streams, the command line.
+
+    device, precision   what the machine really has                    `device`, `autocast`
+    random streams      one seed, one independent stream per purpose   `stream`
+    batches             rows of similar length together, shuffled      `batches`
+    optimisation        AdamW, linear decay, clipping, resume          `fit`
+    command line        fire, one clear sentence for a wrong flag      `cli`
+"""
+import contextlib
+import difflib
+import errno
+import functools
+import inspect
+import json
+import os
+import queue
+import shutil
+import signal
+import sys
+import threading
+import typing
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import fire
+import numpy as np
+import torch
+from tqdm import tqdm
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class UserError(Exception):
+    """Something that the user can mend, said in one sentence: what, where, what is allowed. Exit code 2."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """'; did you mean X?' for the nearest known name, and the list of what is allowed."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, 1)
+    return (f"; did you mean {close[0]!r}?" if close else ";") + f" Allowed: {', '.join(known)}"
+
+
+# ---------------------------------------------------------------- device and precision
+
+def device() -> torch.device:
+    """The best device of this machine: cuda, then mps, then cpu."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+@functools.cache
+def has_bf16(kind: str) -> bool:
+    """Whether bf16 products are native: emulated ones (a CPU without AVX512_BF16 or AMX) are slower than fp32."""
+    if kind == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return kind == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def autocast(dev: torch.device, fast: bool = True) -> contextlib.AbstractContextManager:
+    """bf16 autocast where the device multiplies bf16 natively; fp32 elsewhere and on the plain path."""
+    return torch.autocast(dev.type, torch.bfloat16, enabled=fast and has_bf16(dev.type))
+
+
+# ---------------------------------------------------------------- random streams
+
+def stream(seed: int, name: str) -> np.random.Generator:
+    """The generator of one purpose ("order", "head", ...): drawing from one never moves another."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])
+
+
+def torch_seed(seed: int, name: str) -> None:
+    """Starts torch's own generators (initialisation, dropout) on the named stream."""
+    torch.manual_seed(int(stream(seed, name).integers(2**62)))
+
+
+# ---------------------------------------------------------------- batches
+
+def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:
+    """(epoch, rows) of every step: each epoch a new shuffle, rows of similar length together, batches in random order.
+
+    length: (N,) tokens of each row. Rows are sorted by length only within pools of 32 batches, so batches stay random."""
+    rng = stream(seed, "order")
+    for epoch in range(epochs):
+        order = rng.permutation(len(length))
+        pools = np.array_split(order, max(1, round(len(order) / (32 * batch_size))))
+        order = np.concatenate([pool[np.argsort(length[pool], kind="stable")] for pool in pools])
+        starts = np.arange(0, len(order), batch_size)
+        for start in rng.permutation(starts):
+            yield epoch, order[start:start + batch_size]
+
+
+def by_length(length: np.ndarray, tokens: int = 8192) -> Iterator[np.ndarray]:
+    """Rows for evaluation, longest first, in batches of about `tokens` tokens counting padding. length: (N,)"""
+    order = np.argsort(-length, kind="stable")
+    while len(order):
+        size = max(1, tokens // max(1, int(length[order[0]])))
+        yield order[:size]
+        order = order[size:]
+
+
+def ahead(make: Iterable, depth: int = 4) -> Iterator:
+    """Runs an iterator in a thread, `depth` items ahead, so that batches are built while the device computes."""
+    q, end, stop = queue.Queue(depth), object(), threading.Event()
+
+    def put(item):
+        while not stop.is_set():
+            with contextlib.suppress(queue.Full):
+                return q.put(item, timeout=0.1)
+
+    def work():
+        try:
+            for item in make:
+                if stop.is_set():
+                    return
+                put(item)
+            put(end)
+        except BaseException as e:          # handed to the consumer, which raises it
+            put(e)
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        while (item := q.get()) is not end:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stop.set()
+
+
+def to(tensors: dict[str, torch.Tensor], dev: torch.device) -> dict[str, torch.Tensor]:
+    """Moves a batch; to a GPU from pinned memory, without waiting."""
+    if dev.type == "cuda":
+        return {k: v.pin_memory().to(dev, non_blocking=True) for k, v in tensors.items()}
+    return {k: v.to(dev) for k, v in tensors.items()}
+
+
+# ---------------------------------------------------------------- optimisation
+
+def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., dict], loss_of: Callable, *, lr: float,
+        fast: bool = True, weight_decay: float = 0.0, max_norm: float = 1.0, checkpoint: Path | None = None, save_every: int = 500,
+        key: str = "", desc: str = "", quiet: bool = False) -> float:
+    """Optimises `model` in place; returns the mean loss of the last epoch's worth of steps seen (0.0 when there is no step).
+
+    plan     yields the arguments of `make` for every step, `steps` of them; the same on every call (resume skips into it)
+    make     (*arguments) -> dict of tensors; runs in a thread, one epoch's masks and padding cost the device nothing
+    loss_of  (model, tensors) -> scalar loss
+    AdamW without weight decay, no warm-up, linear decay of the learning rate to 0, gradient norm clipped to 1 (the official code's).
+    checkpoint: a file; written every `save_every` steps and on Ctrl-C, and read at the start when its `key` is the same.
+    Raises KeyboardInterrupt after saving, RuntimeError when the loss is no longer finite."""
+    dev = device()
+    model.to(dev).train()
+    params = [p for p in model.parameters() if p.requires_grad]
+    opt = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=dev.type in ("cpu", "cuda"))
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: max(0.0, 1 - s / max(1, steps)))
+    done, total, count = 0, torch.zeros((), device=dev), 0
+    if checkpoint and checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True, map_location=dev)
+        if state["key"] == key:
+            model.load_state_dict(state["model"])
+            opt.load_state_dict(state["opt"])
+            schedule.load_state_dict(state["schedule"])
+            done, total, count = state["done"], state["total"], state["count"]
+            set_rng(state["rng"])
+            print(f"resuming at step {done} of {steps} from {checkpoint}", flush=True)
+
+    def save():
+        state = {"key": key, "model": model.state_dict(), "opt": opt.state_dict(), "schedule": schedule.state_dict(),
+                 "done": done, "total": total, "count": count, "rng": get_rng()}
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        with beside(checkpoint) as tmp:
+            torch.save(state, tmp)
+
+    def prepared():
+        for i, arguments in enumerate(plan):
+            if i >= done:
+                yield make(*arguments)
+
+    with tqdm(total=steps, initial=done, desc=desc, disable=quiet or None, unit="step") as bar, interruptible() as stopped:
+        tokens = 0
+        for tensors in ahead(prepared()) if done < steps else ():
+            tensors = to(tensors, dev)
+            with autocast(dev, fast):
+                loss = loss_of(model, tensors)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(params, max_norm)
+            opt.step()
+            schedule.step()
+            opt.zero_grad(set_to_none=True)
+            done, count = done + 1, count + 1
+            total += loss.detach()
+            tokens += tensors["input_ids"].numel()
+            bar.update()
+            if done % 20 == 0 or done == steps:
+                mean = total.item() / count
+                if not np.isfinite(mean):
+                    raise RuntimeError(f"the loss became {mean} at step {done} of {steps} ({desc}); a smaller --lr may help")
+                bar.set_postfix_str(f"loss {mean:.3f}, {tokens / max(1e-9, bar.format_dict['elapsed']):,.0f} tokens/s")
+                if done % 500 == 0 and done < steps:
+                    total, count = torch.zeros((), device=dev), 0
+            if checkpoint and done < steps and (done % save_every == 0 or stopped()):
+                save()
+            if stopped():
+                raise KeyboardInterrupt
+    return total.item() / max(1, count)
+
+
+def with_head(lm: torch.nn.Module, auto: type, seed: int, **config) -> torch.nn.Module:
+    """A task model (an AutoModelFor... class) around a copy of the LM's encoder; its head is fresh, from the stream "head"."""
+    with torch.random.fork_rng():
+        torch_seed(seed, "head")
+        changed = type(lm.config).from_dict(lm.config.to_dict() | config)
+        model = auto.from_config(changed, attn_implementation=lm.config._attn_implementation, dtype=torch.float32)
+    model.base_model.load_state_dict(lm.base_model.state_dict(), strict=False)
+    return model
+
+
+def get_rng() -> dict:
+    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+
+
+def set_rng(state: dict) -> None:
+    torch.set_rng_state(state["cpu"].cpu())
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C or SIGTERM only sets a flag, so that the step in flight ends whole; the second one acts at once."""
+    hit = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def handler(number, frame):
+        hit.append(number)
+        if len(hit) > 1:
+            raise KeyboardInterrupt
+
+    try:
+        for s in before:
+            signal.signal(s, handler)
+        yield lambda: bool(hit)
+    finally:
+        for s, old in before.items():
+            signal.signal(s, old)
+
+
+# ---------------------------------------------------------------- files
+
+@contextlib.contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write a file or folder to; renamed into place when the block ends well, removed when it does not."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        yield tmp
+        if tmp.is_dir() and path.is_dir():
+            shutil.rmtree(path)
+        os.replace(tmp, path)
+    except Exception as e:                  # torch and safetensors say it each in their own way
+        if getattr(e, "errno", 0) in FULL or "os error 28" in str(e) or shutil.disk_usage(path.parent).free < 1 << 20:
+            raise UserError(f"{path}: cannot be written, the disk is full; free some space and start the same command again") from e
+        raise
+    finally:
+        shutil.rmtree(tmp) if tmp.is_dir() else tmp.unlink(missing_ok=True)
+
+
+def append_line(path: Path, record: dict) -> None:
+    """Appends one JSON line in a single write."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as f:
+        f.write(json.dumps(record) + "\n")
+
+
+def checked(knobs: dict) -> dict:
+    """A copy of main's knobs; numbers that must be positive are."""
+    for name in ("epochs", "batch_size", "max_len", "lr", "max_question", "max_answer"):
+        if knobs.get(name) is not None and knobs[name] <= 0:
+            raise UserError(f"--{name}={knobs[name]}: must be positive")
+    return dict(knobs)
+
+
+def finished(results: str, config: dict) -> dict | None:
+    """The line of results.jsonl that was made with exactly this configuration, if there is one."""
+    if not Path(results).exists():
+        return None
+    rows = [json.loads(line) for line in open(results)]
+    return next((row for row in rows if row["config"] == config), None)
+
+
+def record(results: str, row: dict, examples: Iterable[dict], folder: Path) -> None:
+    """Saves per-example scores as folder/predictions.jsonl, then appends the row to results.jsonl."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with beside(folder / "predictions.jsonl") as tmp, open(tmp, "w") as f:
+        f.writelines(json.dumps(e, ensure_ascii=False) + "\n" for e in examples)
+    append_line(results, row | {"predictions": str(folder / "predictions.jsonl")})
+    print(json.dumps({k: v for k, v in row.items() if k != "config"}))
+
+
+# ---------------------------------------------------------------- command line
+
+def cli(main: Callable) -> None:
+    """Runs `main` with its knobs from the command line. --help shows the script's docstring and the knobs with their comments.
+
+    Fire alone would run main first and complain about a mistyped flag afterwards; so flags are checked here, before anything runs."""
+    try:
+        knobs = inspect.signature(main).parameters
+        args = sys.argv[1:]
+        if {"-h", "--help"} & set(args):
+            source = inspect.getsource(main)
+            print(inspect.getmodule(main).__doc__, "\nknobs:\n", source[source.index("(\n") + 2:source.index("\n)")], sep="")
+            return
+        takes_value = False
+        for arg in args:
+            name = arg.removeprefix("--").split("=")[0].replace("-", "_")
+            if arg.startswith("--") and name not in knobs and name.removeprefix("no") not in knobs:
+                raise UserError(f"unknown flag --{name}" + nearest(name, knobs))
+            if not arg.startswith("--") and not takes_value:
+                raise UserError(f"{arg!r} is not a flag: write --name=value")
+            takes_value = arg.startswith("--") and "=" not in arg
+        types = typing.get_type_hints(main)
+        parsers = {name: functools.partial(parse, name, types[name]) for name in knobs}
+        fire.Fire(fire.decorators.SetParseFns(**parsers)(main), name=Path(sys.argv[0]).name, serialize=lambda _: None)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+    except UserError as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as e:
+        if e.errno not in (*FULL, errno.EACCES, errno.EROFS, errno.EISDIR, errno.ENOTDIR):
+            raise
+        print(f"error: {e.strerror}: {e.filename or 'while writing'}", file=sys.stderr)
+        sys.exit(2)
+
+
+def parse(name: str, kind: type, value: str) -> object:
+    """One flag's value from its text, by the annotation of the knob (bool, int, float, str, or one of these | None)."""
+    kinds = typing.get_args(kind) or (kind,)
+    if type(None) in kinds and value == "None":
+        return None
+    kind = kinds[0]
+    try:
+        if kind is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
+        return kind(value)
+    except (ValueError, KeyError):
+        raise UserError(f"--{name} takes {'True or False' if kind is bool else kind.__name__}, not {value!r}") from None

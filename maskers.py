@@ -1,0 +1,192 @@
+"""Which tokens are masked: the registry of strategies, and what becomes of a masked token.
+
+    @register("punct")
+    def punct(batch, k, rng, lm=None):
+        return pick(batch.punct + rng.random(batch.ids.shape), batch, k)
+
+A masker gets
+    batch  (B, L) numpy arrays: ids, ok, word, punct, ent (see data_prep.Batch)
+    k      (B,) how many tokens to mask in each row, the same for every masker (`budget`)
+    rng    (B, L) uniform numbers on demand; a row's numbers depend on (seed, epoch, row) alone (`RowRandom`)
+    lm     a callable giving the hidden states of the LM in training, or None
+and returns a bool (B, L): True only where `ok`, at most k[b] in row b, exactly k[b] wherever its units allow.
+A masker of your own: decorate a function here, or use --masker=path/to/file.py:function
+"""
+import importlib.util
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import toy
+from data_prep import Batch
+from loop import UserError, nearest
+
+Masker = Callable[..., np.ndarray]
+MASKERS: dict[str, Masker] = {}
+
+
+def register(name: str) -> Callable[[Masker], Masker]:
+    def add(masker):
+        MASKERS[name] = masker
+        return masker
+    return add
+
+
+def find(name: str) -> Masker:
+    """The masker of a --masker: a registered name, or FILE.py:function."""
+    if name in MASKERS:
+        return MASKERS[name]
+    file, _, function = name.rpartition(":")
+    if not file.endswith(".py"):
+        raise UserError(f"--masker={name}: no such masker" + nearest(name, MASKERS) + ", or FILE.py:function")
+    if not Path(file).is_file():
+        raise UserError(f"--masker={name}: no such file: {file}")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, function, None)):
+        known = [n for n, f in vars(module).items() if callable(f) and getattr(f, "__module__", "") == module.__name__]
+        raise UserError(f"--masker={name}: {file} has no function {function!r}" + nearest(function, known))
+    return getattr(module, function)
+
+
+# ---------------------------------------------------------------- the strategies (PAPER: baselines)
+
+@register("none")
+def none(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+    """No further pre-training at all."""
+    return np.zeros_like(batch.ok)
+
+
+@register("random")
+def random(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+    """Tokens, uniformly, without replacement."""
+    return pick(rng.random(batch.ids.shape), batch, k)
+
+
+@register("whole")
+def whole(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+    """Whole words, uniformly."""
+    return pick(by_unit(rng, batch.word), batch, k, unit=batch.word)
+
+
+@register("span")
+def span(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+    """Spans of consecutive whole words, lengths geometric (0.2), at most 10 words (SpanBERT); the last span is cut to the budget."""
+    shape = batch.ids.shape
+    words = np.minimum(10, 1 + np.log1p(-rng.random(shape)) // np.log(0.8)).astype(np.int64)     # (B, S) span lengths
+    ends = np.minimum(np.cumsum(words, 1) - 1 - (rng.random(shape)[:, :1] * words[:, :1]).astype(np.int64), shape[1])   # random phase
+    breaks = np.zeros((shape[0], shape[1] + 1), np.int64)
+    np.put_along_axis(breaks, ends + 1 - (ends == shape[1]), 1, 1)                               # a new span begins at this word
+    number = np.take_along_axis(np.cumsum(breaks, 1), np.maximum(batch.word - first_word(batch), 0), 1)   # (B, L) span of each token
+    return pick(by_unit(rng, number) - 1e-9 * np.arange(shape[1]), batch, k)
+
+
+@register("entity")
+def entity(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+    """Whole named entities first, then random tokens."""
+    ent = batch.ent
+    unit = np.where(ent >= 0, ent, ent.max() + 1 + np.arange(ent.shape[1]))
+    return pick((ent >= 0) + by_unit(rng, unit), batch, k, unit=unit)
+
+
+@register("punct")
+def punct(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+    """Punctuation first, then random tokens (the paper's Punctuation-Random)."""
+    return pick(batch.punct + rng.random(batch.ids.shape), batch, k)
+
+
+@register("oracle")
+def oracle(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+    """The toy world's informative words first: the best that a policy could learn there (only with --lm=tiny)."""
+    return pick(toy.informative()[batch.ids] + rng.random(batch.ids.shape), batch, k)
+
+
+@register("anti")
+def anti(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+    """The toy world's filler first: the worst (only with --lm=tiny)."""
+    return pick(rng.random(batch.ids.shape) - toy.informative()[batch.ids], batch, k)
+
+
+# ---------------------------------------------------------------- what they are made of
+
+def budget(batch: Batch, p: float) -> np.ndarray:
+    """(B,) max(1, round(p n)) of the n maskable tokens of each row; 0 where there is none."""
+    n = batch.ok.sum(1)
+    return np.minimum(n, np.maximum(1, np.round(p * n))).astype(np.int64)
+
+
+def pick(score: np.ndarray, batch: Batch, k: np.ndarray, unit: np.ndarray | None = None) -> np.ndarray:
+    """The highest scores (B, L) first, at most k[b] tokens in row b, only where `ok`.
+
+    unit (B, L): tokens of one unit (word, entity; non-negative numbers below 2 L) are taken together or not at all; a unit
+    that no longer fits is passed over for the next that does. Sampling without replacement from a softmax policy is
+    pick(logits + gumbel noise); its greedy choice is pick(logits)."""
+    score = np.where(batch.ok, score, -np.inf)
+    if unit is None:
+        mask = np.zeros(score.shape, bool)
+        np.put_along_axis(mask, np.argsort(-score, 1, kind="stable"), np.arange(score.shape[1]) < k[:, None], 1)
+        return mask & batch.ok
+    b = np.arange(len(score))
+    unit = np.where(batch.ok, unit, 0)
+    width = int(unit.max()) + 1
+    flat = b[:, None] * width + unit
+    size = np.bincount(flat.ravel(), batch.ok.ravel(), len(b) * width).reshape(len(b), width).astype(np.int64)      # (B, U)
+    best = np.full((len(b), width), -np.inf)
+    np.maximum.at(best.reshape(-1), flat.ravel(), score.ravel())
+    order, left = np.argsort(-best, 1, kind="stable"), np.array(k)
+    taken = np.zeros((len(b), width), bool)
+    for u in order.T:                                            # every row's next best unit
+        fits = (size[b, u] <= left) & (size[b, u] > 0)
+        taken[b, u] = fits
+        left -= size[b, u] * fits
+        if not left.any():
+            break
+    return taken.reshape(-1)[flat] & batch.ok
+
+
+def by_unit(rng: "RowRandom", unit: np.ndarray) -> np.ndarray:
+    """(B, L) one uniform number per unit, shared by its tokens."""
+    u = rng.random((len(unit), max(unit.shape[1], int(unit.max(initial=0)) + 1)))
+    return np.take_along_axis(u, np.maximum(unit, 0), 1)
+
+
+def first_word(batch: Batch) -> np.ndarray:
+    """(B, 1) the number of the first word of each row: a block may begin in the middle of its text."""
+    return np.where(batch.ok, batch.word, np.iinfo(np.int32).max).min(1, keepdims=True)
+
+
+def corrupt(ids: np.ndarray, mask: np.ndarray, rng: "RowRandom", mask_id: int, plain: np.ndarray) -> np.ndarray:
+    """BERT's 80/10/10: of the masked tokens 80 % become [MASK], 10 % a random ordinary token, 10 % stay. Labels are ids[mask]."""
+    fate, which = rng.random(ids.shape), rng.random(ids.shape)
+    replaced = np.where(fate < 0.8, mask_id, np.where(fate < 0.9, plain[(which * len(plain)).astype(np.int64)], ids))
+    return np.where(mask, replaced, ids)
+
+
+class RowRandom:
+    """Uniform numbers for a batch of rows, each row with a stream of its own, whatever batch it comes in.
+
+    A counter-based generator (splitmix64): number (i, j) of a call is a hash of (seed, name, epoch, rows[i], call, j), so
+    that shuffling, batch size, padding and the number of processes change nothing, at a few ns a number."""
+
+    def __init__(self, seed: int, name: str, epoch: int, rows: np.ndarray):
+        key = np.zeros(len(rows), np.uint64)
+        for part in (seed, zlib.crc32(name.encode()), epoch, rows):
+            key = mix(key + np.asarray(part).astype(np.uint64) + np.uint64(1))
+        self.key, self.calls = key[:, None], 0
+
+    def random(self, shape: tuple[int, int]) -> np.ndarray:
+        """(B, n) in [0, 1)"""
+        self.calls += 1
+        counter = np.arange(shape[1], dtype=np.uint64) + np.uint64(self.calls << 32)
+        return (mix(self.key + mix(counter)) >> np.uint64(11)) * 2.0**-53
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014) over uint64."""
+    x = x * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

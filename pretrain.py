@@ -1,0 +1,198 @@
+"""Further pre-trains a masked LM on a task's own text, masking what a masker chooses. LM in, LM out.
+
+    python pretrain.py                                                          # toycls, tiny LM, random masking
+    python pretrain.py --dataset=chemprot --lm=bert-base-uncased --masker=whole --out=runs/chemprot-whole
+    python pretrain.py --dataset=my_corpus.txt --lm=roberta-base --masker=my_maskers.py:rare
+"""
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import data_prep
+import maskers
+import toy
+from data_prep import Batch, Rows, Specials, blocks, gather
+from loop import UserError, batches, beside, checked, cli, device, fit, torch_seed
+
+
+def load_lm(name: str) -> torch.nn.Module:
+    """A masked LM in fp32, from a folder, the hub, or the embedded `tiny`. Says loudly when its MLM head is newly initialised."""
+    from transformers import AutoModelForMaskedLM
+    from transformers.utils import logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    attention = None if device().type == "cuda" else "eager"     # on a CPU the plain kernel is the faster one (python bench.py)
+    folder = data_prep.find_lm(name)
+    with data_prep.lm_errors(name):
+        model, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention,
+                                                           output_loading_info=True)
+    new = sorted(k for k in info["missing_keys"] if not k.endswith(("decoder.weight", "decoder.bias")))
+    if new:
+        print(f"WARNING: {name} brings no weights for {', '.join(new)}: NEWLY INITIALISED, to be learned in pre-training", flush=True)
+    return model
+
+
+def fitting(model: torch.nn.Module, max_len: int | None, default: int) -> int:
+    """--max_len if the LM has that many positions (RoBERTa starts them after its padding index), else the default or its most."""
+    tables = [m for n, m in model.named_modules() if n.endswith("position_embeddings") and isinstance(m, torch.nn.Embedding)]
+    most = tables[0].num_embeddings - (-1 if tables[0].padding_idx is None else tables[0].padding_idx) - 1 if tables else 8192
+    if max_len and max_len > most:
+        raise UserError(f"--max_len={max_len}: this LM takes at most {most} tokens")
+    return max_len or min(default, most)
+
+
+def masked_rows(pieces: Rows, masker: maskers.Masker, p: float, seed: int, epoch: int, rows: np.ndarray, lm=None,
+                width: int | None = None, multiple: int = 1) -> tuple[Batch, np.ndarray, np.ndarray]:
+    """The batch of the given rows, its mask (B, L) and its corrupted ids (B, L): a function of (seed, epoch, row) alone."""
+    batch = gather(pieces, rows, width, multiple)
+    k = maskers.budget(batch, p)
+    mask = masker(batch, k, maskers.RowRandom(seed, "mask", epoch, rows), lm)
+    if np.shape(mask) != batch.ok.shape or mask.dtype != bool or (mask & ~batch.ok).any() or (mask.sum(1) > k).any():
+        raise UserError(f"the masker {getattr(masker, '__name__', masker)!r} must return a bool (B, L), True only where batch.ok, "
+                        "at most k[b] times in row b (maskers.pick does)")
+    ids = maskers.corrupt(batch.ids, mask, maskers.RowRandom(seed, "corrupt", epoch, rows), pieces.specials.mask, pieces.specials.plain)
+    return batch, mask, ids
+
+
+def mlm_loss(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Mean cross-entropy over the masked positions (inner problem of the paper, L_MLM). With `at` (M,), positions in the
+    flattened batch, the head sees these hidden states alone; without, it sees all of them and `labels` (B, L) ignores -100.
+
+    Any architecture: a hook gathers the base model's last hidden state, and the model's own head follows."""
+    if "at" not in t:
+        return model(input_ids=t["input_ids"], attention_mask=t["attention_mask"], labels=t["labels"]).loss
+
+    def keep_masked(module, args, output):
+        output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[t["at"]].unsqueeze(0)      # (B, L, H) -> (1, M, H)
+        return output
+
+    hook = model.base_model.register_forward_hook(keep_masked)
+    try:
+        logits = model(input_ids=t["input_ids"], attention_mask=t.get("attention_mask")).logits[0]   # (M, V)
+    finally:
+        hook.remove()
+    return F.cross_entropy(logits.float(), t["labels"])
+
+
+def tensors(batch: Batch, mask: np.ndarray, ids: np.ndarray, fast: bool = True) -> dict[str, torch.Tensor]:
+    """What `mlm_loss` reads. On the fast path no attention mask goes where there is no padding, and M labels instead of B L."""
+    out = {"input_ids": torch.from_numpy(ids.astype(np.int64))}
+    if not fast or not batch.real.all():
+        out["attention_mask"] = torch.from_numpy(batch.real.astype(np.int64))
+    if fast:
+        return out | {"at": torch.from_numpy(np.flatnonzero(mask)), "labels": torch.from_numpy(batch.ids[mask].astype(np.int64))}
+    return out | {"labels": torch.from_numpy(np.where(mask, batch.ids, -100).astype(np.int64))}
+
+
+def pretrain(model: torch.nn.Module, pieces: Rows, masker: maskers.Masker, *, p: float = 0.15, epochs: int = 1, lr: float = 2e-5,
+             batch_size: int = 16, max_len: int = 512, seed: int = 0, remask: bool = True, fast: bool = True,
+             checkpoint: Path | None = None, key: str = "", desc: str = "MLM", quiet: bool = False) -> float:
+    """Trains `model` in place on `pieces` (blocks of text); returns the mean loss. Dropout, order and masks are separate streams.
+
+    remask: masks anew each epoch (meta-testing), or the first epoch's in all (meta-training)."""
+    multiple = 8 if device().type == "cuda" else 1
+    plan = batches(pieces.length, batch_size, epochs, seed)
+    steps = epochs * -(-len(pieces) // batch_size)
+
+    def make(epoch, rows):
+        width = None if fast else max_len
+        return tensors(*masked_rows(pieces, masker, p, seed, epoch if remask else 0, rows, None, width, multiple if fast else 1), fast)
+
+    torch_seed(seed, "dropout")
+    return fit(model, plan, steps, make, mlm_loss, lr=lr, fast=fast, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
+
+
+def save(model: torch.nn.Module, tok, folder: Path, run: dict) -> None:
+    """A Hugging Face folder (safetensors) with run.json beside the weights: every knob, versions, git commit, data checksum."""
+    with beside(folder) as tmp:
+        model.save_pretrained(tmp)
+        tok.save_pretrained(tmp)
+        (tmp / "run.json").write_text(json.dumps(run, indent=1))
+
+
+def lineage(lm: str) -> dict:
+    """Where a LM comes from, for its line of results: the LM it started from, masker, p, seed and seconds of further pre-training."""
+    file = Path(lm) / "run.json"
+    run = json.loads(file.read_text()) if file.exists() else {"lm": lm, "masker": "none"}
+    return {"base" if k == "lm" else k: run.get(k) for k in ("lm", "masker", "p", "epochs", "lr", "batch_size", "seed", "seconds")}
+
+
+def versions() -> dict[str, str]:
+    import transformers
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True).stdout
+    return {"torch": torch.__version__, "transformers": transformers.__version__, "commit": commit.strip()}
+
+
+def tiny() -> Path:
+    """The folder of the embedded LM: a tiny BERT, pre-trained once on the toy world's general text (about a minute), then cached."""
+    source = data_prep.checksum(Path(toy.__file__))
+    folder = data_prep.CACHE / f"tiny-{source[:12]}"
+    if not folder.exists():
+        tok, model = toy.tokenizer(), toy.blank()
+        with beside(folder.with_suffix(".text")) as tmp:
+            tmp.mkdir(parents=True)
+            data_prep.write_split(({"text": text, "doc": i} for i, text in enumerate(toy.general())), tok, tmp / "corpus", "text", [], "general")
+            pieces = blocks(data_prep.Split(tmp / "corpus"), Specials.of(tok), 128)
+            loss = pretrain(model, pieces, maskers.find("random"), **toy.GENERAL, desc="pre-training the embedded LM, once")
+            save(model, tok, folder, {"loss": loss})
+    return folder
+
+
+def main(
+    dataset: str = "toycls",            # a name (squad newsqa emrqa imdb chemprot toycls toyqa) or a path (see data_prep.py)
+    lm: str = "tiny",                   # tiny, a Hugging Face folder or hub name; any AutoModelForMaskedLM with a fast tokenizer
+    masker: str = "random",             # none random whole span entity punct oracle anti, or FILE.py:function
+    p: float | None = None,             # share of tokens to mask, in (0, 1]; None: 0.15 (0.05 in the toy world: one of 20)
+    epochs: int | None = None,          # None: 1 as in the paper's meta-test (3 in the toy world)
+    lr: float | None = None,            # None: 2e-5 (the toy world's own for tiny); raise it for smaller LMs
+    batch_size: int = 16,               # rows a step; the paper chose from 12, 16, 24
+    max_len: int | None = None,         # tokens a block; None: 512 for question answering, 256 else, or the LM's most
+    seed: int = 0,                      # of masks, order and dropout (three separate streams)
+    remask: bool = True,                # masks anew each epoch; False: the same masks in all epochs
+    fast: bool = True,                  # False: the plain path (rows padded to max_len, head on all positions, fp32)
+    raw: str | None = None,             # folder with raw files of a named data set
+    dev_share: float | None = None,     # share of train to cut as dev where there is none; None: 0.1 for paths
+    spacy_model: str = "en_core_web_sm",    # finds the named entities for --masker=entity
+    out: str | None = None,             # folder of the adapted LM; None: runs/pretrain-DATASET-LM-MASKER-SEED
+):
+    run = checked(locals())
+    mask = maskers.find(masker)
+    if p is not None and not 0 < p <= 1:
+        raise UserError(f"--p={p}: the share of tokens to mask must be in (0, 1]")
+    out = Path(out or f"runs/pretrain-{Path(dataset).stem}-{Path(lm).name}-{masker.rpartition(':')[2]}-{seed}")
+    if out.exists() and not (out / "run.json").exists() and any(f.name != "checkpoint.pt" for f in out.iterdir()):
+        raise UserError(f"--out={out}: exists and is not a run of pretrain.py; choose another folder")
+    tok = data_prep.load_tokenizer(lm)
+    data = data_prep.load(dataset, tok, raw, dev_share)
+    world = toy.ADAPT if lm == "tiny" else {"p": 0.15, "epochs": 1, "lr": 2e-5}
+    run |= {k: v if run[k] is None else run[k] for k, v in world.items()} | {"out": str(out), "data": data.checksum}
+    corpus = data.corpus
+    corpus.spacy_model = spacy_model
+    if (out / "run.json").exists():
+        same = json.loads((out / "run.json").read_text())
+        if {k: same.get(k) for k in run} != run:
+            changed = ", ".join(f"{k}={same.get(k)} there, {run[k]} here" for k in run if same.get(k) != run[k])
+            raise UserError(f"--out={out}: holds another run ({changed}); choose another folder or remove it")
+        print(f"already done: {out}")
+        return
+    model = load_lm(lm)
+    run_len = fitting(model, max_len, 512 if data.kind == "qa" else 256)
+    pieces = blocks(corpus, Specials.of(tok), run_len)
+    print(f"{len(pieces):,} blocks of at most {run_len} tokens, {pieces.length.mean():.1f} on average, on {device()}")
+    masked_rows(pieces, mask, run["p"], seed, 0, np.arange(1))       # a masker that fails (or must find entities) does so now
+    begin, loss = time.time(), 0.0
+    if masker != "none":
+        loss = pretrain(model, pieces, mask, p=run["p"], epochs=run["epochs"], lr=run["lr"], batch_size=batch_size, max_len=run_len,
+                        seed=seed, remask=remask, fast=fast, checkpoint=out.parent / f".{out.name}.checkpoint.pt",
+                        key=json.dumps(run), desc=f"MLM {masker}")
+    save(model, tok, out, run | {"seconds": round(time.time() - begin, 1), "loss": loss, "versions": versions()})
+    print(f"saved {out}: loss {loss:.3f}, {time.time() - begin:.0f} s")
+
+
+if __name__ == "__main__":
+    cli(main)
