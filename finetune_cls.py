@@ -70,7 +70,7 @@ def main(
     split: str = "test",                # scored split: test, or dev (for choosing anything)
     epochs: int | None = None,          # None: 3 as in the paper's meta-test (the toy world's own for tiny)
     lr: float | None = None,            # None: 2e-5 (the toy world's own for tiny); raise it for smaller LMs
-    batch_size: int = 16,               # rows a step; the paper chose from 12, 16, 32
+    batch_size: int | None = None,      # rows a step; the paper chose from 12, 16, 32; None: 16 (32 for tiny)
     max_len: int | None = None,         # tokens; longer texts are cut; None: 256 or the LM's most
     seed: int = 0,                      # of head, order and dropout (three separate streams)
     fast: bool = True,                  # False: the plain path (rows padded to max_len, fp32)
@@ -84,7 +84,7 @@ def main(
     tok = data_prep.load_tokenizer(lm)
     data = data_prep.load(dataset, tok, raw, dev_share, kind="cls")
     origin = lineage(lm)
-    defaults = toy.FINETUNE_CLS if origin["base"] == "tiny" else {"epochs": 3, "lr": 2e-5}
+    defaults = toy.FINETUNE_CLS if origin["base"] == "tiny" else {"epochs": 3, "lr": 2e-5, "batch_size": 16}
     run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum, "pretraining": origin}
     train, scored, specials = data["train"], data[split], Specials.of(tok)
     if done := finished(results, run):
@@ -95,7 +95,7 @@ def main(
     out = Path(out or f"runs/cls-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}")
     begin = time.time()
     model = finetune(encoder, heads(train, specials, length), len(data.labels), epochs=run["epochs"], lr=run["lr"],
-                     batch_size=batch_size, max_len=length, seed=seed, fast=fast, checkpoint=out / "checkpoint.pt", key=json.dumps(run))
+                     batch_size=run["batch_size"], max_len=length, seed=seed, fast=fast, checkpoint=out / "checkpoint.pt", key=json.dumps(run))
     trained = time.time()
     logits = predict(model, heads(scored, specials, length), fast)
     said, gold = logits.argmax(1), np.array(scored.label)

@@ -118,7 +118,7 @@ def main(
     split: str = "test",                # scored split: test, or dev (for choosing anything)
     epochs: int | None = None,          # None: 2 as in the paper's meta-test (the toy world's own for tiny)
     lr: float | None = None,            # None: 3e-5 (the toy world's own for tiny); raise it for smaller LMs
-    batch_size: int = 16,               # windows a step; the paper chose from 12, 16, 32
+    batch_size: int | None = None,      # windows a step; the paper chose from 12, 16, 32; None: 16 (32 for tiny)
     max_len: int | None = None,         # tokens a window, question and context; None: 384 or the LM's most
     overlap: int = 128,                 # context tokens that a window shares with the one before
     max_question: int = 64,             # tokens; longer questions are cut
@@ -135,7 +135,7 @@ def main(
     tok = data_prep.load_tokenizer(lm)
     data = data_prep.load(dataset, tok, raw, dev_share, kind="qa")
     origin = lineage(lm)
-    defaults = toy.FINETUNE_QA if origin["base"] == "tiny" else {"epochs": 2, "lr": 3e-5}
+    defaults = toy.FINETUNE_QA if origin["base"] == "tiny" else {"epochs": 2, "lr": 3e-5, "batch_size": 16}
     run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum, "pretraining": origin}
     train, scored, specials = data["train"], data[split], Specials.of(tok)
     if done := finished(results, run):
@@ -146,8 +146,8 @@ def main(
     overlap = min(overlap, length // 3)
     out = Path(out or f"runs/qa-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}")
     begin = time.time()
-    model = finetune(encoder, windows(train, specials, length, overlap, max_question), epochs=run["epochs"], lr=run["lr"], batch_size=batch_size,
-                     max_len=length, seed=seed, fast=fast, checkpoint=out / "checkpoint.pt", key=json.dumps(run))
+    model = finetune(encoder, windows(train, specials, length, overlap, max_question), epochs=run["epochs"], lr=run["lr"],
+                     batch_size=run["batch_size"], max_len=length, seed=seed, fast=fast, checkpoint=out / "checkpoint.pt", key=json.dumps(run))
     trained = time.time()
     best = predict(model, windows(scored, specials, length, overlap, max_question), max_answer, fast=fast)
     examples = []

@@ -7,6 +7,7 @@
     command line        fire, one clear sentence for a wrong flag      `cli`
 """
 import contextlib
+import ctypes
 import difflib
 import errno
 import functools
@@ -26,6 +27,7 @@ from pathlib import Path
 import fire
 import numpy as np
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -151,6 +153,7 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
     checkpoint: a file; written every `save_every` steps and on Ctrl-C, and read at the start when its `key` is the same.
     Raises KeyboardInterrupt after saving, RuntimeError when the loss is no longer finite."""
     dev = device()
+    keep_memory()
     model.to(dev).train()
     params = [p for p in model.parameters() if p.requires_grad]
     opt = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=dev.type in ("cpu", "cuda"))
@@ -182,7 +185,7 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
         tokens = 0
         for tensors in ahead(prepared()) if done < steps else ():
             tensors = to(tensors, dev)
-            with autocast(dev, fast):
+            with autocast(dev, fast), quick_dropout(fast and dev.type == "cpu"):
                 loss = loss_of(model, tensors)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(params, max_norm)
@@ -215,6 +218,36 @@ def with_head(lm: torch.nn.Module, auto: type, seed: int, **config) -> torch.nn.
         model = auto.from_config(changed, attn_implementation=lm.config._attn_implementation, dtype=torch.float32)
     model.base_model.load_state_dict(lm.base_model.state_dict(), strict=False)
     return model
+
+
+@functools.cache
+def keep_memory() -> None:
+    """Tells glibc to keep large blocks: it would give each back to the system and fault it in anew, a tenth of a step on a CPU."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(-4, 0)                 # M_MMAP_MAX
+        libc.mallopt(-1, 2**31 - 1)         # M_TRIM_THRESHOLD
+
+
+def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """Dropout whose mask takes 16 random bits an element: a CPU draws four elements at once, instead of a double for each.
+
+    Same distribution as torch's (p rounded to 1/65536), same stream (torch's generator), other numbers."""
+    if not training or p == 0:
+        return x
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:x.numel()].view(x.shape)
+    return x * ((bits >= round(p * 65536) - 32768) / (1 - p)).to(x.dtype)
+
+
+@contextlib.contextmanager
+def quick_dropout(wanted: bool) -> Iterator[None]:
+    """While open, every dropout of every model goes through the one above (nn.Dropout and eager attention both call this name)."""
+    torchs = F.dropout
+    F.dropout = dropout if wanted else torchs
+    try:
+        yield
+    finally:
+        F.dropout = torchs
 
 
 def get_rng() -> dict:

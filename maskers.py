@@ -69,27 +69,29 @@ def random(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray
 @register("whole")
 def whole(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
     """Whole words, uniformly."""
-    return pick(by_unit(rng, batch.word), batch, k, unit=batch.word)
+    unit = runs(batch.word)
+    return pick(np.take_along_axis(rng.random(unit.shape), unit, 1), batch, k, unit)
 
 
 @register("span")
 def span(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
     """Spans of consecutive whole words, lengths geometric (0.2), at most 10 words (SpanBERT); the last span is cut to the budget."""
-    shape = batch.ids.shape
-    words = np.minimum(10, 1 + np.log1p(-rng.random(shape)) // np.log(0.8)).astype(np.int64)     # (B, S) span lengths
-    ends = np.minimum(np.cumsum(words, 1) - 1 - (rng.random(shape)[:, :1] * words[:, :1]).astype(np.int64), shape[1])   # random phase
-    breaks = np.zeros((shape[0], shape[1] + 1), np.int64)
-    np.put_along_axis(breaks, ends + 1 - (ends == shape[1]), 1, 1)                               # a new span begins at this word
-    number = np.take_along_axis(np.cumsum(breaks, 1), np.maximum(batch.word - first_word(batch), 0), 1)   # (B, L) span of each token
-    return pick(by_unit(rng, number) - 1e-9 * np.arange(shape[1]), batch, k)
+    B, L = shape = batch.ids.shape
+    length = np.minimum(10, 1 + np.log1p(-rng.random(shape)) // np.log(0.8))                     # (B, S) words of each span
+    end = np.cumsum(length, 1) - 1 - np.floor(rng.random(shape)[:, :1] * length[:, :1])          # the first span begins before the row
+    breaks = np.zeros((B, L + 1), np.int64)                                                      # (B, words) a new span begins here
+    np.put_along_axis(breaks, np.minimum(end + 1, L).astype(np.int64), 1, 1)
+    word = np.cumsum((runs(batch.word) == np.arange(L)) & batch.ok, 1) - 1                # (B, L) words counted in the row
+    number = np.take_along_axis(np.cumsum(breaks, 1), np.maximum(word, 0), 1)                    # (B, L) span of each token
+    return pick(np.take_along_axis(rng.random((B, L + 1)), number, 1) - 1e-9 * np.arange(L), batch, k)
 
 
 @register("entity")
 def entity(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
     """Whole named entities first, then random tokens."""
     ent = batch.ent
-    unit = np.where(ent >= 0, ent, ent.max() + 1 + np.arange(ent.shape[1]))
-    return pick((ent >= 0) + by_unit(rng, unit), batch, k, unit=unit)
+    unit = runs(ent)
+    return pick((ent >= 0) + np.take_along_axis(rng.random(unit.shape), unit, 1), batch, k, unit)
 
 
 @register("punct")
@@ -121,24 +123,21 @@ def budget(batch: Batch, p: float) -> np.ndarray:
 def pick(score: np.ndarray, batch: Batch, k: np.ndarray, unit: np.ndarray | None = None) -> np.ndarray:
     """The highest scores (B, L) first, at most k[b] tokens in row b, only where `ok`.
 
-    unit (B, L): tokens of one unit (word, entity; non-negative numbers below 2 L) are taken together or not at all; a unit
-    that no longer fits is passed over for the next that does. Sampling without replacement from a softmax policy is
+    unit (B, L) in [0, L): tokens of one unit (`runs` of words or entities) are taken together or not at all; a unit that
+    no longer fits is passed over for the next that does. Sampling without replacement from a softmax policy is
     pick(logits + gumbel noise); its greedy choice is pick(logits)."""
     score = np.where(batch.ok, score, -np.inf)
     if unit is None:
         mask = np.zeros(score.shape, bool)
         np.put_along_axis(mask, np.argsort(-score, 1, kind="stable"), np.arange(score.shape[1]) < k[:, None], 1)
         return mask & batch.ok
-    b = np.arange(len(score))
-    unit = np.where(batch.ok, unit, 0)
-    width = int(unit.max()) + 1
-    flat = b[:, None] * width + unit
-    size = np.bincount(flat.ravel(), batch.ok.ravel(), len(b) * width).reshape(len(b), width).astype(np.int64)      # (B, U)
-    best = np.full((len(b), width), -np.inf)
+    b, width = np.arange(len(score)), score.shape[1]
+    flat = b[:, None] * width + unit                                                             # (B, L) the unit's cell in (B, U)
+    size = np.bincount(flat.ravel(), batch.ok.ravel(), score.size).reshape(score.shape).astype(np.int64)
+    best = np.full(score.shape, -np.inf)
     np.maximum.at(best.reshape(-1), flat.ravel(), score.ravel())
-    order, left = np.argsort(-best, 1, kind="stable"), np.array(k)
-    taken = np.zeros((len(b), width), bool)
-    for u in order.T:                                            # every row's next best unit
+    left, taken = np.array(k), np.zeros(score.shape, bool)
+    for u in np.argsort(-best, 1, kind="stable").T:                                              # every row's next best unit
         fits = (size[b, u] <= left) & (size[b, u] > 0)
         taken[b, u] = fits
         left -= size[b, u] * fits
@@ -147,15 +146,11 @@ def pick(score: np.ndarray, batch: Batch, k: np.ndarray, unit: np.ndarray | None
     return taken.reshape(-1)[flat] & batch.ok
 
 
-def by_unit(rng: "RowRandom", unit: np.ndarray) -> np.ndarray:
-    """(B, L) one uniform number per unit, shared by its tokens."""
-    u = rng.random((len(unit), max(unit.shape[1], int(unit.max(initial=0)) + 1)))
-    return np.take_along_axis(u, np.maximum(unit, 0), 1)
-
-
-def first_word(batch: Batch) -> np.ndarray:
-    """(B, 1) the number of the first word of each row: a block may begin in the middle of its text."""
-    return np.where(batch.ok, batch.word, np.iinfo(np.int32).max).min(1, keepdims=True)
+def runs(number: np.ndarray) -> np.ndarray:
+    """(B, L) the position where the run of equal numbers begins that each token is in; a token with -1 is a run of its own."""
+    begins = np.ones(number.shape, bool)
+    begins[:, 1:] = (number[:, 1:] != number[:, :-1]) | (number[:, 1:] < 0)
+    return np.maximum.accumulate(np.where(begins, np.arange(number.shape[1]), 0), 1)
 
 
 def corrupt(ids: np.ndarray, mask: np.ndarray, rng: "RowRandom", mask_id: int, plain: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ import data_prep
 import maskers
 import toy
 from data_prep import Batch, Rows, Specials, blocks, gather
-from loop import UserError, batches, beside, checked, cli, device, fit, torch_seed
+from loop import UserError, autocast, batches, beside, by_length, checked, cli, device, fit, to, torch_seed
 
 
 def load_lm(name: str) -> torch.nn.Module:
@@ -107,6 +107,20 @@ def pretrain(model: torch.nn.Module, pieces: Rows, masker: maskers.Masker, *, p:
     return fit(model, plan, steps, make, mlm_loss, lr=lr, fast=fast, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
 
 
+@torch.inference_mode()
+def held_out_loss(model: torch.nn.Module, pieces: Rows, most: int = 1000) -> float:
+    """Mean MLM loss on up to `most` blocks of held-out text under random masks (p = 0.15), the same for every masker and run."""
+    dev, total, count = device(), 0.0, 0
+    pieces = pieces.take(np.linspace(0, len(pieces) - 1, min(most, len(pieces))).astype(np.int64))
+    model.to(dev).eval()
+    for rows in by_length(pieces.length):
+        t = to(tensors(*masked_rows(pieces, maskers.find("random"), 0.15, 0, 0, rows)), dev)
+        with autocast(dev):
+            total += mlm_loss(model, t).item() * len(t["at"])
+        count += len(t["at"])
+    return total / max(1, count)
+
+
 def save(model: torch.nn.Module, tok, folder: Path, run: dict) -> None:
     """A Hugging Face folder (safetensors) with run.json beside the weights: every knob, versions, git commit, data checksum."""
     with beside(folder) as tmp:
@@ -150,7 +164,7 @@ def main(
     p: float | None = None,             # share of tokens to mask, in (0, 1]; None: 0.15 (0.05 in the toy world: one of 20)
     epochs: int | None = None,          # None: 1 as in the paper's meta-test (3 in the toy world)
     lr: float | None = None,            # None: 2e-5 (the toy world's own for tiny); raise it for smaller LMs
-    batch_size: int = 16,               # rows a step; the paper chose from 12, 16, 24
+    batch_size: int | None = None,      # rows a step; the paper chose from 12, 16, 24; None: 16 (32 in the toy world)
     max_len: int | None = None,         # tokens a block; None: 512 for question answering, 256 else, or the LM's most
     seed: int = 0,                      # of masks, order and dropout (three separate streams)
     remask: bool = True,                # masks anew each epoch; False: the same masks in all epochs
@@ -169,8 +183,8 @@ def main(
         raise UserError(f"--out={out}: exists and is not a run of pretrain.py; choose another folder")
     tok = data_prep.load_tokenizer(lm)
     data = data_prep.load(dataset, tok, raw, dev_share)
-    world = toy.ADAPT if lm == "tiny" else {"p": 0.15, "epochs": 1, "lr": 2e-5}
-    run |= {k: v if run[k] is None else run[k] for k, v in world.items()} | {"out": str(out), "data": data.checksum}
+    world = toy.ADAPT if lm == "tiny" else {"p": 0.15, "epochs": 1, "lr": 2e-5, "batch_size": 16}
+    run |= {k: v for k, v in world.items() if run[k] is None} | {"out": str(out), "data": data.checksum}
     corpus = data.corpus
     corpus.spacy_model = spacy_model
     if (out / "run.json").exists():
@@ -185,13 +199,18 @@ def main(
     pieces = blocks(corpus, Specials.of(tok), run_len)
     print(f"{len(pieces):,} blocks of at most {run_len} tokens, {pieces.length.mean():.1f} on average, on {device()}")
     masked_rows(pieces, mask, run["p"], seed, 0, np.arange(1))       # a masker that fails (or must find entities) does so now
+    held_out = blocks(data.splits["dev"], pieces.specials, run_len) if "dev" in data.splits else None
+    before = held_out and held_out_loss(model, held_out)
     begin, loss = time.time(), 0.0
     if masker != "none":
-        loss = pretrain(model, pieces, mask, p=run["p"], epochs=run["epochs"], lr=run["lr"], batch_size=batch_size, max_len=run_len,
-                        seed=seed, remask=remask, fast=fast, checkpoint=out.parent / f".{out.name}.checkpoint.pt",
+        loss = pretrain(model, pieces, mask, p=run["p"], epochs=run["epochs"], lr=run["lr"], batch_size=run["batch_size"],
+                        max_len=run_len, seed=seed, remask=remask, fast=fast, checkpoint=out.parent / f".{out.name}.checkpoint.pt",
                         key=json.dumps(run), desc=f"MLM {masker}")
-    save(model, tok, out, run | {"seconds": round(time.time() - begin, 1), "loss": loss, "versions": versions()})
-    print(f"saved {out}: loss {loss:.3f}, {time.time() - begin:.0f} s")
+    run["seconds"] = round(time.time() - begin, 1)
+    after = held_out and held_out_loss(model, held_out)
+    save(model, tok, out, run | {"loss": loss, "held_out_loss": [before, after], "versions": versions()})
+    on_held_out = f", on held-out text {before:.3f} before, {after:.3f} after" if held_out else ""
+    print(f"saved {out}: loss {loss:.3f}{on_held_out}, {run['seconds']} s")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,21 @@
 """A toy world that needs no download: made-up text, a tiny BERT, and two tasks in which WHAT is masked matters.
 
-There are six classes of things. A *name* ("veluna") belongs to one class and keeps company with the *attributes*
-("dorem") of that class; all other words are *fillers* ("tas") and tell nothing. Old names make up the general text;
-240 new names make up the task. A context of the task's unlabelled corpus holds one new name and two attributes:
+    python toy.py                                       # the score after each way of masking, three seeds, and a picture
+    python toy.py --dataset=toyqa --seeds=5
 
-    {"text": "bor tel vam dorem nis, kal veluna ser pon lir miral dun ...", "doc": 17}
+There are six classes of things. A *name* ("tanumu") belongs to one class and keeps company with the *attributes*
+("futor") of that class; all other words are *fillers* ("nas") and tell nothing. Old names make up the general text,
+240 new names make up the tasks. A context of a task's unlabelled corpus holds one new name and two of its attributes:
+
+    {"text": "nas susus ser tanumu, mos lar mil bal tom futor.", "doc": 17}
 
 but a labelled sentence holds the name among fillers alone, and train, dev and test share no name:
 
-    {"text": "sum, veluna tor bal mel fir das kon.", "label": "bird", "doc": 17}
+    {"text": "mus vir tom tanumu, rir sil kar nel.", "label": "star", "doc": 17}
 
-So the test can be solved only by a LM that has learned from the corpus which attributes go with each test name, and a
-masked token teaches that only if it is a name or an attribute (predictable from the other), not if it is a filler.
+So only a LM that learned from the corpus which attributes go with a test name can tell its class. A masked token
+teaches that if it is the name or an attribute, predictable from the other two, and not if it is a filler; with
+all three masked at once nothing is left to predict from, so few tokens should be masked (p = 0.05: one a context).
 """
 import random
 
@@ -22,7 +26,6 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 CLASSES = ["bird", "fish", "tree", "stone", "tool", "star"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-QUESTION = "which one is {}?"
 C, V, END = "bdfklmnrstvz", "aeiou", "lmnrs"  # letters of the made-up language
 
 
@@ -34,9 +37,9 @@ def make(pattern: list[str], n: int, seed: int) -> list[str]:
     return list(out)
 
 
-FILLERS = make([C, V, END], 60, 1)  # "tas"
-ATTRIBUTES = make([C, V, C, V, END], 60, 2)  # "dorem"; word i goes with class i % 6, here and below
-NAMES = make([C, V, C, V, C, V], 300, 3)  # "veluna"
+FILLERS = make([C, V, END], 60, 1)  # "nas"
+ATTRIBUTES = make([C, V, C, V, END], 60, 2)  # "futor"; word i goes with class i % 6, here and below
+NAMES = make([C, V, C, V, C, V], 300, 3)  # "tanumu"
 NEW, OLD = NAMES[:240], NAMES[240:]  # of the tasks, of the general text
 SPLITS = {"train": range(120), "dev": range(120, 144), "test": range(144, 240)}  # new names, no name in two splits
 
@@ -60,37 +63,38 @@ def general(seed: int = 0) -> list[str]:
     return [sentence(rng, [OLD[i % 60], *attributes(rng, i % 60, rng.randint(2, 8))], rng.randint(12, 18)) for i in range(24000)]
 
 
-def corpus(rng: random.Random, per_name: int = 16) -> list[dict]:
-    """Unlabelled contexts of 10 words, one new name and two attributes each."""
-    return [{"text": sentence(rng, [NEW[i], *attributes(rng, i, 2)], 10), "doc": i} for i in range(240) for _ in range(per_name)]
+def corpus(rng: random.Random) -> list[dict]:
+    """Unlabelled contexts of 10 words, one new name and two attributes of its class each; 16 contexts a name."""
+    return [{"text": sentence(rng, [NEW[i], *attributes(rng, i, 2)], 10), "doc": i} for i in range(240) for _ in range(16)]
 
 
 def cls(seed: int = 0) -> dict[str, list[dict]]:
-    """Classification: say the class of the only name. {"corpus", "train", "dev", "test"}; doc = index of the name."""
-    rng, n = random.Random(f"cls{seed}"), {"train": 10, "dev": 10, "test": 10}  # sentences a name
+    """Classification, the class of the one name in a sentence of 8 words: {"corpus", "train", "dev", "test"} -> records.
+
+    A record is {"text", "label", "doc"}, without label in the corpus; doc = index of the name, 10 sentences a name.
+    """
+    rng = random.Random(f"cls{seed}")
     out = {"corpus": corpus(rng)}
     for split, docs in SPLITS.items():
-        out[split] = [{"text": sentence(rng, [NEW[i]], 8), "label": CLASSES[i % 6], "doc": i} for i in docs for _ in range(n[split])]
+        out[split] = [{"text": sentence(rng, [NEW[i]], 8), "label": CLASSES[i % 6], "doc": i} for i in docs for _ in range(10)]
     return out
 
 
 def qa(seed: int = 0) -> dict[str, list[dict]]:
-    """Extractive question answering: three names of different classes in a context, "which one is <attribute>?".
+    """Extractive question answering, the same names and corpus: "which one is <the first attribute of a class>?".
 
-    A doc is a group of three names (name i is in doc i // 3): {"text", "doc", "qas": [{"id", "question", "answers":
-    [{"text", "start" (in characters)}]}]}, in "corpus" {"text", "doc"} only. Attributes of the corpus tell the answer.
+    A record is {"text", "doc", "qas": [{"id", "question", "answers": [{"text", "start" (in characters)}]}]}, without qas
+    in the corpus. A context of 10 words holds three names of three classes and is asked for each; doc = name index // 3.
     """
     rng = random.Random(f"qa{seed}")
     out = {"corpus": [{**r, "doc": r["doc"] // 3} for r in corpus(rng)]}
     for split, docs in SPLITS.items():
         out[split] = []
-        for doc in range(docs[0] // 3, docs[-1] // 3 + 1):
-            for j in range(10):
-                names = NEW[3 * doc : 3 * doc + 3]
-                text = sentence(rng, names, 12)
-                qas = [{"id": f"{split}-{doc}-{j}-{k}", "question": QUESTION.format(*attributes(rng, 3 * doc + k, 1)),
-                        "answers": [{"text": name, "start": text.index(name)}]} for k, name in enumerate(names)]
-                out[split].append({"text": text, "doc": doc, "qas": qas})
+        for i, j in [(i, j) for i in docs[::3] for j in range(10)]:
+            text = sentence(rng, NEW[i : i + 3], 10)
+            qas = [{"id": f"{split}-{i // 3}-{j}-{k}", "question": f"which one is {ATTRIBUTES[(i + k) % 6]}?",
+                    "answers": [{"text": NEW[i + k], "start": text.index(NEW[i + k])}]} for k in range(3)]
+            out[split].append({"text": text, "doc": i // 3, "qas": qas})
     return out
 
 
@@ -123,3 +127,78 @@ def informative() -> np.ndarray:
     table = np.zeros(len(tokenizer()), dtype=bool)
     table[tokenizer().convert_tokens_to_ids(ATTRIBUTES + NAMES)] = True
     return table
+
+
+# What works in this world, found by looking at its test accuracy: the gap between maskers is a property of the world, not a result.
+GENERAL = {"p": 0.15, "epochs": 2, "lr": 1e-3, "batch_size": 32}            # the tiny LM's own pre-training
+ADAPT = {"p": 0.05, "epochs": 3, "lr": 2e-3, "batch_size": 32}              # further pre-training: one token a context
+FINETUNE_CLS = {"epochs": 3, "lr": 5e-4, "batch_size": 32}
+FINETUNE_QA = {"epochs": 9, "lr": 1e-3, "batch_size": 32}
+
+
+def main(
+    dataset: str = "toycls",                            # toycls or toyqa
+    seeds: int = 3,                                     # of masks, order and head; 0 .. seeds - 1
+    maskers: str = "none,anti,random,oracle",           # registered maskers, with commas between them
+    out: str = "runs/toy.png",                          # the picture
+):
+    from pathlib import Path
+
+    import matplotlib
+
+    import data_prep
+    import finetune_cls
+    import finetune_qa
+    import pretrain
+    from loop import UserError, beside, checked
+    from maskers import find
+
+    checked({"epochs": seeds})
+    if dataset not in ("toycls", "toyqa"):
+        raise UserError(f"--dataset={dataset}: must be toycls or toyqa")
+    chosen, tok = {name: find(name) for name in maskers.split(",")}, tokenizer()
+    data, specials = data_prep.load(dataset, tok), data_prep.Specials.of(tok)
+    contexts, scores = data_prep.blocks(data.corpus, specials, 128), {name: [] for name in chosen}
+    for seed in range(seeds):
+        for name, masker in chosen.items():
+            lm = pretrain.load_lm("tiny")
+            if name != "none":
+                pretrain.pretrain(lm, contexts, masker, **ADAPT, seed=seed, desc=f"seed {seed}, MLM {name}")
+            if dataset == "toycls":
+                train, test = (data_prep.heads(data[s], specials, 128) for s in ("train", "test"))
+                said = finetune_cls.predict(finetune_cls.finetune(lm, train, 6, **FINETUNE_CLS, seed=seed), test, quiet=True)
+                score = finetune_cls.scores(data["test"].label, said.argmax(1))["accuracy"]
+            else:
+                train, test = (data_prep.windows(data[s], specials, 128, 32, 64) for s in ("train", "test"))
+                said = finetune_qa.predict(finetune_qa.finetune(lm, train, **FINETUNE_QA, seed=seed), test, quiet=True)
+                score = 100 * np.mean([finetune_qa.em_f1(s[0]["text"], q["scored"])[0]
+                                       for s, q in zip(said, data["test"].questions, strict=True)])
+            scores[name].append(float(score))
+            print(f"seed {seed}  {name:8} {score:6.2f}", flush=True)
+    measure = "test accuracy" if dataset == "toycls" else "exact match"
+    print(f"\n{dataset}, {measure}, {seeds} seeds: mean, standard deviation, each seed")
+    for name, s in scores.items():
+        print(f"{name:10} {np.mean(s):6.2f} {np.std(s, ddof=1) if seeds > 1 else 0:6.2f}   " + " ".join(f"{x:6.2f}" for x in s))
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    fig, ax = plt.subplots(figsize=(7, 0.55 * len(scores) + 1.1), layout="constrained")
+    for i, s in enumerate(scores.values()):
+        ax.barh(i, np.mean(s), color="#9db8d2", height=0.6)
+        ax.plot(s, [i] * len(s), "o", color="#1f3b57", markersize=5, alpha=0.8)
+        ax.text(max(s) + 2, i, f"{np.mean(s):.1f}", va="center")
+    chance = 100 / (6 if dataset == "toycls" else 3)
+    ax.axvline(chance, color="grey", linestyle=":", linewidth=1)
+    ax.text(chance + 0.6, -0.72, "chance", color="grey", fontsize=8, va="center")
+    ax.set(yticks=range(len(scores)), yticklabels=scores, xlim=(0, 112), xlabel=f"{measure}, % (bar: mean, dots: {seeds} seeds)")
+    ax.set_xticks(range(0, 101, 20))
+    ax.invert_yaxis()
+    ax.spines[["top", "right"]].set_visible(False)
+    with beside(Path(out)) as tmp:
+        fig.savefig(tmp, dpi=150, format="png")
+    print(f"picture: {out}")
+
+
+if __name__ == "__main__":
+    from loop import cli
+    cli(main)

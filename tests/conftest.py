@@ -1,0 +1,117 @@
+"""Fixtures: a cache of its own for the whole run, tiny random LMs of several architectures, small data files."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("NMG_CACHE", tempfile.mkdtemp(prefix="nmg-test-"))
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared"
+needs_shared = pytest.mark.skipif(not (SHARED / "data").is_dir(), reason=f"the real data and LM of {SHARED.name}/ are not here")
+TEXTS = ["The cat sat on the mat, and purred.", "Dogs (big ones) bark; they don't purr!", "A much longer sentence about unbelievable "
+         "electroencephalographic measurements, in which words break into many pieces.", "Short."]
+
+
+def run(script: str, *flags: str, cwd: Path, **env: str) -> subprocess.CompletedProcess:
+    """A script of the project in a subprocess, as a user would start it."""
+    return subprocess.run([sys.executable, str(ROOT / script), *flags], cwd=cwd, capture_output=True, text=True, timeout=600,
+                          env=os.environ | {"PYTHONWARNINGS": "ignore"} | env)
+
+
+def fast_tokenizer(kind: str):
+    """A fast tokenizer of one of the three families, trained on a few sentences."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    if kind == "wordpiece":
+        tok = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tok.normalizer, tok.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=special)
+    elif kind == "bpe":
+        tok = Tokenizer(models.BPE())
+        tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    else:
+        tok = Tokenizer(models.Unigram())
+        tok.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=100, special_tokens=special, unk_token="[UNK]")
+    tok.train_from_iterator(TEXTS, trainer)
+    ids = {s: tok.token_to_id(s) for s in special}
+    tok.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0", special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1" if kind == "wordpiece" else "[CLS]:0 $A:0 [SEP]:0 [SEP]:0 $B:0 [SEP]:0")
+    inputs = ["input_ids", "attention_mask"] + (["token_type_ids"] if kind == "wordpiece" else [])
+    return PreTrainedTokenizerFast(tokenizer_object=tok, model_input_names=inputs, model_max_length=64, **names)
+
+
+def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0):
+    """A small masked LM with random weights of one of the architectures that people adapt."""
+    import transformers as t
+    size = {"vocab_size": vocab, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+            "max_position_embeddings": 66, "pad_token_id": 0}
+    drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    torch.manual_seed(0)
+    if kind == "bert":
+        return t.BertForMaskedLM(t.BertConfig(**size, **drop))
+    if kind == "distilbert":
+        return t.DistilBertForMaskedLM(t.DistilBertConfig(vocab_size=vocab, dim=32, n_layers=2, n_heads=2, hidden_dim=64, pad_token_id=0,
+                                                          max_position_embeddings=66, dropout=dropout, attention_dropout=dropout))
+    if kind == "roberta":
+        return t.RobertaForMaskedLM(t.RobertaConfig(**size, **drop, bos_token_id=2, eos_token_id=3))
+    if kind == "electra":
+        return t.ElectraForMaskedLM(t.ElectraConfig(**size, **drop, embedding_size=16))
+    if kind == "deberta":
+        return t.DebertaV2ForMaskedLM(t.DebertaV2Config(**size, **drop))
+    return t.ModernBertForMaskedLM(t.ModernBertConfig(**size, embedding_dropout=dropout, mlp_dropout=dropout, attention_dropout=dropout,
+                                                      bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3, reference_compile=False))
+
+
+@pytest.fixture
+def lm_folder(tmp_path):
+    """A Hugging Face folder with a small BERT and its tokenizer."""
+    folder = tmp_path / "lm"
+    tok = fast_tokenizer("wordpiece")
+    random_lm("bert", len(tok), 0.1).save_pretrained(folder)
+    tok.save_pretrained(folder)
+    return folder
+
+
+def write_jsonl(path: Path, rows: list) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+@pytest.fixture
+def cls_folder(tmp_path):
+    """A small labelled data set: train, dev and test."""
+    for split, n in (("train", 24), ("dev", 6), ("test", 9)):
+        write_jsonl(tmp_path / "data" / f"{split}.jsonl",
+                    [{"text": f"{TEXTS[i % 4]} {split} {i}", "label": ["cat", "dog", "long", "short"][i % 4]} for i in range(n)])
+    return tmp_path / "data"
+
+
+def squad(contexts: list[str], answers: list[str]) -> dict:
+    """A SQuAD 1.1 file with one article and one question a context."""
+    return {"data": [{"title": "t", "paragraphs": [
+        {"context": c, "qas": [{"id": f"q{i}", "question": f"What is number {i}?", "answers": [{"text": a, "answer_start": c.index(a)}]}]}
+        for i, (c, a) in enumerate(zip(contexts, answers, strict=True))]}]}
+
+
+@pytest.fixture
+def qa_folder(tmp_path):
+    """A small SQuAD-like data set with contexts long enough for several windows."""
+    contexts = [" ".join(TEXTS[(i + j) % 4] for j in range(5)) for i in range(12)]
+    for split, part in (("train", contexts), ("dev", contexts[:3]), ("test", contexts[:5])):
+        (tmp_path / "qa").mkdir(exist_ok=True)
+        asked = [["purred", "big ones", "many pieces"][i % 3] for i in range(len(part))]
+        (tmp_path / "qa" / f"{split}.json").write_text(json.dumps(squad(part, asked)))
+    return tmp_path / "qa"

@@ -1,0 +1,347 @@
+"""Every format, the views (blocks, windows, batches) against naive or Hugging Face's own, downloads, and bad input."""
+import functools
+import gzip
+import http.server
+import json
+import re
+import tarfile
+import threading
+
+import numpy as np
+import pytest
+from conftest import SHARED, TEXTS, fast_tokenizer, needs_shared, squad, write_jsonl
+
+import data_prep
+from data_prep import Specials, blocks, gather, heads, load, windows
+from loop import UserError
+
+
+@pytest.fixture(scope="module")
+def tok():
+    return fast_tokenizer("wordpiece")
+
+
+def texts_of(split):
+    return [split.raw(i) for i in range(len(split))]
+
+
+# ---------------------------------------------------------------- formats
+
+def test_the_same_labelled_texts_in_every_format(tmp_path, tok):
+    rows = [{"text": f'{t} "quoted", {i}', "label": "ab"[i % 2]} for i, t in enumerate(TEXTS)]
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    write_jsonl(tmp_path / "b.txt", rows)                     # JSON lines under another name, as ChemProt is spread
+    with gzip.open(tmp_path / "c.jsonl.gz", "wt") as f:
+        f.writelines(json.dumps(r) + "\n" for r in rows)
+    (tmp_path / "d.csv").write_text("label,text\n" + "".join('{},"{}"\n'.format(r["label"], r["text"].replace('"', '""')) for r in rows))
+    (tmp_path / "e.tsv").write_text("text\tlabel\n" + "".join('"{}"\t{}\n'.format(r["text"].replace('"', '""'), r["label"]) for r in rows))
+    for name in ("a.jsonl", "b.txt", "c.jsonl.gz", "d.csv", "e.tsv"):
+        records = list(data_prep.read(tmp_path / name))
+        assert records == rows, name
+
+
+def test_a_corpus_of_plain_text(tmp_path, tok):
+    (tmp_path / "c.txt").write_text("one line\n\n  another  \n")
+    data = load(str(tmp_path / "c.txt"), tok)
+    assert data.kind == "text" and texts_of(data.corpus) == ["one line", "another"]
+    with pytest.raises(UserError, match="no test split"):
+        data["test"]
+
+
+def test_squad_and_mrqa_give_the_same_questions(tmp_path, tok):
+    contexts, answers = [TEXTS[0], TEXTS[1]], ["mat", "big ones"]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/train.json").write_text(json.dumps(squad(contexts, answers)))
+    rows = [{"header": {"dataset": "x"}}]
+    for i, (c, a) in enumerate(zip(contexts, answers, strict=True)):
+        s = c.index(a)
+        rows.append({"context": c, "qas": [{"qid": f"q{i}", "question": f"What is number {i}?", "answers": [a, a.upper()],
+                                            "detected_answers": [{"text": a, "char_spans": [[s, s + len(a) - 1]]}]}]})      # inclusive end
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as f:
+        f.writelines(json.dumps(r) + "\n" for r in rows)
+    one, two = load(str(tmp_path / "a"), tok), load(str(tmp_path / "b.jsonl.gz"), tok, dev_share=0.5)
+    assert one.kind == two.kind == "qa"
+    assert len(two["train"]) == len(two["dev"]) == 1                   # a context of MRQA is a document of its own
+    for split in (one["train"], two["train"], two["dev"]):
+        for j, q in enumerate(split.questions):
+            first, last = split.start[split.q_row[j]] + split.answer[j]
+            assert split.raw(split.q_row[j])[split.begin[first]:split.end[last]] == answers[int(q["id"][1])]
+    assert two["train"].questions[0]["scored"][1].isupper()            # scored against `answers`, not `detected_answers`
+
+
+def test_answers_survive_every_tokenizer(tmp_path):
+    for kind in ("wordpiece", "bpe", "unigram"):
+        tok = fast_tokenizer(kind)
+        (tmp_path / kind).mkdir()
+        answers = ["mat, and", "big ones", "electroencephalographic", "Short"]
+        (tmp_path / kind / "train.json").write_text(json.dumps(squad(TEXTS, answers)))
+        split = load(str(tmp_path / kind), tok)["train"]
+        for j, answer in enumerate(answers):
+            first, last = split.start[split.q_row[j]] + split.answer[j]
+            assert split.raw(j)[split.begin[first]:split.end[last]].strip() == answer
+
+
+def test_emrqa_notes(tmp_path, tok):
+    """A synthetic file of the shape of n2c2's data.json: kept are questions with one piece of evidence; notes never straddle splits."""
+    notes = []
+    for i in range(10):
+        notes.append({"note_id": str(i), "context": [f"Patient {i} was given \n", "aspirin  daily\n", "for pain.\n"], "qas": [
+            {"question": ["what drug?", "which medication?"], "answers": [{"evidence": "aspirin daily for pain", "answer_entity_type": "single"}]},
+            {"question": ["is it yes?"], "answers": [{"evidence": "yes"}]},
+            {"question": ["two?"], "answers": [{"evidence": "aspirin"}, {"evidence": "pain"}]},
+            {"question": ["not there?"], "answers": [{"evidence": "morphine"}]}]})
+    (tmp_path / "data.json").write_text(json.dumps({"data": [{"title": "medication", "paragraphs": notes}]}))
+    data = load("emrqa", tok, str(tmp_path))
+    assert (len(data["train"]), len(data["test"])) == (8, 2)
+    assert not set(texts_of(data["train"])) & set(texts_of(data["test"]))
+    q = data["test"].questions
+    assert len(q) == 4 and all(re.sub(r"\s+", " ", s) == "aspirin daily for pain" for x in q for s in x["scored"])
+
+
+def test_original_imdb_as_archive_and_as_folder(tmp_path, tok):
+    root = tmp_path / "raw/aclImdb"
+    for split in ("train", "test"):
+        for label in ("pos", "neg", "unsup"):
+            (root / split / label).mkdir(parents=True)
+            for i in range(10):
+                (root / split / label / f"{i}_7.txt").write_text(f"{split} {label} {i}")
+    folder = load("imdb", tok, str(tmp_path / "raw"))
+    with tarfile.open(tmp_path / "raw/aclImdb_v1.tar.gz", "w:gz") as tar:
+        tar.add(root, "aclImdb")
+    archive = load("imdb", tok, str(tmp_path / "raw"))
+    for data in (folder, archive):
+        assert [len(data[s]) for s in ("train", "dev", "test")] == [16, 4, 20] and data.labels == ["neg", "pos"]
+    assert sorted(texts_of(folder["test"])) == sorted(texts_of(archive["test"]))
+
+
+@needs_shared
+def test_the_counts_of_chemprot_and_policyqa():
+    tok = data_prep.load_tokenizer(str(SHARED / "lm/minilm"))
+    data = load("chemprot", tok, str(SHARED / "data/chemprot"))
+    assert [len(data[s]) for s in ("train", "dev", "test")] == [4169, 2427, 3469] and len(data.labels) == 13
+    data = load(str(SHARED / "data/policyqa"), tok)
+    assert len(data["train"].q_row) + len(data["dev"].q_row) == 4152 and len(data["test"].q_row) == 3809
+    sample = load(str(SHARED / "data/newsqa_sample/NewsQA_sample.jsonl"), tok)
+    assert sample.kind == "qa" and len(sample["train"].q_row) > 0
+
+
+# ---------------------------------------------------------------- splits
+
+def test_a_cut_keeps_documents_together_and_counts_exactly(tmp_path, tok):
+    rows = [{"text": f"sentence {i // 3} " + ["<< a >> [[ b ]]", "a [[ << b >> ]]", "<< a >> b"][i % 3], "label": "xy"[i % 2]} for i in range(90)]
+    write_jsonl(tmp_path / "d/train.jsonl", rows)
+    data = load(str(tmp_path / "d"), tok, dev_share=0.2)
+    assert (len(data["train"]), len(data["dev"])) == (72, 18)
+    plain = [{re.sub(r"<<|>>|\[\[|\]\]|\s", "", t) for t in texts_of(data[s])} for s in ("train", "dev")]
+    assert not plain[0] & plain[1]
+
+
+def test_a_cache_is_keyed_by_file_tokenizer_and_cut(tmp_path, tok):
+    file = write_jsonl(tmp_path / "d.jsonl", [{"text": f"text {i}", "label": "a"} for i in range(20)])
+    one = load(str(file), tok)
+    again = load(str(file), tok)
+    cut = load(str(file), tok, dev_share=0.5)
+    other = load(str(file), fast_tokenizer("bpe"))
+    write_jsonl(file, [{"text": f"text {i}", "label": "b"} for i in range(20)])
+    changed = load(str(file), tok)
+    assert one.checksum == again.checksum and len({d.checksum for d in (one, cut, other, changed)}) == 4
+
+
+# ---------------------------------------------------------------- views
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_blocks_keep_every_token_once(kind, tmp_path):
+    tok = fast_tokenizer(kind)
+    texts = [*TEXTS, " ".join(TEXTS * 4)]
+    (tmp_path / "c.txt").write_text("\n".join(texts))
+    corpus = load(str(tmp_path / "c.txt"), tok).corpus
+    pieces = blocks(corpus, Specials.of(tok), 16)
+    batch = gather(pieces, np.arange(len(pieces)))
+    for i, text in enumerate(texts):
+        got = np.concatenate([batch.ids[b][batch.inside[b]] for b in np.flatnonzero(pieces.row == i)])
+        assert got.tolist() == tok(text, add_special_tokens=False)["input_ids"]
+    assert pieces.length.max() <= 16 and (pieces.length == batch.real.sum(1)).all()
+    whole = gather(blocks(corpus, Specials.of(tok), 4096), np.arange(len(texts)))
+    theirs = tok(texts, padding=True, return_tensors="np")
+    assert (whole.ids == theirs["input_ids"]).all() and (whole.real == theirs["attention_mask"]).all()
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_windows_are_those_of_hugging_face(kind, tmp_path):
+    tok, context = fast_tokenizer(kind), " ".join(TEXTS * 3)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/train.json").write_text(json.dumps(squad([context, TEXTS[0]], ["many pieces", "mat"])))
+    split = load(str(tmp_path / "d"), tok)["train"]
+    pieces = windows(split, Specials.of(tok), 48, 8, 64)
+    batch = gather(pieces, np.arange(len(pieces)))
+    theirs = tok(["What is number 0?", "What is number 1?"], [context, TEXTS[0]], truncation="only_second", max_length=48, stride=8,
+                 return_overflowing_tokens=True, padding=True, return_tensors="np", return_token_type_ids=True)
+    assert (batch.ids == theirs["input_ids"]).all()
+    assert (batch.real == theirs["attention_mask"]).all()
+    assert (pieces.question == theirs["overflow_to_sample_mapping"]).all()
+    if batch.types is not None:
+        assert (batch.types == theirs["token_type_ids"]).all()
+
+
+def test_heads_are_hugging_faces_truncation(tmp_path, tok):
+    file = write_jsonl(tmp_path / "d.jsonl", [{"text": t, "label": "a"} for t in [*TEXTS, " ".join(TEXTS * 9), "word " * 100_000]])
+    split = load(str(file), tok, dev_share=0.01)
+    rows = [split[s] for s in ("train", "dev")]
+    for part in rows:
+        pieces = heads(part, Specials.of(tok), 24)
+        batch = gather(pieces, np.arange(len(pieces)))
+        assert (batch.ids == tok(texts_of(part), truncation=True, max_length=24, padding=True, return_tensors="np")["input_ids"]).all()
+
+
+def test_a_text_of_nothing_but_what_the_tokenizer_drops(tmp_path, tok):
+    file = write_jsonl(tmp_path / "d.jsonl", [{"text": t, "label": "a"} for t in ["\u200b\u0001", "a word", "another", "b", "c", "d"]])
+    data = load(str(file), tok, dev_share=0.2)
+    pieces = blocks(data["train"], Specials.of(tok), 24)
+    assert len(pieces) == np.sum(np.diff(data["train"].start) > 0)
+
+
+def test_special_tokens_written_in_a_text_are_never_masked(tmp_path, tok):
+    (tmp_path / "c.txt").write_text("a [MASK] b [SEP] c")
+    corpus = load(str(tmp_path / "c.txt"), tok).corpus
+    batch = gather(blocks(corpus, Specials.of(tok), 24), np.array([0]))
+    assert batch.ok.sum() == 3 and not np.isin(batch.ids[batch.ok], tok.all_special_ids).any()
+
+
+def test_punctuation(tmp_path, tok):
+    (tmp_path / "c.txt").write_text(TEXTS[1])
+    corpus = load(str(tmp_path / "c.txt"), tok).corpus
+    assert "".join(corpus.raw(0)[b:e] for b, e, p in zip(corpus.begin, corpus.end, corpus.punct, strict=True) if p) == "();'!"
+
+
+# ---------------------------------------------------------------- downloads
+
+@pytest.fixture
+def server(tmp_path):
+    (tmp_path / "www").mkdir()
+    (tmp_path / "www/f.bin").write_bytes(b"x" * 100_000)
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+        def do_GET(self):
+            if self.path == "/short":                                  # promises more than it sends
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b"x" * 10)
+            else:
+                super().do_GET()
+
+    http_server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=tmp_path / "www"))
+    threading.Thread(target=http_server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{http_server.server_port}/"
+    http_server.shutdown()
+
+
+def test_download(server, tmp_path):
+    import hashlib
+    sha = hashlib.sha256(b"x" * 100_000).hexdigest()
+    path = data_prep.download(server + "f.bin", tmp_path / "d/f.bin", sha)
+    assert path.read_bytes() == b"x" * 100_000
+    for url, said in (("f.bin", "sha256 is"), ("short", "bytes came|cannot be downloaded"), ("none", "cannot be downloaded")):
+        with pytest.raises(UserError, match=said):
+            data_prep.download(server + url, tmp_path / "d/g.bin", "0" * 64)
+    with pytest.raises(UserError, match="--raw=FOLDER"):
+        data_prep.download("http://127.0.0.1:9/x", tmp_path / "d/g.bin")
+    assert [f.name for f in (tmp_path / "d").iterdir()] == ["f.bin"]
+
+
+def test_named_sets_download_what_they_read(server, tmp_path, tok, monkeypatch):
+    """squad and chemprot through the real code, with a local server in the place of the official ones."""
+    rows = [{"text": f"text {i}", "label": "a"} for i in range(5)]
+    for split in ("train", "dev", "test"):
+        write_jsonl(tmp_path / f"www/chemprot/{split}.jsonl", rows)
+    monkeypatch.setattr(data_prep, "DONT_STOP", server)
+    monkeypatch.setattr(data_prep, "CACHE", tmp_path / "cache")
+    assert [len(load("chemprot", tok)[s]) for s in ("train", "dev", "test")] == [5, 5, 5]
+    (tmp_path / "www/train").mkdir()
+    (tmp_path / "www/train/SQuAD.jsonl.gz").write_bytes(b"not the official file")
+    monkeypatch.setattr(data_prep, "MRQA", server)
+    with pytest.raises(UserError, match="sha256"):
+        load("squad", tok)
+
+
+# ---------------------------------------------------------------- bad input: one sentence
+
+def jsonl(*rows):
+    return "".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows)
+
+
+GOOD = {"text": "a text", "label": "a"}
+QA = squad([TEXTS[0]], ["mat"])
+
+
+def changed(path, value):
+    data = json.loads(json.dumps(QA))
+    at = data
+    for step in path[:-1]:
+        at = at[step]
+    if value is None:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return json.dumps(data)
+
+
+QAS = ["data", 0, "paragraphs", 0, "qas", 0]
+
+
+@pytest.mark.parametrize(("name", "content", "said"), [
+    ("empty.jsonl", "", "the file is empty"),
+    ("blank.txt", "\n\n", "the file is empty"),
+    ("binary.txt", b"\x89PNG\xff\xfe", "cannot be read"),
+    ("zeros.txt", b"\0\0\0\n", "not a text file"),
+    ("cut.jsonl.gz", gzip.compress(jsonl(*[GOOD] * 500).encode())[:60], "cannot be read"),
+    ("broken.jsonl", jsonl(GOOD, '{"text": "a', GOOD), "broken.jsonl:2: not valid JSON"),
+    ("missing.jsonl", jsonl(GOOD, {"label": "a"}), "missing.jsonl:2: the field 'text' is missing"),
+    ("type.jsonl", jsonl(GOOD, {"text": 3, "label": "a"}), "type.jsonl:2: the field 'text' is int"),
+    ("list.jsonl", jsonl(GOOD, "[1]"), "list.jsonl:2: the field 'text' is missing"),
+    ("label.jsonl", jsonl(GOOD, {"text": "a", "label": None}), "the field 'label' is NoneType"),
+    ("text.jsonl", jsonl(GOOD, {"text": " ", "label": "a"}), "text.jsonl:2: the field 'text' is empty"),
+    ("column.csv", "text,labels\na,b\n", "column.csv:2: the field 'label' is missing"),
+    ("quote.csv", 'text,label\n"a,b\n', "unexpected end of data"),
+    ("cut.json", json.dumps(QA)[:80], "not valid JSON"),
+    ("other.json", '{"rows": []}', "the field 'data' is missing"),
+    ("context.json", changed(["data", 0, "paragraphs", 0, "context"], None), "the field 'context' is missing"),
+    ("offset.json", changed([*QAS, "answers", 0, "answer_start"], 5), "does not stand at offset 5"),
+    ("far.json", changed([*QAS, "answers", 0, "answer_start"], 5000), "does not stand at offset 5000"),
+    ("none.json", changed([*QAS, "answers"], []), "has no answer"),
+    ("id.json", changed([*QAS, "id"], None), "the field 'id' is missing"),
+    ("blank.json", changed([*QAS, "question"], ""), "the field 'question' is empty"),
+])
+def test_a_bad_file_is_one_sentence(name, content, said, tmp_path, tok):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=re.escape(said)):
+        load(str(tmp_path / name), tok)
+    assert not [f for f in (data_prep.CACHE / "prepared").glob(f"*{name.split('.')[0]}*") if f.name.startswith(".")]
+
+
+def test_other_bad_input(tmp_path, tok):
+    write_jsonl(tmp_path / "d/train.jsonl", [GOOD] * 3)
+    write_jsonl(tmp_path / "d/test.jsonl", [GOOD, {"text": "b", "label": "z"}])
+    for name, raw, share, said in ((str(tmp_path / "d"), None, None, "the label 'z' is not among those of train"),
+                                   ("chemprott", None, None, "did you mean 'chemprot'"),
+                                   ("chemprot", str(tmp_path / "none"), None, "no such folder"),
+                                   ("emrqa", None, None, "data-use agreement"),
+                                   (str(tmp_path / "d"), None, 1.5, "must be in (0, 1)"),
+                                   (str(tmp_path), None, None, "no file named train")):
+        with pytest.raises(UserError, match=re.escape(said)):
+            load(name, tok, raw, share)
+
+
+def test_an_answer_that_no_window_holds_is_trained_as_absent(tmp_path, tok):
+    import finetune_qa
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/train.json").write_text(json.dumps(squad([" ".join(TEXTS)], [" ".join(TEXTS)[:150]])))
+    split = load(str(tmp_path / "d"), tok)["train"]
+    pieces = windows(split, Specials.of(tok), 48, 8, 64)
+    batch = gather(pieces, np.arange(len(pieces)))
+    assert (finetune_qa.targets(batch, pieces) == 0).all()
+    with pytest.raises(UserError, match="leaves no room"):
+        windows(split, Specials.of(tok), 16, 8, 64)

@@ -1,0 +1,191 @@
+"""EM and F1 against torchmetrics, predictions against brute force, and both scripts as a user runs them."""
+import json
+import random
+import string
+
+import numpy as np
+import pytest
+import torch
+from conftest import fast_tokenizer, random_lm, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+from torchmetrics.text import SQuAD
+
+import data_prep
+import finetune_cls
+import finetune_qa
+from data_prep import Specials, gather, windows
+
+answer = st.text(alphabet=st.sampled_from("aAbt heTn,.-'é 1"), max_size=15)
+
+
+@given(st.lists(st.tuples(answer, st.lists(answer, min_size=1, max_size=4)), min_size=1, max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_em_and_f1_are_torchmetrics(cases):
+    metric = SQuAD()
+    metric.update([{"id": str(i), "prediction_text": said} for i, (said, _) in enumerate(cases)],
+                  [{"id": str(i), "answers": {"text": gold, "answer_start": [0] * len(gold)}} for i, (_, gold) in enumerate(cases)])
+    theirs, ours = metric.compute(), np.mean([finetune_qa.em_f1(said, gold) for said, gold in cases], axis=0)
+    assert np.allclose(100 * ours, [theirs["exact_match"], theirs["f1"]], atol=1e-4)
+
+
+def test_em_and_f1_by_hand():
+    assert finetune_qa.em_f1("The Denver Broncos!", ["denver broncos"]) == (1, 1)
+    assert finetune_qa.em_f1("Denver", ["the Denver Broncos", "Carolina"]) == (0, 2 / 3)
+    assert finetune_qa.em_f1("", ["a"]) == (1, 1)               # an article alone is nothing, as in the official script
+    assert finetune_qa.em_f1("x" + string.punctuation, ["x"]) == (1, 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_scores_are_torchmetrics(pairs):
+    gold, said = np.array(pairs).T
+    ours = finetune_cls.scores(gold, said)
+    g, s = torch.tensor(gold), torch.tensor(said)
+    used = len(np.union1d(gold, said))
+    accuracy = MulticlassAccuracy(5, average="micro")(s, g).item()
+    micro, each = MulticlassF1Score(5, average="micro")(s, g).item(), MulticlassF1Score(5, average="none")(s, g).sum().item()
+    assert np.allclose([ours["accuracy"], ours["micro_f1"], ours["macro_f1"]], [100 * accuracy, 100 * micro, 100 * each / used], atol=1e-4)
+
+
+def test_the_best_spans_are_those_of_brute_force(qa_folder):
+    """All spans of all windows of a question, scored one by one from the model's own logits."""
+    tok = fast_tokenizer("wordpiece")
+    split = data_prep.load(str(qa_folder), tok)["test"]
+    lm = random_lm("bert", len(tok))
+    pieces = windows(split, Specials.of(tok), 40, 10, 20)
+    from transformers import AutoModelForQuestionAnswering
+
+    from loop import with_head
+    model = with_head(lm, AutoModelForQuestionAnswering, 0)
+    torch.nn.init.normal_(model.qa_outputs.weight, std=3.0)
+    got = finetune_qa.predict(model, pieces, max_answer=7, n_best=3, fast=False, quiet=True)
+    for q in range(len(split.q_row)):
+        spans = {}
+        for r in np.flatnonzero(pieces.question == q):
+            batch = gather(pieces, np.array([r]))
+            with torch.inference_mode():
+                out = model.eval()(**finetune_qa.tensors(batch))
+            for s in np.flatnonzero(batch.inside[0]):
+                for e in range(s, min(s + 7, batch.inside.shape[1])):
+                    if batch.inside[0, e]:
+                        key = (batch.at[0, s], batch.at[0, e])
+                        spans[key] = max(spans.get(key, -np.inf), (out.start_logits[0, s] + out.end_logits[0, e]).item())
+        best = sorted(spans.values(), reverse=True)[:3]
+        assert np.allclose([a["score"] for a in got[q]], best, atol=1e-4)
+        first, last = max(spans, key=spans.get)
+        assert got[q][0]["text"] == split.raw(split.q_row[q])[split.begin[first]:split.end[last]]
+
+
+def test_targets_point_at_the_answer(qa_folder):
+    tok = fast_tokenizer("bpe")
+    split = data_prep.load(str(qa_folder), tok)["train"]
+    pieces = windows(split, Specials.of(tok), 48, 12, 20)
+    batch = gather(pieces, np.arange(len(pieces)))
+    targets = finetune_qa.targets(batch, pieces).numpy()
+    found = set()
+    for r, (s, e) in enumerate(targets):
+        if s:
+            text = split.raw(pieces.row[r])[split.begin[batch.at[r, s]]:split.end[batch.at[r, e]]]
+            assert text.strip() == split.questions[pieces.question[r]]["scored"][0]
+            found.add(pieces.question[r])
+        else:
+            assert e == 0
+    assert found == set(range(len(split.q_row)))
+
+
+def test_a_head_learns(qa_folder, cls_folder):
+    """Fine-tuning fits what can be fitted: a few examples, many epochs."""
+    tok = fast_tokenizer("wordpiece")
+    lm, specials = random_lm("bert", len(tok)), Specials.of(tok)
+    data = data_prep.load(str(cls_folder), tok)
+    pieces = data_prep.heads(data["train"], specials, 64)
+    model = finetune_cls.finetune(lm, pieces, 4, epochs=15, lr=2e-3, batch_size=8, quiet=True)
+    assert (finetune_cls.predict(model, pieces, quiet=True).argmax(1) == data["train"].label).mean() > 0.95
+    split = data_prep.load(str(qa_folder), tok)["train"]
+    pieces = windows(split, specials, 64, 16, 20)
+    reader = finetune_qa.finetune(lm, pieces, epochs=40, lr=3e-3, batch_size=8, quiet=True)
+    said = finetune_qa.predict(reader, pieces, quiet=True)
+    assert np.mean([finetune_qa.em_f1(p[0]["text"], q["scored"])[0] for p, q in zip(said, split.questions, strict=True)]) > 0.7
+
+
+# ---------------------------------------------------------------- the scripts
+
+@pytest.mark.parametrize("script", ["finetune_cls.py", "finetune_qa.py"])
+def test_the_whole_row_twice_is_the_same_to_the_last_digit(script, tmp_path, lm_folder, cls_folder, qa_folder):
+    """prepare, mask, pre-train, fine-tune, score: two runs in two places agree; a third in the same place does nothing."""
+    data = cls_folder if script == "finetune_cls.py" else qa_folder
+    rows = []
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        for command in (["pretrain.py", f"--lm={lm_folder}", "--masker=whole", "--max_len=64", "--lr=1e-3", "--out=adapted"],
+                        [script, "--lm=adapted", "--lr=1e-3", "--epochs=3", "--max_len=64", "--save_model"]):
+            result = run(command[0], f"--dataset={data}", *command[1:], cwd=tmp_path / place)
+            assert result.returncode == 0, result.stderr
+        rows.append(json.loads((tmp_path / place / "results.jsonl").read_text()))
+    scores = [{k: v for k, v in r.items() if k in ("accuracy", "macro_f1", "em", "f1", "masker", "lm", "dataset")} for r in rows]
+    assert scores[0] == scores[1] and scores[0]["masker"] == "whole" and scores[0]["lm"] == str(lm_folder)
+    again = run(script, f"--dataset={data}", "--lm=adapted", "--lr=1e-3", "--epochs=3", "--max_len=64", "--save_model", cwd=tmp_path / "two")
+    assert "already done" in again.stdout and len((tmp_path / "two/results.jsonl").read_text().splitlines()) == 1
+    examples = [json.loads(line) for line in open(tmp_path / "one" / rows[0]["predictions"])]
+    if script == "finetune_cls.py":
+        from transformers import AutoModelForSequenceClassification as Auto
+        assert 100 * np.mean([e["correct"] for e in examples]) == rows[0]["accuracy"]
+    else:
+        from transformers import AutoModelForQuestionAnswering as Auto
+        assert np.isclose(100 * np.mean([e["f1"] for e in examples]), rows[0]["f1"])
+    folder = next((tmp_path / "one/runs").iterdir())
+    assert Auto.from_pretrained(folder).config.architectures
+    assert (folder / "model.safetensors").exists() and not list((tmp_path / "one").rglob("*.pt"))
+
+
+@pytest.mark.parametrize(("script", "flags", "said"), [
+    ("finetune_cls.py", ["--dataset=toyqa"], "for this data: finetune_qa.py"),
+    ("finetune_qa.py", ["--dataset=toycls"], "for this data: finetune_cls.py"),
+    ("finetune_cls.py", ["--split=tset"], "no tset split"),
+    ("finetune_qa.py", ["--max_answer=0"], "--max_answer=0: must be positive"),
+    ("finetune_cls.py", ["--lm=empty"], "--lm=empty: no config.json"),
+    ("finetune_qa.py", ["--bach_size=3"], "did you mean 'batch_size'"),
+])
+def test_wrong_flags(script, flags, said, tmp_path):
+    (tmp_path / "empty").mkdir()
+    result = run(script, *flags, cwd=tmp_path)
+    assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr
+    assert [f.name for f in tmp_path.iterdir()] == ["empty"]
+
+
+def test_dropout_is_dropout():
+    """The quick mask: the right share of zeros, the rest scaled, reproducible by torch's seed, no gradient where dropped, none in eval."""
+    import loop
+    x = torch.ones(400, 501, requires_grad=True)
+    torch.manual_seed(1)
+    y = loop.dropout(x, 0.1)
+    kept = (y != 0).float()
+    assert abs(kept.mean().item() - 0.9) < 5 * np.sqrt(0.09 / x.numel())
+    assert torch.allclose(y, kept / 0.9)
+    assert abs(np.corrcoef(kept[:, :-1].ravel(), kept[:, 1:].ravel())[0, 1]) < 0.01
+    y.sum().backward()
+    assert torch.allclose(x.grad, kept / 0.9)
+    torch.manual_seed(1)
+    assert torch.equal(loop.dropout(x, 0.1), y)
+    assert loop.dropout(x, 0.1, training=False) is x
+    with loop.quick_dropout(True):
+        torch.manual_seed(1)
+        assert torch.equal(torch.nn.Dropout(0.1)(x), y)
+    torch.manual_seed(1)
+    assert not torch.equal(torch.nn.Dropout(0.1)(x), y)
+
+
+def test_batches_cover_every_row_once_an_epoch():
+    import loop
+    length = np.array([random.Random(0).randint(3, 90) for _ in range(1000)])
+    plan = list(loop.batches(length, 8, 3, seed=1))
+    for epoch in range(3):
+        assert sorted(np.concatenate([rows for e, rows in plan if e == epoch])) == list(range(1000))
+    again, other = list(loop.batches(length, 8, 3, seed=1)), list(loop.batches(length, 8, 3, seed=2))
+    assert all((a[1] == b[1]).all() for a, b in zip(plan, again, strict=True)) and any((a[1] != b[1]).any() for a, b in zip(plan, other, strict=True))
+    padded = sum(length[rows].max() * len(rows) for _, rows in plan)
+    assert padded < 1.1 * 3 * length.sum()
+    covered = np.concatenate(list(loop.by_length(length, 500)))
+    assert sorted(covered) == list(range(1000)) and (np.diff(length[covered]) <= 0).all()

@@ -1,0 +1,283 @@
+"""The loss against Hugging Face's own, fast path against plain path, resume, common random numbers, a new MLM head."""
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, TEXTS, fast_tokenizer, random_lm, run
+
+import data_prep
+import loop
+import maskers
+import pretrain
+from data_prep import Specials, blocks
+
+KINDS = ["bert", "distilbert", "roberta", "electra", "modernbert", "deberta"]
+
+
+@pytest.fixture(scope="module")
+def tok():
+    return fast_tokenizer("wordpiece")
+
+
+@pytest.fixture
+def pieces(tmp_path, tok):
+    (tmp_path / "c.txt").write_text("\n".join(f"{TEXTS[i % 4]} {i}" for i in range(40)))
+    return blocks(data_prep.load(str(tmp_path / "c.txt"), tok).corpus, Specials.of(tok), 32)
+
+
+def weights(model):
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+def same(a, b):
+    return all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_is_hugging_faces_own(kind, tok, pieces):
+    """The gathered loss of every architecture equals the model's own loss on the same masks, to 1e-5, and so do the gradients."""
+    model = random_lm(kind, len(tok)).eval()
+    batch, mask, ids = pretrain.masked_rows(pieces, maskers.find("random"), 0.15, 0, 0, np.arange(8))
+    fast, plain = pretrain.tensors(batch, mask, ids), pretrain.tensors(batch, mask, ids, fast=False)
+    assert (plain["labels"] != -100).sum() == len(fast["at"]) == mask.sum()
+    ours = pretrain.mlm_loss(model, fast)
+    ours.backward()
+    grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    theirs = model(**plain).loss
+    theirs.backward()
+    assert abs(ours.item() - theirs.item()) < 1e-5
+    assert torch.isclose(theirs, pretrain.mlm_loss(model, plain)).item()
+    for a, b in zip(grads, [p.grad for p in model.parameters() if p.grad is not None], strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_the_plain_path_computes_the_same_training(tok, pieces):
+    """Padding to max_len and the head on every position change nothing but rounding."""
+    losses, models = [], []
+    for fast in (True, False):
+        model = random_lm("bert", len(tok))
+        losses.append(pretrain.pretrain(model, pieces, maskers.find("random"), lr=1e-3, batch_size=8, max_len=32, fast=fast, quiet=True))
+        models.append(model)
+    assert abs(losses[0] - losses[1]) < (1e-4 if not loop.has_bf16("cpu") else 0.05)
+    if not loop.has_bf16("cpu"):
+        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            assert torch.allclose(a, b, atol=1e-3)
+
+
+def test_the_same_seed_gives_the_same_weights(tok, pieces):
+    def trained(seed, masker="random", dropout=0.1):
+        model = random_lm("bert", len(tok), dropout)
+        pretrain.pretrain(model, pieces, maskers.find(masker), lr=1e-3, batch_size=8, seed=seed, quiet=True)
+        return weights(model)
+    assert same(trained(1), trained(1)) and not same(trained(1), trained(2)) and not same(trained(1), trained(1, "whole"))
+
+
+def test_another_masker_leaves_order_head_and_dropout_untouched(tok, pieces, monkeypatch):
+    """Common random numbers: what differs between two maskers' runs is their masks."""
+    seen = {}
+
+    def spy(name):
+        seen[name] = {"rows": [], "dropout": []}
+        original = pretrain.masked_rows
+
+        def masked_rows(pieces, masker, p, seed, epoch, rows, *more):
+            seen[name]["rows"].append((epoch, rows.tolist()))
+            return original(pieces, masker, p, seed, epoch, rows, *more)
+        monkeypatch.setattr(pretrain, "masked_rows", masked_rows)
+        model = random_lm("bert", len(tok), 0.1)
+        model.bert.embeddings.dropout.register_forward_hook(
+            lambda m, args, out: seen[name]["dropout"].append((out == 0).sum(-1).tolist()) if m.training else None)
+        pretrain.pretrain(model, pieces, maskers.find(name), epochs=2, lr=1e-3, batch_size=8, quiet=True)
+        monkeypatch.setattr(pretrain, "masked_rows", original)
+        from transformers import AutoModelForSequenceClassification
+        seen[name]["head"] = loop.with_head(model, AutoModelForSequenceClassification, 0, num_labels=3).classifier.weight
+        seen[name]["model"] = weights(model)
+
+    spy("random")
+    spy("punct")
+    assert seen["random"]["rows"] == seen["punct"]["rows"] and seen["random"]["dropout"] == seen["punct"]["dropout"]
+    assert torch.equal(seen["random"]["head"], seen["punct"]["head"])
+    assert not same(seen["random"]["model"], seen["punct"]["model"])
+
+
+def test_masks_anew_each_epoch_or_once(tok, pieces):
+    def masks(epoch):
+        return pretrain.masked_rows(pieces, maskers.find("random"), 0.15, 0, epoch, np.arange(8))[1]
+    assert (masks(0) == masks(0)).all() and not (masks(0) == masks(1)).all()
+    both = {}
+    for remask in (True, False):
+        epochs = []
+
+        def spy(batch, k, rng, lm=None, epochs=epochs):
+            mask = maskers.find("random")(batch, k, rng)
+            epochs.append((batch.rows.tolist(), mask))
+            return mask
+        pretrain.pretrain(random_lm("bert", len(tok)), pieces, spy, epochs=2, batch_size=64, remask=remask, quiet=True)
+        (rows, first), (again, second) = epochs
+        both[remask] = (first[np.argsort(rows)].sum(0) == second[np.argsort(again)].sum(0)).all()
+    assert not both[True] and both[False]
+
+
+def test_a_masker_that_breaks_the_contract_is_told(pieces):
+    for bad in (lambda batch, k, rng, lm=None: batch.ok, lambda batch, k, rng, lm=None: ~batch.ok, lambda batch, k, rng, lm=None: batch.ids,
+                lambda batch, k, rng, lm=None: batch.ok[:, :-1]):
+        with pytest.raises(loop.UserError, match="must return a bool"):
+            pretrain.masked_rows(pieces, bad, 0.15, 0, 0, np.arange(4))
+
+
+def test_a_checkpoint_resumes_to_the_same_weights(tok, pieces, tmp_path, monkeypatch):
+    """Interrupted after any number of steps and started again, dropout included, the weights are the uninterrupted ones."""
+    def trained(checkpoint=None, stop=None):
+        model = random_lm("bert", len(tok), 0.1)
+        if stop is not None:
+            calls = []
+
+            def failing(model, t):
+                calls.append(1)
+                if len(calls) > stop:
+                    signal.raise_signal(signal.SIGINT)
+                return pretrain_loss(model, t)
+            monkeypatch.setattr(pretrain, "mlm_loss", failing)
+        try:
+            pretrain.pretrain(model, pieces, maskers.find("random"), epochs=3, lr=1e-3, batch_size=8, checkpoint=checkpoint, key="k", quiet=True)
+        finally:
+            monkeypatch.setattr(pretrain, "mlm_loss", pretrain_loss)
+        return weights(model)
+
+    pretrain_loss = pretrain.mlm_loss
+    whole = trained()
+    for stop in (0, 3, 7):
+        file = tmp_path / f"{stop}.pt"
+        with pytest.raises(KeyboardInterrupt):
+            trained(file, stop)
+        assert file.exists() and same(whole, trained(file))
+
+
+def test_a_new_mlm_head_is_said_loudly(tmp_path, tok, capsys):
+    random_lm("bert", len(tok)).bert.save_pretrained(tmp_path / "encoder")
+    pretrain.load_lm(str(tmp_path / "encoder"))
+    assert "NEWLY INITIALISED" in capsys.readouterr().out
+    random_lm("bert", len(tok)).save_pretrained(tmp_path / "lm")
+    pretrain.load_lm(str(tmp_path / "lm"))
+    assert "NEWLY" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_architecture_end_to_end(kind, tmp_path, cls_folder, qa_folder):
+    """Pre-training and both fine-tunings on a folder of each architecture; the result opens with from_pretrained."""
+    from transformers import AutoModelForMaskedLM
+
+    import finetune_cls
+    import finetune_qa
+    tok = fast_tokenizer("bpe" if kind in ("roberta", "modernbert") else "wordpiece")
+    random_lm(kind, len(tok), 0.1).save_pretrained(tmp_path / "lm")
+    tok.save_pretrained(tmp_path / "lm")
+    model, specials = pretrain.load_lm(str(tmp_path / "lm")), Specials.of(tok)
+    data, asked = data_prep.load(str(cls_folder), tok), data_prep.load(str(qa_folder), tok)
+    length = pretrain.fitting(model, None, 512)
+    assert length == 64 if kind == "roberta" else length in (66, 512)
+    before = weights(model)
+    pretrain.pretrain(model, blocks(data.corpus, specials, min(length, 64)), maskers.find("whole"), lr=1e-3, batch_size=8, quiet=True)
+    assert not same(before, weights(model))
+    pretrain.save(model, tok, tmp_path / "out", {})
+    opened = AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    assert same(weights(model), weights(opened))
+    classifier = finetune_cls.finetune(model, data_prep.heads(data["train"], specials, 64), 4, epochs=1, lr=1e-3, quiet=True)
+    assert finetune_cls.predict(classifier, data_prep.heads(data["test"], specials, 64), quiet=True).shape == (9, 4)
+    reader = finetune_qa.finetune(model, data_prep.windows(asked["train"], specials, 64, 16, 20), epochs=1, lr=1e-3, quiet=True)
+    assert len(finetune_qa.predict(reader, data_prep.windows(asked["test"], specials, 64, 16, 20), quiet=True)) == 5
+
+
+# ---------------------------------------------------------------- the script
+
+def test_killed_and_started_again(tmp_path, lm_folder, cls_folder):
+    """SIGKILL in the midst of pre-training; the same command again gives the same weights as an undisturbed run."""
+    flags = [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=120", "--batch_size=4", "--lr=1e-3", "--max_len=32"]
+    clean = run("pretrain.py", *flags, "--out=clean", cwd=tmp_path)
+    assert clean.returncode == 0, clean.stderr
+    killed = subprocess.Popen([sys.executable, str(ROOT / "pretrain.py"), *flags, "--out=killed"], cwd=tmp_path, stdout=subprocess.PIPE)
+    checkpoint = tmp_path / ".killed.checkpoint.pt"
+    while killed.poll() is None and not checkpoint.exists():
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    assert checkpoint.exists() and not (tmp_path / "killed").exists()
+    again = run("pretrain.py", *flags, "--out=killed", cwd=tmp_path)
+    assert "resuming at step" in again.stdout and not checkpoint.exists()
+    assert (tmp_path / "clean/model.safetensors").read_bytes() == (tmp_path / "killed/model.safetensors").read_bytes()
+    assert "already done" in run("pretrain.py", *flags, "--out=killed", cwd=tmp_path).stdout
+    other = run("pretrain.py", *flags, "--out=killed", "--seed=3", cwd=tmp_path)
+    assert other.returncode == 2 and "seed=0 there, 3 here" in other.stderr
+
+
+def test_ctrl_c_saves_and_says_so(tmp_path, lm_folder, cls_folder):
+    flags = [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=5000", "--batch_size=4", "--max_len=32", "--out=o"]
+    p = subprocess.Popen([sys.executable, str(ROOT / "pretrain.py"), *flags], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in p.stdout:
+        if "blocks of at most" in line:
+            break
+    time.sleep(2)
+    p.send_signal(signal.SIGINT)
+    _, err = p.communicate(timeout=60)
+    assert p.returncode == 130 and "the same command goes on" in err and "Traceback" not in err
+    assert (tmp_path / ".o.checkpoint.pt").exists() and not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--mask=random"], "unknown flag --mask; did you mean 'masker'?"),
+    (["random"], "'random' is not a flag"),
+    (["--masker=hwole"], "did you mean 'whole'?"),
+    (["--dataset=toycl"], "did you mean 'toycls'?"),
+    (["--lm=no/such_model"], "--lm=no/such_model: cannot be opened"),
+    (["--p=0"], "must be in (0, 1]"),
+    (["--p=1.2"], "must be in (0, 1]"),
+    (["--p=lots"], "--p takes float, not 'lots'"),
+    (["--epochs=0"], "--epochs=0: must be positive"),
+    (["--fast=perhaps"], "--fast takes True or False"),
+    (["--raw=nowhere"], "--raw=nowhere: no such folder"),
+    (["--out=full"], "exists and is not a run"),
+])
+def test_wrong_flags(flags, said, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/thesis.tex").touch()
+    result = run("pretrain.py", *flags, cwd=tmp_path)
+    assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr
+    assert result.stderr.count("\n") == 1 and sorted(f.name for f in tmp_path.iterdir()) == ["full"]
+
+
+def test_an_entity_masker_without_its_model(tmp_path, lm_folder, cls_folder):
+    result = run("pretrain.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--masker=entity", "--spacy_model=xx_none", cwd=tmp_path)
+    assert result.returncode == 2 and "python -m spacy download xx_none" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_too_long_for_the_lm_and_a_slow_tokenizer(tmp_path, lm_folder, cls_folder, monkeypatch):
+    result = run("pretrain.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=100", cwd=tmp_path)
+    assert result.returncode == 2 and "takes at most 66 tokens" in result.stderr
+    import transformers
+
+    class Slow:
+        is_fast = False
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *a, **k: Slow())
+    with pytest.raises(loop.UserError, match="only a slow tokenizer"):
+        data_prep.load_tokenizer(str(lm_folder))
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, lm_folder, cls_folder):
+    """A limit on the size of files stands for the full disk: nothing half-written stays."""
+    code = ("import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); import pretrain, loop;"
+            f"sys.argv = ['pretrain.py', '--dataset={cls_folder}', '--lm={lm_folder}', '--max_len=32', '--out=o']; loop.cli(pretrain.main)")
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert result.returncode == 2 and "disk is full" in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "o").exists() and not list(tmp_path.glob("*.tmp"))
+
+
+def test_help_shows_every_knob():
+    result = run("pretrain.py", "--help", cwd=ROOT)
+    assert result.returncode == 0 and "masks anew each epoch" in result.stdout and "python pretrain.py --dataset=chemprot" in result.stdout
+    assert result.stderr == ""
