@@ -7,6 +7,7 @@ Ratios carry over to other machines, seconds do not. The table is also written a
 """
 import json
 import platform
+import re
 import resource
 import time
 from pathlib import Path
@@ -59,11 +60,10 @@ def main(
     spacy_model: str | None = None,     # also time the entity masker, with this spaCy model
     out: str = "runs/bench.json",       # the figures
 ):
-    checked({"max_len": max_len, "epochs": repeats, "batch_size": rows})
-    try:
-        sizes = [int(size) for size in batch_sizes.split(",")]
-    except ValueError:
-        raise UserError(f"--batch_sizes={batch_sizes}: numbers with commas between them, such as 8,32") from None
+    checked(locals())
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", batch_sizes):
+        raise UserError(f"--batch_sizes={batch_sizes}: numbers with commas between them, such as 8,32")
+    sizes = [int(size) for size in batch_sizes.split(",")]
     tok = data_prep.load_tokenizer(lm)
     corpus = data_prep.load(dataset, tok, raw).corpus
     model = load_lm(lm)

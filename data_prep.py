@@ -12,15 +12,18 @@ import csv
 import functools
 import gzip
 import hashlib
+import http.client
 import io
 import itertools
 import json
 import os
 import re
+import string
 import sys
 import tarfile
-import urllib.error
+import unicodedata
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +32,7 @@ import numpy as np
 from tqdm import tqdm
 
 import toy
-from loop import UserError, beside, cli, nearest, stream
+from loop import FULL, UserError, beside, checked, cli, nearest, stream
 
 FORMAT = 1                  # goes up when the arrays change, so that old caches are not read
 SPLITS = ("train", "dev", "test", "corpus")
@@ -51,7 +54,7 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
                 if "\0" in line:
                     raise UserError(f"{path}:{n}: not a text file")
                 yield f"{path}:{n}", line
-    except (UnicodeDecodeError, EOFError, OSError, gzip.zlib.error) as e:
+    except (UnicodeDecodeError, EOFError, OSError, zlib.error) as e:
         raise UserError(f"{path}: cannot be read after line {n}: {e}") from None
     if n == 0:
         raise UserError(f"{path}: the file is empty")
@@ -111,20 +114,21 @@ def read_jsonl(rows: Iterable) -> Iterator[dict]:
         if not line.strip():
             continue
         row = parse_json(line, where)
-        if isinstance(row, dict) and "header" in row:
-            continue
         if isinstance(row, dict) and "context" in row:
-            context = field(row, "context", where)
-            qas = []
+            context, qas = field(row, "context", where), []
             for qa in field(row, "qas", where, list):
-                spans = [(s, e + 1) for d in field(qa, "detected_answers", where, list) for s, e in field(d, "char_spans", where, list)]
-                said = [d.get("text", "") for d in qa["detected_answers"] for _ in d["char_spans"]]
-                for (s, e), text in zip(spans, said, strict=True):
-                    check_answer(context, s, text or context[s:e], where, loosely=True)
-                qas.append({"id": str(field(qa, "qid", where)), "question": field(qa, "question", where),
-                            "answers": [{"text": context[s:e], "start": s} for s, e in spans],
+                answers = []
+                for found in field(qa, "detected_answers", where, list):
+                    for span in field(found, "char_spans", where, list):
+                        if not (isinstance(span, list) and len(span) == 2 and 0 <= span[0] <= span[1] < len(context)):
+                            raise UserError(f"{where}: the answer span {span} of question {qa.get('qid')!r} is not inside its context")
+                        answers.append({"text": context[span[0]:span[1] + 1], "start": span[0]})
+                        check_answer(answers[-1]["text"], found.get("text", answers[-1]["text"]), span[0], where, loosely=True)
+                qas.append({"id": str(field(qa, "qid", where)), "question": field(qa, "question", where), "answers": answers,
                             "scored": field(qa, "answers", where, list)})
             yield {"text": context, "qas": qas}
+        elif isinstance(row, dict) and "header" in row and "text" not in row:
+            continue
         elif isinstance(row, dict) and "label" in row:
             yield {"text": field(row, "text", where), "label": str(field(row, "label", where, str | int))}
         else:
@@ -132,10 +136,10 @@ def read_jsonl(rows: Iterable) -> Iterator[dict]:
 
 
 def read_squad(data: object, path: Path) -> Iterator[dict]:
-    """SQuAD 1.1: an article is a document. A context that is a list of lines is a clinical note of emrQA: a note is a document."""
+    """SQuAD 1.1: an article is a document. A paragraph with a `note_id` is a clinical note of emrQA: a note is a document."""
     for doc, article in enumerate(field(data, "data", str(path), list)):
         for paragraph in field(article, "paragraphs", f"{path}: data[{doc}]", list):
-            if isinstance(paragraph, dict) and isinstance(paragraph.get("context"), list):
+            if isinstance(paragraph, dict) and "note_id" in paragraph:
                 yield from read_note(paragraph, f"{path}: {article.get('title')}")
                 continue
             where = f"{path}: data[{doc}] ({article.get('title', 'no title')})"
@@ -144,31 +148,34 @@ def read_squad(data: object, path: Path) -> Iterator[dict]:
                 at = f"{path}: question {field(qa, 'id', where, str | int)!r}"
                 answers = [{"text": field(a, "text", at), "start": field(a, "answer_start", at, int)} for a in field(qa, "answers", at, list)]
                 for a in answers:
-                    check_answer(context, a["start"], a["text"], at)
+                    check_answer(context[a["start"]:][:len(a["text"])] if a["start"] >= 0 else "", a["text"], a["start"], at)
                 qas.append({"id": str(qa["id"]), "question": field(qa, "question", at), "answers": answers})
             yield {"text": context, "qas": qas, "doc": doc}
 
 
 def read_note(note: dict, where: str) -> Iterator[dict]:
-    """One emrQA note. Kept: questions with exactly one piece of evidence, found in the note up to white space (no yes/no, no lists)."""
-    text, qas = "\n".join(line.strip() for line in note["context"]), []
+    """One emrQA note. Kept: questions with exactly one piece of evidence that stands in the note, up to white space. So yes/no
+    questions, lists, and the classes that the smoking and obesity parts ask for (they come without evidence) are dropped."""
+    context = field(note, "context", where, str | list)
+    text, qas = "\n".join(line.strip() for line in (context.splitlines() if isinstance(context, str) else context)), []
     for i, qa in enumerate(field(note, "qas", where, list)):
-        evidence = {str(a.get("evidence") or a.get("text") or "").strip() for a in field(qa, "answers", where, list)}
-        words = evidence.pop().split() if len(evidence) == 1 else []
+        evidence = {str(a.get("evidence") or "").strip(): a.get("evidence_start") for a in field(qa, "answers", where, list)}
+        words = next(iter(evidence)).split() if len(evidence) == 1 else []
         if not words or " ".join(words).lower() in ("yes", "no"):
             continue
-        found = re.search(r"\s+".join(map(re.escape, words)), text)
+        found = list(re.finditer(r"(?<!\w)" + r"\s+".join(map(re.escape, words)) + r"(?!\w)", text))
+        line = next(iter(evidence.values()))
         if found:
-            questions = qa["question"] if isinstance(qa["question"], list) else [qa["question"]]
-            qas += [{"id": f"{note.get('note_id', where)}-{i}-{j}", "question": q, "answers": [{"text": found[0], "start": found.start()}]}
-                    for j, q in enumerate(questions) if q.strip()]
+            best = min(found, key=lambda m: abs(text.count("\n", 0, m.start()) - line)) if isinstance(line, int) else found[0]
+            asked = field(qa, "question", where, str | list)
+            qas += [{"id": f"{note['note_id']}-{i}-{j}", "question": q, "answers": [{"text": best[0], "start": best.start()}]}
+                    for j, q in enumerate([asked] if isinstance(asked, str) else asked) if q.strip()]
     if text.strip() and qas:
         yield {"text": text, "qas": qas}
 
 
-def check_answer(context: str, start: int, text: str, where: str, loosely: bool = False) -> None:
-    """The answer must stand in its context at its offset (`loosely`: up to case and punctuation, as MRQA matched them)."""
-    found = context[start:start + len(text)] if start >= 0 else ""
+def check_answer(found: str, text: str, start: int, where: str, loosely: bool = False) -> None:
+    """What stands in the context must be the answer (`loosely`: up to case and punctuation, as MRQA matched them)."""
     plain = (lambda s: re.sub(r"\W+", "", s.lower())) if loosely else str
     if not text.strip() or not found or plain(found) != plain(text):
         raise UserError(f"{where}: the answer {text[:60]!r} does not stand at offset {start} of its context (found {found[:60]!r})")
@@ -193,14 +200,12 @@ def read_aclimdb(path: Path, split: str) -> Iterator[dict]:
 
 
 def with_docs(records: Iterable[dict]) -> Iterator[dict]:
-    """Adds `doc`: labelled texts that are equal once entity markers (<< >>, [[ ]]) are gone share one, any other record is its own."""
+    """Adds `doc` where the format has none: texts of a task that are equal once entity markers (<< >>, [[ ]]) are gone share one."""
     seen = {}
     for i, record in enumerate(records):
-        if "label" in record:
-            same = hash(re.sub(r"<<|>>|\[\[|\]\]|\s+", "", record["text"]).lower())
-            record.setdefault("doc", seen.setdefault(same, i))
-        else:
-            record.setdefault("doc", i)
+        if "doc" not in record:
+            plain = re.sub(r"<<|>>|\[\[|\]\]|\s+", "", record["text"]).lower() if len(record) > 1 else i      # a corpus: each its own
+            record["doc"] = seen.setdefault(hash(plain), i)
         yield record
 
 
@@ -229,12 +234,19 @@ def from_files(files: dict[str, Path], **cut: float) -> Source:
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
-    """train / dev / test / corpus files of a folder, whatever their format."""
+    """train / dev / test / corpus files of a folder, whatever their format; a file that is alone there is train."""
     names = {"train": "train", "dev": "dev", "valid": "dev", "validation": "dev", "test": "test", "corpus": "corpus"}
-    found = {names[f.name.split(".")[0]]: f for f in sorted(folder.iterdir()) if f.is_file() and f.name.split(".")[0] in names}
-    if not found:
+    known = [f for f in sorted(folder.iterdir()) if re.search(r"\.(jsonl?|csv|tsv|txt)(\.gz)?$", f.name)]
+    found = {}
+    for file in known:
+        split = names.get(file.name.split(".")[0])
+        if split in found:
+            raise UserError(f"{folder}: both {found[split].name} and {file.name} could be {split}; keep one")
+        if split:
+            found[split] = file
+    if not found and len(known) != 1:
         raise UserError(f"{folder}: no file named train, dev, test or corpus (.json .jsonl .csv .tsv .txt, also .gz) in this folder")
-    return found
+    return found or {"train": known[0]}
 
 
 MRQA = "https://s3.us-east-2.amazonaws.com/mrqa/release/v2/"
@@ -328,18 +340,16 @@ def download(url: str, path: Path, sha256: str | None = None) -> Path:
                     digest.update(chunk)
                     bar.update(len(chunk))
             out.close()
-            if size and path_size(tmp) != size:
-                raise UserError(f"{url}: {path_size(tmp)} bytes came of {size}; try again")
+            if size and tmp.stat().st_size != size:
+                raise UserError(f"{url}: {tmp.stat().st_size} bytes came of {size}; try again")
             if sha256 and digest.hexdigest() != sha256:
                 raise UserError(f"{url}: sha256 is {digest.hexdigest()}, not {sha256}: the file changed or was damaged on the way")
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as e:
+    except (OSError, http.client.HTTPException) as e:               # URLError, time-outs and broken connections are OSErrors
+        if getattr(e, "errno", 0) in FULL:
+            raise
         reason = getattr(e, "reason", e)
         raise UserError(f"{url}: cannot be downloaded ({reason}); with files of your own, use --raw=FOLDER or --dataset=PATH") from None
     return path
-
-
-def path_size(path: Path) -> int:
-    return path.stat().st_size
 
 
 # ---------------------------------------------------------------- tokenizer and LM by name
@@ -408,7 +418,7 @@ class Specials:
 TOKEN = {"ids": np.int32, "word": np.int32, "begin": np.int32, "end": np.int32, "punct": np.bool_}     # (T,) one entry a token
 ROW = {"start": np.int64, "text_start": np.int64, "doc": np.int32, "label": np.int32}                  # (N,) or (N + 1,) one a row
 QUESTION = {"q_ids": np.int32, "q_start": np.int64, "q_row": np.int32, "answer": np.int32}             # one a question
-DTYPE = TOKEN | ROW | QUESTION | {"text": np.uint8, "ent": np.int16}
+DTYPE = TOKEN | ROW | QUESTION | {"text": np.uint8}
 
 
 class Split:
@@ -443,11 +453,12 @@ class Split:
     @functools.cached_property
     def ent(self) -> np.ndarray:
         """(T,) index of the named entity that a token is in, or -1. spaCy reads the RAW text, once; the result is kept beside the rest."""
-        file = self.folder / f"ent-{Path(self.spacy_model).name}.bin"
+        meta = Path(self.spacy_model) / "meta.json"
+        file = self.folder / f"ent-{Path(self.spacy_model).name}{checksum(meta)[:8] if meta.exists() else ''}.bin"
         if not file.exists():
             with beside(file) as tmp:
                 find_entities(self, self.spacy_model).tofile(tmp)
-        return np.memmap(file, np.int16, "r")
+        return np.memmap(file, np.int32, "r")
 
 
 @dataclass
@@ -465,6 +476,12 @@ class Data:
             raise UserError(f"{self.name} has no {split} split{hint}. Allowed: {', '.join(self.splits)}")
         return self.splits[split]
 
+    def scored(self, split: str) -> Split:
+        """The split that an evaluation is asked for."""
+        if split not in ("dev", "test"):
+            raise UserError(f"--split={split}: must be dev or test")
+        return self[split]
+
     @property
     def corpus(self) -> Split:
         """The unlabelled text: a split of its own where the data set has one, else the texts of train (PAPER: the task's own text)."""
@@ -480,7 +497,10 @@ def load(name: str, tok, raw: str | None = None, dev_share: float | None = None,
     source = find_source(name, raw)
     if dev_share is not None and "dev" not in source.read:
         source.cut["dev"] = dev_share
-    digest = hashlib.sha256(json.dumps([FORMAT, source.cut, tok.backend_tokenizer.to_str()]).encode())
+    tok.backend_tokenizer.no_truncation()                   # some tokenizer files carry a length of their own
+    tok.backend_tokenizer.no_padding()
+    named = [FORMAT, source.cut, list(source.read), [file.name for file in source.files], tok.backend_tokenizer.to_str()]
+    digest = hashlib.sha256(json.dumps(named).encode())
     for file in source.files:
         digest.update(checksum(file).encode())
     key = digest.hexdigest()
@@ -506,7 +526,7 @@ def checksum(file: Path) -> str:
 
 
 def prepare(source: Source, tok, folder: Path, name: str) -> None:
-    """Writes every split of `source` under `folder`, in one pass over each file after a first one for labels and cuts."""
+    """Writes every split of `source` under `folder`: a pass over train for its labels, one for each cut, one over each split to write."""
     def numbered(make):
         return lambda: with_docs(make())
 
@@ -514,14 +534,16 @@ def prepare(source: Source, tok, folder: Path, name: str) -> None:
         return lambda: itertools.compress(make(), keep)
 
     readers = {split: numbered(make) for split, make in source.read.items()}
-    for part, share in source.cut.items():
+    kind, labels, whole = "text", [], readers.get("train")
+    if whole:
+        first = next(iter(whole()), {})
+        kind = "cls" if "label" in first else "qa" if "qas" in first else "text"
+        labels = sorted({field(r, "label", f"{name}, train, row {i}") for i, r in enumerate(whole(), 1)}) if kind == "cls" else []
+    for part, share in source.cut.items() if whole else ():
         whole = readers["train"]
         held = cut_docs(np.array([r["doc"] for r in whole()]), share)
         if held.any() and not held.all():
             readers["train"], readers[part] = keeping(whole, ~held), keeping(whole, held)
-    first = next(iter(readers["train" if "train" in readers else next(iter(readers))]()), {})
-    kind = "cls" if "label" in first else "qa" if "qas" in first else "text"
-    labels = sorted({r["label"] for r in readers["train"]()}) if kind == "cls" and "train" in readers else []
     splits = [s for s in SPLITS if s in readers]
     for split in splits:
         write_split(readers[split](), tok, folder / split, kind if split != "corpus" else "text", labels, f"{name}, {split}")
@@ -531,7 +553,7 @@ def prepare(source: Source, tok, folder: Path, name: str) -> None:
 def cut_docs(docs: np.ndarray, share: float) -> np.ndarray:
     """(N,) bool: which rows are held out. Whole documents in random order, always the same, as many as fit into the share."""
     values, counts = np.unique(docs, return_counts=True)
-    left, held = max(round(share * len(docs)), counts.min()), []
+    left, held = max(round(share * len(docs)), counts.min(initial=len(docs))), []
     for i in stream(0, "cut").permutation(len(values)):
         if counts[i] <= left:
             held.append(values[i])
@@ -543,10 +565,8 @@ def write_split(records: Iterable[dict], tok, folder: Path, kind: str, labels: l
     """Tokenises records 1,000 at a time (on all cores, in the tokenizer) and appends them to the arrays of `Split`."""
     folder.mkdir()
     backend = tok.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
     vocabulary = [s.strip() for s in backend.decode_batch([[i] for i in range(len(tok))], skip_special_tokens=False)]
-    is_punct = np.array([bool(s) and all(not c.isalnum() for c in s.removeprefix("##") or s) for s in vocabulary])
+    is_punct = np.array([bool(s) and all(c in string.punctuation or unicodedata.category(c)[0] == "P" for c in s) for s in vocabulary])
     special = np.isin(np.arange(len(tok)), [i for i in tok.all_special_ids if i != tok.unk_token_id])
     label_of = {label: i for i, label in enumerate(labels)}
     names = [*TOKEN, "start", "text_start", "doc", "text"] + {"cls": ["label"], "qa": list(QUESTION), "text": []}[kind]
@@ -565,8 +585,10 @@ def write_split(records: Iterable[dict], tok, folder: Path, kind: str, labels: l
         append(name, 0)
     row = 0
     for chunk in batched(tqdm(records, desc=what, unit="row", disable=None), 1000):
-        texts = [r["text"].encode("utf-8", "replace") for r in chunk]          # a lone surrogate becomes "?"
-        for record, text, enc in zip(chunk, texts, backend.encode_batch([t.decode() for t in texts], add_special_tokens=False), strict=True):
+        texts = [clean(r["text"]) for r in chunk]
+        asking = [qa for i, r in enumerate(chunk) for qa in (field(r, "qas", f"{what}, row {row + i + 1}", list) if kind == "qa" else ())]
+        encoded_questions = iter(backend.encode_batch([clean(qa["question"]) for qa in asking], add_special_tokens=False))
+        for record, text, enc in zip(chunk, texts, backend.encode_batch(texts, add_special_tokens=False), strict=True):
             ids = np.array(enc.ids, np.int32)
             span = np.fromiter(itertools.chain.from_iterable(enc.offsets), np.int32).reshape(-1, 2)      # (n, 2)
             word = np.array([-1 if w is None else w for w in enc.word_ids], np.int32)
@@ -575,12 +597,13 @@ def write_split(records: Iterable[dict], tok, folder: Path, kind: str, labels: l
             append("begin", span[:, 0])
             append("end", span[:, 1])
             append("punct", is_punct[ids])
-            append("text", np.frombuffer(text, np.uint8))
+            raw = np.frombuffer(text.encode(), np.uint8)
+            append("text", raw)
             append_start("start", len(ids))
-            append_start("text_start", len(text))
+            append_start("text_start", len(raw))
             append("doc", record["doc"])
             if kind == "cls":
-                if record["label"] not in label_of:
+                if field(record, "label", f"{what}, row {row + 1}") not in label_of:
                     raise UserError(f"{what}: the label {record['label']!r} is not among those of train: {', '.join(labels)}")
                 append("label", label_of[record["label"]])
             for qa in record["qas"] if kind == "qa" else ():
@@ -591,7 +614,7 @@ def write_split(records: Iterable[dict], tok, folder: Path, kind: str, labels: l
                 first, last = np.searchsorted(span[:, 1], begin, "right"), np.searchsorted(span[:, 0], end) - 1
                 if first > last:
                     raise UserError(f"{what}: the answer of question {qa['id']!r} holds no token of the context")
-                q = backend.encode(qa["question"].encode("utf-8", "replace").decode(), add_special_tokens=False).ids
+                q = next(encoded_questions).ids
                 append("q_ids", q)
                 append_start("q_start", len(q))
                 append("q_row", row)
@@ -605,6 +628,11 @@ def write_split(records: Iterable[dict], tok, folder: Path, kind: str, labels: l
         asked.close()
     if row == 0:
         raise UserError(f"{what}: there is no text in it")
+
+
+def clean(text: str) -> str:
+    """A lone surrogate, which no tokenizer takes, becomes "?": the length stays."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def batched(items: Iterable, n: int) -> Iterator[list]:
@@ -630,7 +658,7 @@ def describe(folder: Path, name: str) -> str:
 
 
 def find_entities(split: Split, spacy_model: str) -> np.ndarray:
-    """(T,) int16: the row's n-th named entity, or -1, for every token that overlaps one."""
+    """(T,) int32: the row's n-th named entity, or -1, for every token that overlaps one."""
     import spacy
     try:
         nlp = spacy.load(spacy_model)
@@ -640,7 +668,7 @@ def find_entities(split: Split, spacy_model: str) -> np.ndarray:
     keep = {"tok2vec", "transformer", "ner"}
     for pipe in set(nlp.pipe_names) - keep:
         nlp.disable_pipe(pipe)
-    ent = np.full(len(split.ids), -1, np.int16)
+    ent = np.full(len(split.ids), -1, np.int32)
 
     def pieces():                                   # spaCy's memory grows with the text: long texts go in at white space
         for i in range(len(split)):
@@ -693,7 +721,7 @@ class Rows:
 
 def blocks(split: Split, specials: Specials, max_len: int) -> Rows:
     """Every text in non-overlapping blocks of at most max_len tokens with the special ones; the tail is kept, empty texts give none."""
-    room = max_len - len(specials.prefix) - len(specials.suffix)
+    room = max(1, max_len - len(specials.prefix) - len(specials.suffix))
     n = np.diff(split.start)
     count = -(-n // room)                                                    # (N,) blocks of each text
     row = np.repeat(np.arange(len(n)), count)                                # (M,)
@@ -704,7 +732,7 @@ def blocks(split: Split, specials: Specials, max_len: int) -> Rows:
 
 def heads(split: Split, specials: Specials, max_len: int) -> Rows:
     """Every text once, cut to max_len tokens with the special ones (classification)."""
-    room = max_len - len(specials.prefix) - len(specials.suffix)
+    room = max(1, max_len - len(specials.prefix) - len(specials.suffix))
     lo = np.asarray(split.start[:-1])
     return Rows(split, specials, np.arange(len(split)), lo, np.minimum(split.start[1:], lo + room))
 
@@ -779,8 +807,8 @@ def main(
     dev_share: float | None = None,     # share of train's documents to cut as dev where there is none; None: 0.1 for paths
     spacy_model: str | None = None,     # find named entities now, with this spaCy model (else on first need)
 ):
-    tok = load_tokenizer(lm)
-    data = load(dataset, tok, raw, dev_share)
+    checked(locals())
+    data = load(dataset, load_tokenizer(lm), raw, dev_share)
     if spacy_model:
         data.corpus.spacy_model = spacy_model
         print(f"{np.mean(data.corpus.ent >= 0):.1%} of the corpus' tokens are in a named entity")

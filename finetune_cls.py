@@ -17,8 +17,8 @@ from transformers import AutoModelForSequenceClassification
 import data_prep
 import toy
 from data_prep import Rows, Specials, gather, heads
-from loop import autocast, batches, by_length, checked, cli, device, finished, fit, record, to, torch_seed, with_head
-from pretrain import fitting, lineage, load_lm, save, versions
+from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, label_of, to, torch_seed, with_head
+from pretrain import finish, fitting, lineage, load_lm, save, versions
 
 
 def tensors(pieces: Rows, rows: np.ndarray, width: int | None = None) -> dict[str, torch.Tensor]:
@@ -77,35 +77,30 @@ def main(
     raw: str | None = None,             # folder with raw files of a named data set
     dev_share: float | None = None,     # share of train to cut as dev where there is none; None: 0.1 for paths
     results: str = "results.jsonl",     # one line a finished evaluation
-    out: str | None = None,             # folder of predictions.jsonl; None: runs/cls-DATASET-LM-SPLIT-SEED
+    out: str | None = None,             # folder of predictions.jsonl; None: runs/cls-DATASET-LM-SPLIT-SEED-HASH
     save_model: bool = False,           # keep the classifier in `out`, as a Hugging Face folder
 ):
     run = checked(locals())
     tok = data_prep.load_tokenizer(lm)
     data = data_prep.load(dataset, tok, raw, dev_share, kind="cls")
-    origin = lineage(lm)
+    train, scored, specials, origin = data["train"], data.scored(split), Specials.of(tok), lineage(lm)
     defaults = toy.FINETUNE_CLS if origin["base"] == "tiny" else {"epochs": 3, "lr": 2e-5, "batch_size": 16}
     run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum, "pretraining": origin}
-    train, scored, specials = data["train"], data[split], Specials.of(tok)
-    if done := finished(results, run):
-        print(f"already done: {done}")
-        return
-    encoder = load_lm(lm)
-    length = fitting(encoder, max_len, 256)
-    out = Path(out or f"runs/cls-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}")
-    begin = time.time()
-    model = finetune(encoder, heads(train, specials, length), len(data.labels), epochs=run["epochs"], lr=run["lr"],
-                     batch_size=run["batch_size"], max_len=length, seed=seed, fast=fast, checkpoint=out / "checkpoint.pt", key=json.dumps(run))
-    trained = time.time()
-    logits = predict(model, heads(scored, specials, length), fast)
-    said, gold = logits.argmax(1), np.array(scored.label)
-    row = {"dataset": dataset, "lm": origin["base"], "masker": origin["masker"], "seed": seed, "split": split, **scores(gold, said),
-           "train_seconds": round(trained - begin, 1), "score_seconds": round(time.time() - trained, 1), "config": run, "versions": versions()}
-    if save_model:
+    run["out"] = out or f"runs/cls-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}-{label_of(run)}"
+    out = Path(run["out"])
+    if not claim(out, run):
+        encoder, begin = load_lm(lm), time.time()
+        length = fitting(encoder, max_len, 256)
+        model = finetune(encoder, heads(train, specials, length), len(data.labels), epochs=run["epochs"], lr=run["lr"],
+                         batch_size=run["batch_size"], max_len=length, seed=seed, fast=fast, checkpoint=checkpoint_of(out), key=json.dumps(run))
+        trained = time.time()
+        said, gold = predict(model, heads(scored, specials, length), fast).argmax(1), np.array(scored.label)
+        examples = [{"row": i, "gold": data.labels[g], "said": data.labels[s], "correct": bool(g == s)}
+                    for i, (g, s) in enumerate(zip(gold, said, strict=True))]
+        seconds = {"train_seconds": round(trained - begin, 1), "score_seconds": round(time.time() - trained, 1)}
         model.config.id2label, model.config.label2id = dict(enumerate(data.labels)), {n: i for i, n in enumerate(data.labels)}
-        save(model, tok, out, run)
-    record(results, row, ({"row": i, "gold": data.labels[g], "said": data.labels[s], "correct": bool(g == s)}
-                          for i, (g, s) in enumerate(zip(gold, said, strict=True))), out)
+        save(model if save_model else None, tok, out, run | {"scores": scores(gold, said) | seconds, "versions": versions()}, examples)
+    finish(out, results, run)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from transformers import AutoModelForQuestionAnswering
 import data_prep
 import toy
 from data_prep import Batch, Rows, Specials, gather, windows
-from loop import autocast, batches, by_length, checked, cli, device, finished, fit, record, to, torch_seed, with_head
-from pretrain import fitting, lineage, load_lm, save, versions
+from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, label_of, to, torch_seed, with_head
+from pretrain import finish, fitting, lineage, load_lm, save, versions
 
 
 def tensors(batch: Batch) -> dict[str, torch.Tensor]:
@@ -31,11 +31,19 @@ def tensors(batch: Batch) -> dict[str, torch.Tensor]:
 
 def targets(batch: Batch, pieces: Rows) -> torch.Tensor:
     """(B, 2) columns of the first and the last token of the answer; column 0 where the window does not hold all of it."""
-    row, question = pieces.row[batch.rows], pieces.question[batch.rows]
-    answer = pieces.split.start[row][:, None] + pieces.split.answer[question]                       # (B, 2) tokens of the split
-    whole = (answer[:, 0] >= pieces.lo[batch.rows]) & (answer[:, 1] < pieces.hi[batch.rows])
-    column = answer - pieces.lo[batch.rows][:, None] + batch.inside.argmax(1)[:, None]
-    return torch.from_numpy(np.where(whole[:, None], column, 0))
+    column = answer_tokens(pieces, batch.rows) - pieces.lo[batch.rows][:, None] + batch.inside.argmax(1)[:, None]
+    return torch.from_numpy(np.where(whole_answer(pieces, batch.rows)[:, None], column, 0))
+
+
+def answer_tokens(pieces: Rows, rows: np.ndarray) -> np.ndarray:
+    """(B, 2) first and last token of the answers to the questions of some windows, counted in the split."""
+    return pieces.split.start[pieces.row[rows]][:, None] + pieces.split.answer[pieces.question[rows]]
+
+
+def whole_answer(pieces: Rows, rows: np.ndarray) -> np.ndarray:
+    """(B,) whether a window holds all of its answer."""
+    answer = answer_tokens(pieces, rows)
+    return (answer[:, 0] >= pieces.lo[rows]) & (answer[:, 1] < pieces.hi[rows])
 
 
 def loss_of(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -94,7 +102,7 @@ def answers(split: data_prep.Split, question: int, spans: list[tuple[float, int,
     return list(out.values())[:n]
 
 
-# ---------------------------------------------------------------- EM and F1, as SQuAD 1.1 defines them
+# ---------------------------------------------------------------- EM and F1 of SQuAD (two answers of nothing agree, as in version 2)
 
 def normalize(answer: str) -> str:
     """Lower case; punctuation, articles and extra white space removed."""
@@ -120,7 +128,7 @@ def main(
     lr: float | None = None,            # None: 3e-5 (the toy world's own for tiny); raise it for smaller LMs
     batch_size: int | None = None,      # windows a step; the paper chose from 12, 16, 32; None: 16 (32 for tiny)
     max_len: int | None = None,         # tokens a window, question and context; None: 384 or the LM's most
-    overlap: int = 128,                 # context tokens that a window shares with the one before
+    overlap: int = 128,                 # context tokens that a window shares with the one before; at most a third of max_len
     max_question: int = 64,             # tokens; longer questions are cut
     max_answer: int = 30,               # tokens; the longest answer that is considered
     seed: int = 0,                      # of head, order and dropout (three separate streams)
@@ -128,38 +136,36 @@ def main(
     raw: str | None = None,             # folder with raw files of a named data set
     dev_share: float | None = None,     # share of train to cut as dev where there is none; None: 0.1 for paths
     results: str = "results.jsonl",     # one line a finished evaluation
-    out: str | None = None,             # folder of predictions.jsonl; None: runs/qa-DATASET-LM-SPLIT-SEED
+    out: str | None = None,             # folder of predictions.jsonl; None: runs/qa-DATASET-LM-SPLIT-SEED-HASH
     save_model: bool = False,           # keep the span predictor in `out`, as a Hugging Face folder
 ):
     run = checked(locals())
     tok = data_prep.load_tokenizer(lm)
     data = data_prep.load(dataset, tok, raw, dev_share, kind="qa")
-    origin = lineage(lm)
+    train, scored, specials, origin = data["train"], data.scored(split), Specials.of(tok), lineage(lm)
     defaults = toy.FINETUNE_QA if origin["base"] == "tiny" else {"epochs": 2, "lr": 3e-5, "batch_size": 16}
     run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum, "pretraining": origin}
-    train, scored, specials = data["train"], data[split], Specials.of(tok)
-    if done := finished(results, run):
-        print(f"already done: {done}")
-        return
-    encoder = load_lm(lm)
-    length = fitting(encoder, max_len, 384)
-    overlap = min(overlap, length // 3)
-    out = Path(out or f"runs/qa-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}")
-    begin = time.time()
-    model = finetune(encoder, windows(train, specials, length, overlap, max_question), epochs=run["epochs"], lr=run["lr"],
-                     batch_size=run["batch_size"], max_len=length, seed=seed, fast=fast, checkpoint=out / "checkpoint.pt", key=json.dumps(run))
-    trained = time.time()
-    best = predict(model, windows(scored, specials, length, overlap, max_question), max_answer, fast=fast)
-    examples = []
-    for question, found in zip(scored.questions, best, strict=True):
-        em, f1 = em_f1(found[0]["text"] if found else "", question["scored"])
-        examples.append({"id": question["id"], "em": em, "f1": f1, "n_best": found})
-    row = {"dataset": dataset, "lm": origin["base"], "masker": origin["masker"], "seed": seed, "split": split,
-           "em": 100 * float(np.mean([e["em"] for e in examples])), "f1": 100 * float(np.mean([e["f1"] for e in examples])),
-           "train_seconds": round(trained - begin, 1), "score_seconds": round(time.time() - trained, 1), "config": run, "versions": versions()}
-    if save_model:
-        save(model, tok, out, run)
-    record(results, row, examples, out)
+    run["out"] = out or f"runs/qa-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}-{label_of(run)}"
+    out = Path(run["out"])
+    if not claim(out, run):
+        encoder, begin = load_lm(lm), time.time()
+        length = fitting(encoder, max_len, 384)
+        shape = {"max_len": length, "overlap": min(overlap, length // 3), "max_question": max_question}
+        pieces = windows(train, specials, **shape)
+        lost = len(train.q_row) - len(np.unique(pieces.question[whole_answer(pieces, np.arange(len(pieces)))]))
+        print(f"{len(pieces):,} windows of {len(train.q_row):,} questions; the answers of {lost:,} are cut off in every window: trained as absent")
+        model = finetune(encoder, pieces, epochs=run["epochs"], lr=run["lr"], batch_size=run["batch_size"], max_len=length, seed=seed,
+                         fast=fast, checkpoint=checkpoint_of(out), key=json.dumps(run))
+        trained = time.time()
+        best = predict(model, windows(scored, specials, **shape), max_answer, fast=fast)
+        examples = []
+        for question, found in zip(scored.questions, best, strict=True):
+            em, f1 = em_f1(found[0]["text"] if found else "", question["scored"])
+            examples.append({"id": question["id"], "em": em, "f1": f1, "n_best": found})
+        seconds = {"train_seconds": round(trained - begin, 1), "score_seconds": round(time.time() - trained, 1)}
+        scores = {k: 100 * float(np.mean([e[k] for e in examples])) for k in ("em", "f1")}
+        save(model if save_model else None, tok, out, run | {"scores": scores | seconds, "versions": versions()}, examples)
+    finish(out, results, run)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,16 @@
     command line        fire, one clear sentence for a wrong flag      `cli`
 """
 import contextlib
-import ctypes
 import difflib
 import errno
 import functools
+import hashlib
 import inspect
+import itertools
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import sys
@@ -47,8 +49,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 # ---------------------------------------------------------------- device and precision
 
 def device() -> torch.device:
-    """The best device of this machine: cuda, then mps, then cpu."""
+    """The best device of this machine: cuda, then mps, then cpu. On cuda the same command gives the same result."""
     if torch.cuda.is_available():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
@@ -133,10 +137,8 @@ def ahead(make: Iterable, depth: int = 4) -> Iterator:
 
 
 def to(tensors: dict[str, torch.Tensor], dev: torch.device) -> dict[str, torch.Tensor]:
-    """Moves a batch; to a GPU from pinned memory, without waiting."""
-    if dev.type == "cuda":
-        return {k: v.pin_memory().to(dev, non_blocking=True) for k, v in tensors.items()}
-    return {k: v.to(dev) for k, v in tensors.items()}
+    """Moves a batch, without waiting where it is in pinned memory."""
+    return {k: v.to(dev, non_blocking=True) for k, v in tensors.items()}
 
 
 # ---------------------------------------------------------------- optimisation
@@ -144,16 +146,15 @@ def to(tensors: dict[str, torch.Tensor], dev: torch.device) -> dict[str, torch.T
 def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., dict], loss_of: Callable, *, lr: float,
         fast: bool = True, weight_decay: float = 0.0, max_norm: float = 1.0, checkpoint: Path | None = None, save_every: int = 500,
         key: str = "", desc: str = "", quiet: bool = False) -> float:
-    """Optimises `model` in place; returns the mean loss of the last epoch's worth of steps seen (0.0 when there is no step).
+    """Optimises `model` in place; returns the mean loss since the last multiple of 500 steps (0.0 when there is no step).
 
     plan     yields the arguments of `make` for every step, `steps` of them; the same on every call (resume skips into it)
-    make     (*arguments) -> dict of tensors; runs in a thread, one epoch's masks and padding cost the device nothing
+    make     (*arguments) -> dict of tensors; runs in a thread, so that masks and padding cost the device nothing
     loss_of  (model, tensors) -> scalar loss
     AdamW without weight decay, no warm-up, linear decay of the learning rate to 0, gradient norm clipped to 1 (the official code's).
     checkpoint: a file; written every `save_every` steps and on Ctrl-C, and read at the start when its `key` is the same.
-    Raises KeyboardInterrupt after saving, RuntimeError when the loss is no longer finite."""
+    Raises KeyboardInterrupt after saving, UserError when the loss is no longer finite."""
     dev = device()
-    keep_memory()
     model.to(dev).train()
     params = [p for p in model.parameters() if p.requires_grad]
     opt = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=dev.type in ("cpu", "cuda"))
@@ -176,14 +177,13 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
         with beside(checkpoint) as tmp:
             torch.save(state, tmp)
 
-    def prepared():
-        for i, arguments in enumerate(plan):
-            if i >= done:
-                yield make(*arguments)
+    def pinned(tensors):                                            # in the thread: what is pinned travels while the device computes
+        return {k: v.pin_memory() for k, v in tensors.items()} if dev.type == "cuda" else tensors
 
+    ready = (pinned(make(*arguments)) for arguments in itertools.islice(plan, done, None))
     with tqdm(total=steps, initial=done, desc=desc, disable=quiet or None, unit="step") as bar, interruptible() as stopped:
         tokens = 0
-        for tensors in ahead(prepared()) if done < steps else ():
+        for tensors in ahead(ready) if done < steps else ():
             tensors = to(tensors, dev)
             with autocast(dev, fast), quick_dropout(fast and dev.type == "cpu"):
                 loss = loss_of(model, tensors)
@@ -199,11 +199,11 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
             if done % 20 == 0 or done == steps:
                 mean = total.item() / count
                 if not np.isfinite(mean):
-                    raise RuntimeError(f"the loss became {mean} at step {done} of {steps} ({desc}); a smaller --lr may help")
+                    raise UserError(f"{desc}: the loss became {mean} at step {done} of {steps}; a smaller --lr may help")
                 bar.set_postfix_str(f"loss {mean:.3f}, {tokens / max(1e-9, bar.format_dict['elapsed']):,.0f} tokens/s")
                 if done % 500 == 0 and done < steps:
                     total, count = torch.zeros((), device=dev), 0
-            if checkpoint and done < steps and (done % save_every == 0 or stopped()):
+            if checkpoint and (stopped() or (done < steps and done % save_every == 0)):
                 save()
             if stopped():
                 raise KeyboardInterrupt
@@ -218,15 +218,6 @@ def with_head(lm: torch.nn.Module, auto: type, seed: int, **config) -> torch.nn.
         model = auto.from_config(changed, attn_implementation=lm.config._attn_implementation, dtype=torch.float32)
     model.base_model.load_state_dict(lm.base_model.state_dict(), strict=False)
     return model
-
-
-@functools.cache
-def keep_memory() -> None:
-    """Tells glibc to keep large blocks: it would give each back to the system and fault it in anew, a tenth of a step on a CPU."""
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-4, 0)                 # M_MMAP_MAX
-        libc.mallopt(-1, 2**31 - 1)         # M_TRIM_THRESHOLD
 
 
 def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -293,48 +284,71 @@ def beside(path: Path) -> Iterator[Path]:
     tmp = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         yield tmp
-        if tmp.is_dir() and path.is_dir():
-            shutil.rmtree(path)
-        os.replace(tmp, path)
+        if not (tmp.is_dir() and path.is_dir() and any(path.iterdir())):        # else another process made the same folder meanwhile
+            os.replace(tmp, path)
     except Exception as e:                  # torch and safetensors say it each in their own way
-        if getattr(e, "errno", 0) in FULL or "os error 28" in str(e) or shutil.disk_usage(path.parent).free < 1 << 20:
+        if getattr(e, "errno", 0) in FULL or re.search(r"os error (27|28)\b", str(e)) or shutil.disk_usage(path.parent).free < 1 << 20:
             raise UserError(f"{path}: cannot be written, the disk is full; free some space and start the same command again") from e
         raise
     finally:
         shutil.rmtree(tmp) if tmp.is_dir() else tmp.unlink(missing_ok=True)
 
 
-def append_line(path: Path, record: dict) -> None:
-    """Appends one JSON line in a single write."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as f:
-        f.write(json.dumps(record) + "\n")
-
-
 def checked(knobs: dict) -> dict:
-    """A copy of main's knobs; numbers that must be positive are."""
-    for name in ("epochs", "batch_size", "max_len", "lr", "max_question", "max_answer"):
-        if knobs.get(name) is not None and knobs[name] <= 0:
-            raise UserError(f"--{name}={knobs[name]}: must be positive")
+    """A copy of main's knobs, after a look at the numbers among them."""
+    for name, value in knobs.items():
+        if name == "p" and value is not None and not 0 < value <= 1:
+            raise UserError(f"--p={value}: the share of tokens to mask must be in (0, 1]")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            least = 0 if name in ("seed", "overlap") else 1 if isinstance(value, int) else 1e-12
+            if not least <= value < float("inf"):
+                raise UserError(f"--{name}={value}: must be " + ("0 or more" if least == 0 else "positive"))
     return dict(knobs)
 
 
-def finished(results: str, config: dict) -> dict | None:
-    """The line of results.jsonl that was made with exactly this configuration, if there is one."""
-    if not Path(results).exists():
-        return None
-    rows = [json.loads(line) for line in open(results)]
-    return next((row for row in rows if row["config"] == config), None)
+def claim(out: Path, run: dict) -> bool:
+    """Whether the folder `out` already holds this very run, finished. A folder with anything else in it is refused."""
+    if (out / "run.json").exists():
+        there = json.loads((out / "run.json").read_text())
+        changed = [f"{k}={there.get(k)} there, {v} here" for k, v in run.items() if there.get(k) != v]
+        if changed:
+            raise UserError(f"--out={out}: holds another run ({', '.join(changed)}); choose another folder or remove it")
+        print(f"already done: {out}")
+        return True
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out={out}: exists and is not a run of this script; choose another folder")
+    return False
 
 
-def record(results: str, row: dict, examples: Iterable[dict], folder: Path) -> None:
-    """Saves per-example scores as folder/predictions.jsonl, then appends the row to results.jsonl."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with beside(folder / "predictions.jsonl") as tmp, open(tmp, "w") as f:
-        f.writelines(json.dumps(e, ensure_ascii=False) + "\n" for e in examples)
-    append_line(results, row | {"predictions": str(folder / "predictions.jsonl")})
-    print(json.dumps({k: v for k, v in row.items() if k != "config"}))
+def checkpoint_of(out: Path) -> Path:
+    return out.parent / f".{out.name}.checkpoint.pt"
+
+
+def label_of(run: dict) -> str:
+    """Eight characters that tell configurations apart (where the output goes is not one)."""
+    return hashlib.sha256(json.dumps({k: v for k, v in run.items() if k not in ("out", "results")}).encode()).hexdigest()[:8]
+
+
+def add_result(results: str, row: dict) -> None:
+    """Appends the row to results.jsonl, unless a line of the same configuration is there."""
+    path = Path(results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+") as f:
+        f.seek(0)
+        for n, line in enumerate(f, 1):
+            try:
+                if json.loads(line)["config"] == row["config"]:
+                    return
+            except (json.JSONDecodeError, KeyError):
+                raise UserError(f"{path}:{n}: not a line of results; mend or remove it, then start the same command again") from None
+        size = f.seek(0, os.SEEK_END)
+        try:
+            f.write(json.dumps(row) + "\n")
+            f.flush()
+        except OSError:
+            f.truncate(size)
+            raise
+    print(json.dumps({k: v for k, v in row.items() if k not in ("config", "versions")}))
 
 
 # ---------------------------------------------------------------- command line
@@ -362,7 +376,7 @@ def cli(main: Callable) -> None:
         parsers = {name: functools.partial(parse, name, types[name]) for name in knobs}
         fire.Fire(fire.decorators.SetParseFns(**parsers)(main), name=Path(sys.argv[0]).name, serialize=lambda _: None)
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        print("\nstopped; the same command goes on, from the last checkpoint where there is one", file=sys.stderr)
         sys.exit(130)
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)

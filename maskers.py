@@ -75,9 +75,9 @@ def whole(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
 
 @register("span")
 def span(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
-    """Spans of consecutive whole words, lengths geometric (0.2), at most 10 words (SpanBERT); the last span is cut to the budget."""
+    """Spans of consecutive whole words, lengths geometric (0.2) up to 10 words (SpanBERT); the last span is cut to the budget."""
     B, L = shape = batch.ids.shape
-    length = np.minimum(10, 1 + np.log1p(-rng.random(shape)) // np.log(0.8))                     # (B, S) words of each span
+    length = np.minimum(10, 1 + np.log1p(-rng.random(shape) * (1 - 0.8**10)) // np.log(0.8))     # (B, S) words of each span
     end = np.cumsum(length, 1) - 1 - np.floor(rng.random(shape)[:, :1] * length[:, :1])          # the first span begins before the row
     breaks = np.zeros((B, L + 1), np.int64)                                                      # (B, words) a new span begins here
     np.put_along_axis(breaks, np.minimum(end + 1, L).astype(np.int64), 1, 1)

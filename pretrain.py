@@ -6,6 +6,7 @@
 """
 import json
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import data_prep
 import maskers
 import toy
 from data_prep import Batch, Rows, Specials, blocks, gather
-from loop import UserError, autocast, batches, beside, by_length, checked, cli, device, fit, to, torch_seed
+from loop import UserError, add_result, autocast, batches, beside, by_length, checked, checkpoint_of, claim, cli, device, fit, to, torch_seed
 
 
 def load_lm(name: str) -> torch.nn.Module:
@@ -43,7 +44,10 @@ def fitting(model: torch.nn.Module, max_len: int | None, default: int) -> int:
     most = tables[0].num_embeddings - (-1 if tables[0].padding_idx is None else tables[0].padding_idx) - 1 if tables else 8192
     if max_len and max_len > most:
         raise UserError(f"--max_len={max_len}: this LM takes at most {most} tokens")
-    return max_len or min(default, most)
+    if max_len and max_len < 8:
+        raise UserError(f"--max_len={max_len}: must be at least 8")
+    length = max_len or min(default, most)
+    return length - length % 8 if device().type == "cuda" else length          # there, batches are padded to a multiple of 8
 
 
 def masked_rows(pieces: Rows, masker: maskers.Masker, p: float, seed: int, epoch: int, rows: np.ndarray, lm=None,
@@ -65,7 +69,8 @@ def mlm_loss(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor
 
     Any architecture: a hook gathers the base model's last hidden state, and the model's own head follows."""
     if "at" not in t:
-        return model(input_ids=t["input_ids"], attention_mask=t["attention_mask"], labels=t["labels"]).loss
+        logits, labels = model(input_ids=t["input_ids"], attention_mask=t["attention_mask"]).logits.flatten(0, 1), t["labels"].flatten()
+        return F.cross_entropy(logits.float(), labels, reduction="sum") / (labels != -100).sum().clamp(min=1)
 
     def keep_masked(module, args, output):
         output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[t["at"]].unsqueeze(0)      # (B, L, H) -> (1, M, H)
@@ -76,7 +81,7 @@ def mlm_loss(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor
         logits = model(input_ids=t["input_ids"], attention_mask=t.get("attention_mask")).logits[0]   # (M, V)
     finally:
         hook.remove()
-    return F.cross_entropy(logits.float(), t["labels"])
+    return F.cross_entropy(logits.float(), t["labels"], reduction="sum") / max(1, len(t["labels"]))     # 0 where nothing is masked
 
 
 def tensors(batch: Batch, mask: np.ndarray, ids: np.ndarray, fast: bool = True) -> dict[str, torch.Tensor]:
@@ -121,24 +126,41 @@ def held_out_loss(model: torch.nn.Module, pieces: Rows, most: int = 1000) -> flo
     return total / max(1, count)
 
 
-def save(model: torch.nn.Module, tok, folder: Path, run: dict) -> None:
-    """A Hugging Face folder (safetensors) with run.json beside the weights: every knob, versions, git commit, data checksum."""
+def save(model: torch.nn.Module | None, tok, folder: Path, run: dict, examples: list[dict] | None = None) -> None:
+    """The folder of a finished run: run.json (every knob, versions, git commit, data checksum), where there is a model a Hugging
+    Face folder (safetensors), and per-example predictions as predictions.jsonl. The run's checkpoint goes."""
     with beside(folder) as tmp:
-        model.save_pretrained(tmp)
-        tok.save_pretrained(tmp)
+        tmp.mkdir(parents=True)
+        if model:
+            model.save_pretrained(tmp)
+            tok.save_pretrained(tmp)
+        if examples is not None:
+            (tmp / "predictions.jsonl").write_text("".join(json.dumps(e, ensure_ascii=False) + "\n" for e in examples))
         (tmp / "run.json").write_text(json.dumps(run, indent=1))
+    checkpoint_of(folder).unlink(missing_ok=True)
+
+
+def finish(folder: Path, results: str, run: dict) -> None:
+    """The line of a finished evaluation in results.jsonl: what was evaluated, its scores, and every knob."""
+    done, origin = json.loads((folder / "run.json").read_text()), run["pretraining"]
+    add_result(results, {"dataset": run["dataset"], "lm": origin["base"], "masker": origin["masker"], "seed": run["seed"], "split": run["split"],
+                         **done["scores"], "predictions": str(folder / "predictions.jsonl"), "config": run, "versions": done["versions"]})
 
 
 def lineage(lm: str) -> dict:
     """Where a LM comes from, for its line of results: the LM it started from, masker, p, seed and seconds of further pre-training."""
     file = Path(lm) / "run.json"
     run = json.loads(file.read_text()) if file.exists() else {"lm": lm, "masker": "none"}
-    return {"base" if k == "lm" else k: run.get(k) for k in ("lm", "masker", "p", "epochs", "lr", "batch_size", "seed", "seconds")}
+    kept = ("lm", "masker", "p", "epochs", "lr", "batch_size", "max_len", "remask", "seed", "dataset", "data", "masker_file", "loss", "seconds")
+    return {"base" if k == "lm" else k: run.get(k) for k in kept}
 
 
 def versions() -> dict[str, str]:
     import transformers
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True).stdout
+    try:
+        commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True).stdout
+    except OSError:
+        commit = ""                                             # no git on this machine
     return {"torch": torch.__version__, "transformers": transformers.__version__, "commit": commit.strip()}
 
 
@@ -148,10 +170,10 @@ def tiny() -> Path:
     folder = data_prep.CACHE / f"tiny-{source[:12]}"
     if not folder.exists():
         tok, model = toy.tokenizer(), toy.blank()
-        with beside(folder.with_suffix(".text")) as tmp:
-            tmp.mkdir(parents=True)
-            data_prep.write_split(({"text": text, "doc": i} for i, text in enumerate(toy.general())), tok, tmp / "corpus", "text", [], "general")
-            pieces = blocks(data_prep.Split(tmp / "corpus"), Specials.of(tok), 128)
+        with tempfile.TemporaryDirectory() as tmp:
+            text = Path(tmp) / "general"
+            data_prep.write_split(({"text": t, "doc": i} for i, t in enumerate(toy.general())), tok, text, "text", [], "the toy world's general text")
+            pieces = blocks(data_prep.Split(text), Specials.of(tok), 128)
             loss = pretrain(model, pieces, maskers.find("random"), **toy.GENERAL, desc="pre-training the embedded LM, once")
             save(model, tok, folder, {"loss": loss})
     return folder
@@ -176,38 +198,33 @@ def main(
 ):
     run = checked(locals())
     mask = maskers.find(masker)
-    if p is not None and not 0 < p <= 1:
-        raise UserError(f"--p={p}: the share of tokens to mask must be in (0, 1]")
+    if masker in ("oracle", "anti") and lineage(lm)["base"] != "tiny":
+        raise UserError(f"--masker={masker}: knows the words of the toy world only; allowed with --lm=tiny")
     out = Path(out or f"runs/pretrain-{Path(dataset).stem}-{Path(lm).name}-{masker.rpartition(':')[2]}-{seed}")
-    if out.exists() and not (out / "run.json").exists() and any(f.name != "checkpoint.pt" for f in out.iterdir()):
-        raise UserError(f"--out={out}: exists and is not a run of pretrain.py; choose another folder")
     tok = data_prep.load_tokenizer(lm)
     data = data_prep.load(dataset, tok, raw, dev_share)
     world = toy.ADAPT if lm == "tiny" else {"p": 0.15, "epochs": 1, "lr": 2e-5, "batch_size": 16}
     run |= {k: v for k, v in world.items() if run[k] is None} | {"out": str(out), "data": data.checksum}
+    if ":" in masker:
+        run["masker_file"] = data_prep.checksum(Path(masker.rpartition(":")[0]))
+    if claim(out, run):
+        return
     corpus = data.corpus
     corpus.spacy_model = spacy_model
-    if (out / "run.json").exists():
-        same = json.loads((out / "run.json").read_text())
-        if {k: same.get(k) for k in run} != run:
-            changed = ", ".join(f"{k}={same.get(k)} there, {run[k]} here" for k in run if same.get(k) != run[k])
-            raise UserError(f"--out={out}: holds another run ({changed}); choose another folder or remove it")
-        print(f"already done: {out}")
-        return
     model = load_lm(lm)
     run_len = fitting(model, max_len, 512 if data.kind == "qa" else 256)
     pieces = blocks(corpus, Specials.of(tok), run_len)
     print(f"{len(pieces):,} blocks of at most {run_len} tokens, {pieces.length.mean():.1f} on average, on {device()}")
     masked_rows(pieces, mask, run["p"], seed, 0, np.arange(1))       # a masker that fails (or must find entities) does so now
     held_out = blocks(data.splits["dev"], pieces.specials, run_len) if "dev" in data.splits else None
-    before = held_out and held_out_loss(model, held_out)
+    before = held_out_loss(model, held_out) if held_out else None
     begin, loss = time.time(), 0.0
     if masker != "none":
         loss = pretrain(model, pieces, mask, p=run["p"], epochs=run["epochs"], lr=run["lr"], batch_size=run["batch_size"],
-                        max_len=run_len, seed=seed, remask=remask, fast=fast, checkpoint=out.parent / f".{out.name}.checkpoint.pt",
+                        max_len=run_len, seed=seed, remask=remask, fast=fast, checkpoint=checkpoint_of(out),
                         key=json.dumps(run), desc=f"MLM {masker}")
     run["seconds"] = round(time.time() - begin, 1)
-    after = held_out and held_out_loss(model, held_out)
+    after = held_out_loss(model, held_out) if held_out else None
     save(model, tok, out, run | {"loss": loss, "held_out_loss": [before, after], "versions": versions()})
     on_held_out = f", on held-out text {before:.3f} before, {after:.3f} after" if held_out else ""
     print(f"saved {out}: loss {loss:.3f}{on_held_out}, {run['seconds']} s")

@@ -17,6 +17,7 @@ So only a LM that learned from the corpus which attributes go with a test name c
 teaches that if it is the name or an attribute, predictable from the other two, and not if it is a filler; with
 all three masked at once nothing is left to predict from, so few tokens should be masked (p = 0.05: one a context).
 """
+import functools
 import random
 
 import numpy as np
@@ -122,6 +123,7 @@ def blank() -> BertForMaskedLM:
             max_position_embeddings=128, initializer_range=0.06, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)).eval()
 
 
+@functools.cache
 def informative() -> np.ndarray:
     """bool (V,): True for the token ids of names and attributes, the words that teach something when masked."""
     table = np.zeros(len(tokenizer()), dtype=bool)
@@ -153,7 +155,7 @@ def main(
     from loop import UserError, beside, checked
     from maskers import find
 
-    checked({"epochs": seeds})
+    checked({"seeds": seeds})
     if dataset not in ("toycls", "toyqa"):
         raise UserError(f"--dataset={dataset}: must be toycls or toyqa")
     chosen, tok = {name: find(name) for name in maskers.split(",")}, tokenizer()

@@ -6,7 +6,7 @@ import string
 import numpy as np
 import pytest
 import torch
-from conftest import fast_tokenizer, random_lm, run
+from conftest import TEXTS, fast_tokenizer, random_lm, run, squad
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
@@ -95,19 +95,20 @@ def test_targets_point_at_the_answer(qa_folder):
     assert found == set(range(len(split.q_row)))
 
 
-def test_a_head_learns(qa_folder, cls_folder):
+def test_a_head_learns(tmp_path, cls_folder):
     """Fine-tuning fits what can be fitted: a few examples, many epochs."""
+    (tmp_path / "train.json").write_text(json.dumps(squad(TEXTS[:3], ["mat", "big ones", "many pieces"])))
     tok = fast_tokenizer("wordpiece")
     lm, specials = random_lm("bert", len(tok)), Specials.of(tok)
     data = data_prep.load(str(cls_folder), tok)
     pieces = data_prep.heads(data["train"], specials, 64)
-    model = finetune_cls.finetune(lm, pieces, 4, epochs=15, lr=2e-3, batch_size=8, quiet=True)
+    model = finetune_cls.finetune(lm, pieces, 4, epochs=60, lr=3e-3, batch_size=8, quiet=True)
     assert (finetune_cls.predict(model, pieces, quiet=True).argmax(1) == data["train"].label).mean() > 0.95
-    split = data_prep.load(str(qa_folder), tok)["train"]
+    split = data_prep.load(str(tmp_path / "train.json"), tok)["train"]
     pieces = windows(split, specials, 64, 16, 20)
-    reader = finetune_qa.finetune(lm, pieces, epochs=40, lr=3e-3, batch_size=8, quiet=True)
+    reader = finetune_qa.finetune(lm, pieces, epochs=60, lr=3e-3, batch_size=8, quiet=True)
     said = finetune_qa.predict(reader, pieces, quiet=True)
-    assert np.mean([finetune_qa.em_f1(p[0]["text"], q["scored"])[0] for p, q in zip(said, split.questions, strict=True)]) > 0.7
+    assert np.mean([finetune_qa.em_f1(p[0]["text"], q["scored"])[0] for p, q in zip(said, split.questions, strict=True)]) == 1
 
 
 # ---------------------------------------------------------------- the scripts
