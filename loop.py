@@ -42,7 +42,7 @@ class UserError(Exception):
 def nearest(name: str, known: Iterable[str]) -> str:
     """'; did you mean X?' for the nearest known name, and the list of what is allowed."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, 1)
+    close = [k for k in known if k.startswith(name)] or difflib.get_close_matches(name, known, 1)
     return (f"; did you mean {close[0]!r}?" if close else ";") + f" Allowed: {', '.join(known)}"
 
 
@@ -181,7 +181,8 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
         return {k: v.pin_memory() for k, v in tensors.items()} if dev.type == "cuda" else tensors
 
     ready = (pinned(make(*arguments)) for arguments in itertools.islice(plan, done, None))
-    with tqdm(total=steps, initial=done, desc=desc, disable=quiet or None, unit="step") as bar, interruptible() as stopped:
+    every = 0.1 if sys.stderr.isatty() else 60                      # seconds between two states of the bar: a log gets a line a minute
+    with tqdm(total=steps, initial=done, desc=desc, disable=quiet, mininterval=every, unit="step") as bar, interruptible() as stopped:
         tokens = 0
         for tensors in ahead(ready) if done < steps else ():
             tensors = to(tensors, dev)
@@ -300,9 +301,9 @@ def checked(knobs: dict) -> dict:
         if name == "p" and value is not None and not 0 < value <= 1:
             raise UserError(f"--p={value}: the share of tokens to mask must be in (0, 1]")
         if isinstance(value, int | float) and not isinstance(value, bool):
-            least = 0 if name in ("seed", "overlap") else 1 if isinstance(value, int) else 1e-12
+            least = {"seed": 0, "overlap": 0, "max_len": 8}.get(name, 1 if isinstance(value, int) else 1e-12)
             if not least <= value < float("inf"):
-                raise UserError(f"--{name}={value}: must be " + ("0 or more" if least == 0 else "positive"))
+                raise UserError(f"--{name}={value}: must be " + ("positive" if least in (1, 1e-12) else f"{least} or more"))
     return dict(knobs)
 
 

@@ -44,8 +44,6 @@ def fitting(model: torch.nn.Module, max_len: int | None, default: int) -> int:
     most = tables[0].num_embeddings - (-1 if tables[0].padding_idx is None else tables[0].padding_idx) - 1 if tables else 8192
     if max_len and max_len > most:
         raise UserError(f"--max_len={max_len}: this LM takes at most {most} tokens")
-    if max_len and max_len < 8:
-        raise UserError(f"--max_len={max_len}: must be at least 8")
     length = max_len or min(default, most)
     return length - length % 8 if device().type == "cuda" else length          # there, batches are padded to a multiple of 8
 

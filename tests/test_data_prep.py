@@ -83,19 +83,25 @@ def test_answers_survive_every_tokenizer(tmp_path):
 
 def test_emrqa_notes(tmp_path, tok):
     """A synthetic file of the shape of n2c2's data.json: kept are questions with one piece of evidence; notes never straddle splits."""
-    notes = []
-    for i in range(10):
-        notes.append({"note_id": str(i), "context": [f"Patient {i} was given \n", "aspirin  daily\n", "for pain.\n"], "qas": [
-            {"question": ["what drug?", "which medication?"], "answers": [{"evidence": "aspirin daily for pain", "answer_entity_type": "single"}]},
-            {"question": ["is it yes?"], "answers": [{"evidence": "yes"}]},
-            {"question": ["two?"], "answers": [{"evidence": "aspirin"}, {"evidence": "pain"}]},
-            {"question": ["not there?"], "answers": [{"evidence": "morphine"}]}]})
-    (tmp_path / "data.json").write_text(json.dumps({"data": [{"title": "medication", "paragraphs": notes}]}))
+    lines = ["Patient {} took pain killers \n", "aspirin  daily\n", "for pain.\n"]
+    notes = [{"note_id": str(i), "context": [lines[0].format(i), *lines[1:]], "qas": [
+        {"id": [["x"]], "question": ["what drug?", "which medication?"], "answers": [{"evidence": "aspirin daily for pain", "text": "aspirin"}]},
+        {"id": [["x"]], "question": ["what for?"], "answers": [{"evidence": "pain", "evidence_start": 2, "text": "pain"}]},
+        {"id": [["x"]], "question": ["is it yes?"], "answers": [{"evidence": "yes"}]},
+        {"id": [["x"]], "question": ["two?"], "answers": [{"evidence": "aspirin"}, {"evidence": "pain"}]},
+        {"id": [["x"]], "question": ["not there?"], "answers": [{"evidence": "morphine"}]},
+        {"id": [["x"]], "question": ["only a piece of a word?"], "answers": [{"evidence": "spirin"}]},
+        {"id": [["x"]], "question": ["smoker?"], "answers": [{"evidence": "", "text": "Patient"}]}]} for i in range(10)]
+    other = [{**n, "context": "".join(n["context"])} for n in notes]           # the same notes again in another part, as one string
+    (tmp_path / "data.json").write_text(json.dumps({"data": [{"title": "medication", "paragraphs": notes}, {"title": "risk", "paragraphs": other}]}))
     data = load("emrqa", tok, str(tmp_path))
-    assert (len(data["train"]), len(data["test"])) == (8, 2)
+    assert (len(data["train"]), len(data["test"])) == (16, 4)
     assert not set(texts_of(data["train"])) & set(texts_of(data["test"]))
-    q = data["test"].questions
-    assert len(q) == 4 and all(re.sub(r"\s+", " ", s) == "aspirin daily for pain" for x in q for s in x["scored"])
+    split = data["test"]
+    assert [x["question"] for x in split.questions] == ["what drug?", "which medication?", "what for?"] * 4
+    assert all(re.sub(r"\s+", " ", s) in ("aspirin daily for pain", "pain") for x in split.questions for s in x["scored"])
+    text, (first, _) = split.raw(0), split.start[0] + split.answer[2]
+    assert text[:split.begin[first]].count("\n") == 2                           # the "pain" of the third line, not of the first
 
 
 def test_original_imdb_as_archive_and_as_folder(tmp_path, tok):
@@ -115,13 +121,26 @@ def test_original_imdb_as_archive_and_as_folder(tmp_path, tok):
 
 
 @needs_shared
+def test_the_counts_of_imdb():
+    """All 50,000 reviews through the real preparation, by a tokenizer that makes one token of each text."""
+    from tokenizers import Tokenizer, models, processors
+    from transformers import PreTrainedTokenizerFast
+    one = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1, "[MASK]": 2}, unk_token="[UNK]"))
+    one.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    data = load("imdb", PreTrainedTokenizerFast(tokenizer_object=one, unk_token="[UNK]", pad_token="[PAD]", mask_token="[MASK]"),
+                str(SHARED / "data/imdb"))
+    assert [len(data[s]) for s in ("train", "dev", "test")] == [20_000, 5_000, 25_000] and data.labels == ["neg", "pos"]
+    assert not set(data["train"].doc) & set(data["dev"].doc)
+
+
+@needs_shared
 def test_the_counts_of_chemprot_and_policyqa():
     tok = data_prep.load_tokenizer(str(SHARED / "lm/minilm"))
     data = load("chemprot", tok, str(SHARED / "data/chemprot"))
     assert [len(data[s]) for s in ("train", "dev", "test")] == [4169, 2427, 3469] and len(data.labels) == 13
     data = load(str(SHARED / "data/policyqa"), tok)
     assert len(data["train"].q_row) + len(data["dev"].q_row) == 4152 and len(data["test"].q_row) == 3809
-    sample = load(str(SHARED / "data/newsqa_sample/NewsQA_sample.jsonl"), tok)
+    sample = load("newsqa", tok, str(SHARED / "data/newsqa_sample"))
     assert sample.kind == "qa" and len(sample["train"].q_row) > 0
 
 
@@ -211,6 +230,9 @@ def test_punctuation(tmp_path, tok):
     (tmp_path / "c.txt").write_text(TEXTS[1])
     corpus = load(str(tmp_path / "c.txt"), tok).corpus
     assert "".join(corpus.raw(0)[b:e] for b, e, p in zip(corpus.begin, corpus.end, corpus.punct, strict=True) if p) == "();'!"
+    (tmp_path / "bpe.txt").write_text("é 日本 a, 5")                              # bytes of a letter are no punctuation
+    corpus = load(str(tmp_path / "bpe.txt"), fast_tokenizer("bpe")).corpus
+    assert {corpus.raw(0)[b:e].strip() for b, e, p in zip(corpus.begin, corpus.end, corpus.punct, strict=True) if p} == {","}
 
 
 # ---------------------------------------------------------------- downloads
@@ -311,6 +333,10 @@ QAS = ["data", 0, "paragraphs", 0, "qas", 0]
     ("context.json", changed(["data", 0, "paragraphs", 0, "context"], None), "the field 'context' is missing"),
     ("offset.json", changed([*QAS, "answers", 0, "answer_start"], 5), "does not stand at offset 5"),
     ("far.json", changed([*QAS, "answers", 0, "answer_start"], 5000), "does not stand at offset 5000"),
+    ("mixed.jsonl", jsonl(*[GOOD] * 3, {"text": "a"}), "mixed.jsonl, train, row 4: the field 'label' is missing"),
+    ("header.jsonl", jsonl({"header": {}}), "there is no text in it"),
+    ("span.jsonl", jsonl({"context": "a b", "qas": [{"qid": "1", "question": "q", "answers": ["b"], "detected_answers": [{"char_spans": [[7]]}]}]}),
+     "span.jsonl:1: the answer span [7]"),
     ("none.json", changed([*QAS, "answers"], []), "has no answer"),
     ("id.json", changed([*QAS, "id"], None), "the field 'id' is missing"),
     ("blank.json", changed([*QAS, "question"], ""), "the field 'question' is empty"),
@@ -320,6 +346,25 @@ def test_a_bad_file_is_one_sentence(name, content, said, tmp_path, tok):
     with pytest.raises(UserError, match=re.escape(said)):
         load(str(tmp_path / name), tok)
     assert not [f for f in (data_prep.CACHE / "prepared").glob(f"*{name.split('.')[0]}*") if f.name.startswith(".")]
+
+
+def test_odd_but_good_input(tmp_path, tok):
+    """A corpus only; a label that only the cut part has; a lone surrogate; the same answer written with other punctuation in MRQA."""
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/corpus.txt").write_text("a line\n")
+    assert len(load(str(tmp_path / "c"), tok, dev_share=0.2).corpus) == 1
+    for i in range(12):
+        write_jsonl(tmp_path / f"r{i}.jsonl", [{"text": f"text {j}", "label": "rare" if j == i else "a"} for j in range(12)])
+        assert load(str(tmp_path / f"r{i}.jsonl"), tok).labels == ["a", "rare"]
+    (tmp_path / "s.jsonl").write_text('{"text": "a \\ud800 b", "label": "x"}\n' * 3)
+    assert texts_of(load(str(tmp_path / "s.jsonl"), tok)["train"])[0] == "a ? b"
+    write_jsonl(tmp_path / "m.jsonl", [{"context": "in the U. S. A. today", "qas": [{"qid": "1", "question": "where?", "answers": ["U.S.A."],
+                                        "detected_answers": [{"text": "U.S.A.", "char_spans": [[7, 14]]}]}]}])
+    assert load(str(tmp_path / "m.jsonl"), tok)["train"].questions[0]["scored"] == ["U.S.A."]
+    write_jsonl(tmp_path / "two/train.jsonl", [GOOD])
+    write_jsonl(tmp_path / "two/train.txt", [GOOD])
+    with pytest.raises(UserError, match="could be train"):
+        load(str(tmp_path / "two"), tok)
 
 
 def test_other_bad_input(tmp_path, tok):

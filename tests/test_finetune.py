@@ -2,11 +2,14 @@
 import json
 import random
 import string
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 import torch
-from conftest import TEXTS, fast_tokenizer, random_lm, run, squad
+from conftest import ROOT, TEXTS, fast_tokenizer, random_lm, run, squad
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
@@ -138,13 +141,52 @@ def test_the_whole_row_twice_is_the_same_to_the_last_digit(script, tmp_path, lm_
         assert np.isclose(100 * np.mean([e["f1"] for e in examples]), rows[0]["f1"])
     folder = next((tmp_path / "one/runs").iterdir())
     assert Auto.from_pretrained(folder).config.architectures
-    assert (folder / "model.safetensors").exists() and not list((tmp_path / "one").rglob("*.pt"))
+    assert (folder / "model.safetensors").exists()
+
+
+def test_nothing_of_the_users_is_overwritten(tmp_path, lm_folder, cls_folder):
+    """A folder with other things in it, the LM's own folder, another run's folder, and a damaged results.jsonl are refused."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/thesis.tex").write_text("years")
+    flags = [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=1", "--max_len=32"]
+    for out in ("work", str(lm_folder)):
+        result = run("finetune_cls.py", *flags, "--save_model", f"--out={out}", cwd=tmp_path)
+        assert result.returncode == 2 and "is not a run of this script" in result.stderr
+    assert (tmp_path / "work/thesis.tex").read_text() == "years"
+    assert run("finetune_cls.py", *flags, "--out=a", cwd=tmp_path).returncode == 0
+    result = run("finetune_cls.py", *flags, "--out=a", "--seed=1", cwd=tmp_path)
+    assert result.returncode == 2 and "seed=0 there, 1 here" in result.stderr
+    with open(tmp_path / "results.jsonl", "a") as f:
+        f.write('{"half a li')
+    result = run("finetune_cls.py", *flags, "--seed=1", cwd=tmp_path)
+    assert result.returncode == 2 and "results.jsonl:2: not a line of results" in result.stderr and "Traceback" not in result.stderr
+    (tmp_path / "results.jsonl").write_text((tmp_path / "results.jsonl").read_text().splitlines()[0] + "\n")
+    assert run("finetune_cls.py", *flags, "--seed=1", cwd=tmp_path).returncode == 0          # done already: only the line was missing
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+
+
+def test_killed_in_fine_tuning_and_started_again(tmp_path, lm_folder, qa_folder):
+    """SIGKILL after the first checkpoint; the same command again gives the undisturbed predictions and leaves no checkpoint."""
+    flags = [f"--dataset={qa_folder}", f"--lm={lm_folder}", "--epochs=60", "--batch_size=4", "--lr=1e-3", "--max_len=48"]
+    assert run("finetune_qa.py", *flags, "--out=clean", cwd=tmp_path).returncode == 0
+    killed = subprocess.Popen([sys.executable, str(ROOT / "finetune_qa.py"), *flags, "--out=killed"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    checkpoint = tmp_path / ".killed.checkpoint.pt"
+    while killed.poll() is None and not checkpoint.exists():
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    assert checkpoint.exists()
+    again = run("finetune_qa.py", *flags, "--out=killed", cwd=tmp_path)
+    assert "resuming at step" in again.stdout and not checkpoint.exists()
+    assert (tmp_path / "clean/predictions.jsonl").read_text() == (tmp_path / "killed/predictions.jsonl").read_text()
 
 
 @pytest.mark.parametrize(("script", "flags", "said"), [
     ("finetune_cls.py", ["--dataset=toyqa"], "for this data: finetune_qa.py"),
     ("finetune_qa.py", ["--dataset=toycls"], "for this data: finetune_cls.py"),
-    ("finetune_cls.py", ["--split=tset"], "no tset split"),
+    ("finetune_cls.py", ["--split=tset"], "--split=tset: must be dev or test"),
+    ("finetune_cls.py", ["--split=corpus"], "--split=corpus: must be dev or test"),
+    ("finetune_qa.py", ["--overlap=-5"], "--overlap=-5: must be 0 or more"),
     ("finetune_qa.py", ["--max_answer=0"], "--max_answer=0: must be positive"),
     ("finetune_cls.py", ["--lm=empty"], "--lm=empty: no config.json"),
     ("finetune_qa.py", ["--bach_size=3"], "did you mean 'batch_size'"),
