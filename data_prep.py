@@ -5,9 +5,10 @@
     python data_prep.py --dataset=reviews.csv                                # one file; a dev split is cut from it
     python data_prep.py --dataset=emrqa --raw=folder/with/data.json          # files that you already have
 
-Formats, known by their content: SQuAD json, emrQA (n2c2) json, MRQA jsonl, jsonl or csv or tsv with `text` and `label`, plain
+Formats, known by suffix and content: SQuAD json, emrQA (n2c2) json, MRQA jsonl, jsonl or csv or tsv with `text` and `label`, plain
 text (one document a line); each also gzipped. Texts are tokenised once, whole; blocks and windows of any length are views.
 """
+import contextlib
 import csv
 import functools
 import gzip
@@ -376,18 +377,16 @@ def load_tokenizer(name: str):
     return tok
 
 
-class lm_errors:
+@contextlib.contextmanager
+def lm_errors(name: str) -> Iterator[None]:
     """Turns the many ways in which a model cannot be opened into one sentence."""
-    def __init__(self, name: str):
-        self.name = name
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, e, trace):
-        if isinstance(e, Exception) and not isinstance(e, UserError):
-            reason = str(e).strip().split("\n")[0][:300]
-            raise UserError(f"--lm={self.name}: cannot be opened: {reason} (allowed: 'tiny', a Hugging Face folder, or a hub name)") from e
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as e:
+        reason = str(e).strip().split("\n")[0][:300]
+        raise UserError(f"--lm={name}: cannot be opened: {reason} (allowed: 'tiny', a Hugging Face folder, or a hub name)") from e
 
 
 @dataclass
