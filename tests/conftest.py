@@ -1,6 +1,8 @@
 """Fixtures: a cache of its own for the whole run, tiny random LMs of several architectures, small data files."""
 import json
 import os
+import re
+import string
 import subprocess
 import sys
 import tempfile
@@ -26,15 +28,17 @@ def run(script: str, *flags: str, cwd: Path, **env: str) -> subprocess.Completed
 
 
 def fast_tokenizer(kind: str):
-    """A fast tokenizer of one of the three families, trained on a few sentences."""
+    """A fast tokenizer of one of the three families. WordPiece has a fixed vocabulary (short words whole, long ones in letters);
+    the others are trained on a few sentences, which breaks ties anew in every process."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
     names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     if kind == "wordpiece":
-        tok = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        words = {w for w in re.findall(r"\w+|[^\w\s]", " ".join(TEXTS).lower()) if len(w) <= 8}
+        pieces = [*special, *sorted(words | set(string.ascii_lowercase + string.digits)), *("##" + c for c in string.ascii_lowercase + string.digits)]
+        tok = Tokenizer(models.WordPiece({w: i for i, w in enumerate(pieces)}, unk_token="[UNK]"))
         tok.normalizer, tok.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=special)
     elif kind == "bpe":
         tok = Tokenizer(models.BPE())
         tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -43,7 +47,8 @@ def fast_tokenizer(kind: str):
         tok = Tokenizer(models.Unigram())
         tok.pre_tokenizer = pre_tokenizers.Metaspace()
         trainer = trainers.UnigramTrainer(vocab_size=100, special_tokens=special, unk_token="[UNK]")
-    tok.train_from_iterator(TEXTS, trainer)
+    if kind != "wordpiece":
+        tok.train_from_iterator(TEXTS, trainer)
     ids = {s: tok.token_to_id(s) for s in special}
     tok.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0", special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],

@@ -105,11 +105,11 @@ def test_a_head_learns(tmp_path, cls_folder):
     lm, specials = random_lm("bert", len(tok)), Specials.of(tok)
     data = data_prep.load(str(cls_folder), tok)
     pieces = data_prep.heads(data["train"], specials, 64)
-    model = finetune_cls.finetune(lm, pieces, 4, epochs=60, lr=3e-3, batch_size=8, quiet=True)
+    model = finetune_cls.finetune(lm, pieces, 4, epochs=150, lr=5e-3, batch_size=8, quiet=True)
     assert (finetune_cls.predict(model, pieces, quiet=True).argmax(1) == data["train"].label).mean() > 0.95
     split = data_prep.load(str(tmp_path / "train.json"), tok)["train"]
     pieces = windows(split, specials, 64, 16, 20)
-    reader = finetune_qa.finetune(lm, pieces, epochs=60, lr=3e-3, batch_size=8, quiet=True)
+    reader = finetune_qa.finetune(lm, pieces, epochs=150, lr=5e-3, batch_size=8, quiet=True)
     said = finetune_qa.predict(reader, pieces, quiet=True)
     assert np.mean([finetune_qa.em_f1(p[0]["text"], q["scored"])[0] for p, q in zip(said, split.questions, strict=True)]) == 1
 
