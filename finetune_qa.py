@@ -69,7 +69,7 @@ def finetune(lm: torch.nn.Module, pieces: Rows, *, epochs: int = 2, lr: float = 
 
 @torch.inference_mode()
 def predict(model: torch.nn.Module, pieces: Rows, max_answer: int = 30, n_best: int = 5, fast: bool = True, quiet: bool = False) -> list[list]:
-    """For every question of the split its n best (text, score, first token, last token), best first, over all its windows.
+    """For every question that `pieces` ask, in order, its n best (text, score, first token, last token), best first, over all its windows.
 
     A span's score is its start logit plus its end logit; every span of at most `max_answer` context tokens is considered."""
     dev, split, best = device(), pieces.split, {}
@@ -91,7 +91,26 @@ def predict(model: torch.nn.Module, pieces: Rows, max_answer: int = 30, n_best: 
                         first = int(batch.at[b, at // max_answer])
                         best.setdefault(int(pieces.question[r]), []).append((float(value), first, first + int(at % max_answer)))
             bar.update(len(rows))
-    return [answers(split, q, best.get(q, []), n_best) for q in range(len(split.q_row))]
+    return [answers(split, q, best.get(q, []), n_best) for q in np.unique(pieces.question)]
+
+
+@torch.inference_mode()
+def positions(model: torch.nn.Module, pieces: Rows, fast: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Of every window (M,): the share of start and end hit by the argmax over all tokens (the official code's accuracy), and the log
+    probability of both; 0 and nan where the window does not hold all of the answer."""
+    dev, whole = device(), whole_answer(pieces, np.arange(len(pieces)))
+    hit, log_p = np.zeros(len(pieces)), np.full(len(pieces), np.nan)
+    model.to(dev).eval()
+    for chunk in by_length(pieces.length[whole]):
+        rows = np.flatnonzero(whole)[chunk]
+        batch = gather(pieces, rows, None, 8 if dev.type == "cuda" else 1)
+        with autocast(dev, fast):
+            out = model(**to(tensors(batch), dev))
+        logits = torch.stack((out.start_logits, out.end_logits), 1).float().cpu()                   # (B, 2, L)
+        gold = targets(batch, pieces)                                                               # (B, 2)
+        hit[rows] = (logits.argmax(-1) == gold).float().mean(1).numpy()
+        log_p[rows] = logits.log_softmax(-1).gather(-1, gold[..., None]).sum((1, 2)).numpy()
+    return hit, log_p
 
 
 def answers(split: data_prep.Split, question: int, spans: list[tuple[float, int, int]], n: int) -> list[dict]:

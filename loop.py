@@ -145,13 +145,14 @@ def to(tensors: dict[str, torch.Tensor], dev: torch.device) -> dict[str, torch.T
 # ---------------------------------------------------------------- optimisation
 
 def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., dict], loss_of: Callable, *, lr: float,
-        fast: bool = True, weight_decay: float = 0.0, max_norm: float = 1.0, checkpoint: Path | None = None, save_every: int = 500,
-        key: str = "", desc: str = "", quiet: bool = False) -> float:
+        fast: bool = True, weight_decay: float = 0.0, max_norm: float = 1.0, live: bool = False, checkpoint: Path | None = None,
+        save_every: int = 500, key: str = "", desc: str = "", quiet: bool = False) -> float:
     """Optimises `model` in place; returns the training loss at the end, averaged over about 50 steps (0.0 when there is no step).
 
     plan     yields the arguments of `make` for every step, `steps` of them; the same on every call (resume skips into it)
     make     (*arguments) -> dict of tensors; runs in a thread, so that masks and padding cost the device nothing
     loss_of  (model, tensors) -> scalar loss
+    live     `make` looks at the model: no thread, each batch is made just before its step
     AdamW without weight decay, no warm-up, linear decay of the learning rate to 0, gradient norm clipped to 1 (the official code's).
     checkpoint: a file; written every `save_every` steps and on Ctrl-C, and read at the start when its `key` is the same.
     Raises KeyboardInterrupt after saving, UserError when the loss is no longer finite."""
@@ -185,7 +186,7 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
     every = 0.1 if sys.stderr.isatty() else 60                      # seconds between two states of the bar: a log gets a line a minute
     with tqdm(total=steps, initial=done, desc=desc, disable=quiet, mininterval=every, unit="step") as bar, interruptible() as stopped:
         tokens = 0
-        for tensors in ahead(ready) if done < steps else ():
+        for tensors in () if done >= steps else ready if live else ahead(ready):
             tensors = to(tensors, dev)
             with autocast(dev, fast), quick_dropout(fast and dev.type == "cpu"):
                 loss = loss_of(model, tensors)
@@ -299,21 +300,22 @@ def checked(knobs: dict) -> dict:
         if name == "p" and value is not None and not 0 < value <= 1:
             raise UserError(f"--p={value}: the share of tokens to mask must be in (0, 1]")
         if isinstance(value, int | float) and not isinstance(value, bool):
-            least = {"seed": 0, "overlap": 0, "max_len": 8}.get(name, 1 if isinstance(value, int) else 1e-12)
+            least = {"seed": 0, "overlap": 0, "explore": 0, "compare": 0, "alpha": 0, "max_len": 8}.get(name, 1 if isinstance(value, int) else 1e-12)
             if not least <= value < float("inf"):
                 raise UserError(f"--{name}={value}: must be " + ("positive" if least in (1, 1e-12) else f"{least} or more"))
     return dict(knobs)
 
 
-def claim(out: Path, run: dict) -> bool:
-    """Whether the folder `out` already holds this very run, finished. A folder with anything else in it is refused."""
+def claim(out: Path, run: dict, last: str = "run.json") -> bool:
+    """Whether the folder `out` already holds this very run, finished: with its `last` file. A folder with anything else is refused."""
     if (out / "run.json").exists():
         there = json.loads((out / "run.json").read_text())
         changed = [f"{k}={there.get(k)} there, {v} here" for k, v in run.items() if there.get(k) != v]
         if changed:
             raise UserError(f"--out={out}: holds another run ({', '.join(changed)}); choose another folder or remove it")
-        print(f"already done: {out}")
-        return True
+        if (out / last).exists():
+            print(f"already done: {out}")
+        return (out / last).exists()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out={out}: exists and is not a run of this script; choose another folder")
     return False

@@ -8,20 +8,26 @@ A masker gets
     batch  (B, L) numpy arrays: ids, ok, word, punct, ent (see data_prep.Batch)
     k      (B,) how many tokens to mask in each row, the same for every masker (`budget`)
     rng    (B, L) uniform numbers on demand; a row's numbers depend on (seed, epoch, row) alone (`RowRandom`)
-    lm     a callable giving the hidden states of the LM in training, or None
+    lm     a callable: batch -> (B, L, H) hidden states of the LM as it is now, a torch tensor; None where there is no LM
 and returns a bool (B, L): True only where `ok`, at most k[b] in row b, exactly k[b] wherever its units allow.
 A masker of your own: decorate a function here, or use --masker=path/to/file.py:function
+The learned one (PAPER: NMG) is --masker=nmg:FOLDER, where FOLDER is a run of train_nmg.py.
 """
+import functools
 import importlib.util
+import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 import toy
 from data_prep import Batch
-from loop import UserError, nearest
+from loop import UserError, beside, nearest
 
 Masker = Callable[..., np.ndarray]
 MASKERS: dict[str, Masker] = {}
@@ -35,7 +41,9 @@ def register(name: str) -> Callable[[Masker], Masker]:
 
 
 def find(name: str) -> Masker:
-    """The masker of a --masker: a registered name, or FILE.py:function."""
+    """The masker of a --masker: a registered name, nmg:FOLDER, or FILE.py:function."""
+    if name.startswith("nmg:"):
+        return functools.partial(nmg, policy=NMG.load(name.removeprefix("nmg:")))
     if name in MASKERS:
         return MASKERS[name]
     file, _, function = name.rpartition(":")
@@ -110,6 +118,60 @@ def oracle(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray
 def anti(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
     """The toy world's filler first: the worst (only with --lm=tiny)."""
     return pick(rng.random(batch.ids.shape) - toy.informative()[batch.ids], batch, k)
+
+
+@register("nmg")
+def nmg(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None, policy: "NMG | None" = None) -> np.ndarray:
+    """The most probable tokens under a learned policy, which reads the LM's hidden states (PAPER: meta-testing)."""
+    if policy is None:
+        raise UserError("--masker=nmg: needs the folder of a policy, nmg:FOLDER; train_nmg.py makes one")
+    states = lm(batch)                                                                           # (B, L, H)
+    if states.shape[-1] != policy.hidden:
+        raise UserError(f"the policy of {policy.about['lm']} reads hidden states of size {policy.hidden}, this LM has {states.shape[-1]}: "
+                        "use it with a LM of that size, or train one for this LM")
+    with torch.no_grad():
+        logits, _ = policy.to(states.device)(states, torch.from_numpy(batch.real).to(states.device), torch.from_numpy(batch.ok).to(states.device))
+    return pick(logits.cpu().numpy(), batch, k)
+
+
+# ---------------------------------------------------------------- the policy network (PAPER: NMG network)
+
+class NMG(torch.nn.Module):
+    """One attention block as BERT's (projection, residual, LayerNorm; no feed-forward part), then Linear(H, 128) - gelu - Linear(128, 1)
+    for each token: the logit of masking it. The value of a context: its mean hidden state through layers of its own.
+
+    hidden: H of the LM whose hidden states it reads; about: what it was trained on (kept in config.json)."""
+
+    def __init__(self, hidden: int, **about):
+        super().__init__()
+        self.hidden, self.about = hidden, about
+        heads = next(n for n in range(max(1, hidden // 64), 0, -1) if hidden % n == 0)           # BERT-base: 12 of 64
+        self.attention = torch.nn.MultiheadAttention(hidden, heads, batch_first=True)
+        self.norm = torch.nn.LayerNorm(hidden, eps=1e-12)
+        self.score, self.value = (torch.nn.Sequential(torch.nn.Linear(hidden, 128), torch.nn.GELU(), torch.nn.Linear(128, 1)) for _ in range(2))
+
+    def forward(self, states: torch.Tensor, real: torch.Tensor, ok: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """states (B, L, H), real and ok (B, L) bool -> logits (B, L), -inf where not ok, and values (B,)."""
+        mixed, _ = self.attention(states, states, states, key_padding_mask=~real, need_weights=False)
+        logits = self.score(self.norm(states + mixed)).squeeze(-1).masked_fill(~ok, -torch.inf)
+        pooled = (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)                   # (B, H)
+        return logits, self.value(pooled).squeeze(-1)
+
+    def save(self, folder: Path) -> None:
+        """folder/config.json and folder/model.safetensors, the latter last: where it stands, the policy is whole."""
+        (folder / "config.json").write_text(json.dumps({"hidden": self.hidden} | self.about, indent=1))
+        with beside(folder / "model.safetensors") as tmp:
+            save_file({k: v.contiguous().cpu() for k, v in self.state_dict().items()}, tmp)
+
+    @classmethod
+    def load(cls, folder: str) -> "NMG":
+        """The policy of a folder; UserError where there is none."""
+        try:
+            policy = cls(**json.loads((Path(folder) / "config.json").read_text()))
+            policy.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+        except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as e:
+            raise UserError(f"--masker=nmg:{folder}: no policy of train_nmg.py in this folder ({str(e).splitlines()[0]})") from None
+        return policy
 
 
 # ---------------------------------------------------------------- what they are made of

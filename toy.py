@@ -138,49 +138,61 @@ FINETUNE_CLS = {"epochs": 3, "lr": 5e-4, "batch_size": 32}
 FINETUNE_QA = {"epochs": 9, "lr": 1e-3, "batch_size": 32}
 
 
-def main(
-    dataset: str = "toycls",                            # toycls or toyqa
-    seeds: int = 3,                                     # of masks, order and head; 0 .. seeds - 1
-    maskers: str = "none,anti,random,oracle",           # registered maskers, with commas between them
-    out: str = "runs/toy.png",                          # the picture
-):
-    from pathlib import Path
+# Meta-training: sub-tasks of 24 names, half of them labelled; see README for what the switches are worth.
+META = {"cls": {"episodes": 20, "contexts": 384, "docs": 24, "val_share": 0.5, "mlm_lr": 2e-3, "ft_epochs": 8, "ft_lr": 5e-4, "rl_lr": 1e-3,
+                "updates": 10, "explore": 2, "continual": False, "metric": "likelihood", "credit": "document"},
+        "qa": {"episodes": 20, "contexts": 384, "docs": 8, "val_share": 0.5, "mlm_lr": 2e-3, "ft_epochs": 9, "ft_lr": 1e-3, "rl_lr": 1e-3,
+               "updates": 10, "explore": 2, "continual": False, "metric": "likelihood", "credit": "document"}}
 
-    import matplotlib
 
+def score(data, masker: str, seed: int) -> float:
+    """Accuracy (toycls) or exact match (toyqa) on test, in percent, after masking the whole corpus with a masker."""
     import data_prep
     import finetune_cls
     import finetune_qa
     import pretrain
-    from loop import UserError, beside, checked
     from maskers import find
 
-    checked({"seeds": seeds})
-    if dataset not in ("toycls", "toyqa"):
-        raise UserError(f"--dataset={dataset}: must be toycls or toyqa")
-    chosen, tok = {name: find(name) for name in maskers.split(",")}, tokenizer()
-    data, specials = data_prep.load(dataset, tok), data_prep.Specials.of(tok)
-    contexts, scores = data_prep.blocks(data.corpus, specials, 128), {name: [] for name in chosen}
+    lm, specials = pretrain.load_lm("tiny"), data_prep.Specials.of(tokenizer())
+    if masker != "none":
+        pretrain.pretrain(lm, data_prep.blocks(data.corpus, specials, 128), find(masker), **ADAPT, seed=seed, desc=f"seed {seed}, MLM {masker}")
+    if data.kind == "cls":
+        train, test = (data_prep.heads(data[s], specials, 128) for s in ("train", "test"))
+        said = finetune_cls.predict(finetune_cls.finetune(lm, train, 6, **FINETUNE_CLS, seed=seed), test, quiet=True)
+        return finetune_cls.scores(data["test"].label, said.argmax(1))["accuracy"]
+    train, test = (data_prep.windows(data[s], specials, 128, 32, 64) for s in ("train", "test"))
+    said = finetune_qa.predict(finetune_qa.finetune(lm, train, **FINETUNE_QA, seed=seed), test, quiet=True)
+    return 100 * float(np.mean([finetune_qa.em_f1(s[0]["text"], q["scored"])[0] for s, q in zip(said, data["test"].questions, strict=True)]))
+
+
+def share(data, masker: str) -> float:
+    """The share of informative words among the tokens that a masker chooses in the corpus, beside the tiny LM as it is at the start."""
+    import data_prep
+    import pretrain
+    from maskers import find
+
+    rows = data_prep.blocks(data.corpus, data_prep.Specials.of(tokenizer()), 128)
+    lm = pretrain.hidden_states(pretrain.load_lm("tiny"))
+    batch, mask, _ = pretrain.masked_rows(rows, find(masker), ADAPT["p"], 0, 0, np.arange(len(rows)), lm)
+    return float(informative()[batch.ids[mask]].mean())
+
+
+def compare(data, maskers: list[str], seeds: int, out) -> None:
+    """Prints the score of each masker on the toy test set, what it masks, and draws the scores to the file `out`."""
+    import matplotlib
+
+    from loop import beside
+
+    scores = {masker: [] for masker in maskers}
     for seed in range(seeds):
-        for name, masker in chosen.items():
-            lm = pretrain.load_lm("tiny")
-            if name != "none":
-                pretrain.pretrain(lm, contexts, masker, **ADAPT, seed=seed, desc=f"seed {seed}, MLM {name}")
-            if dataset == "toycls":
-                train, test = (data_prep.heads(data[s], specials, 128) for s in ("train", "test"))
-                said = finetune_cls.predict(finetune_cls.finetune(lm, train, 6, **FINETUNE_CLS, seed=seed), test, quiet=True)
-                score = finetune_cls.scores(data["test"].label, said.argmax(1))["accuracy"]
-            else:
-                train, test = (data_prep.windows(data[s], specials, 128, 32, 64) for s in ("train", "test"))
-                said = finetune_qa.predict(finetune_qa.finetune(lm, train, **FINETUNE_QA, seed=seed), test, quiet=True)
-                score = 100 * np.mean([finetune_qa.em_f1(s[0]["text"], q["scored"])[0]
-                                       for s, q in zip(said, data["test"].questions, strict=True)])
-            scores[name].append(float(score))
-            print(f"seed {seed}  {name:8} {score:6.2f}", flush=True)
-    measure = "test accuracy" if dataset == "toycls" else "exact match"
-    print(f"\n{dataset}, {measure}, {seeds} seeds: mean, standard deviation, each seed")
-    for name, s in scores.items():
-        print(f"{name:10} {np.mean(s):6.2f} {np.std(s, ddof=1) if seeds > 1 else 0:6.2f}   " + " ".join(f"{x:6.2f}" for x in s))
+        for masker, seen in scores.items():
+            seen.append(score(data, masker, seed))
+            print(f"seed {seed}  {masker.split(':')[0]:8} {seen[-1]:6.2f}", flush=True)
+    measure = "test accuracy" if data.kind == "cls" else "exact match"
+    print(f"\n{data.name}, {measure}, {seeds} seeds: mean, standard deviation, each seed; share of informative words among the masked")
+    for masker, s in scores.items():
+        each, what = " ".join(f"{x:6.2f}" for x in s), f"{share(data, masker):8.0%}" if masker != "none" else ""
+        print(f"{masker.split(':')[0]:10} {np.mean(s):6.2f} {np.std(s, ddof=1) if seeds > 1 else 0:6.2f}   {each}{what}")
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
@@ -189,16 +201,39 @@ def main(
         ax.barh(i, np.mean(s), color="#9db8d2", height=0.6)
         ax.plot(s, [i] * len(s), "o", color="#1f3b57", markersize=5, alpha=0.8)
         ax.text(max(s) + 2, i, f"{np.mean(s):.1f}", va="center")
-    chance = 100 / (6 if dataset == "toycls" else 3)
+    chance = 100 / (6 if data.kind == "cls" else 3)
     ax.axvline(chance, color="grey", linestyle=":", linewidth=1)
     ax.text(chance + 0.6, -0.72, "chance", color="grey", fontsize=8, va="center")
-    ax.set(yticks=range(len(scores)), yticklabels=scores, xlim=(0, 112), xlabel=f"{measure}, % (bar: mean, dots: {seeds} seeds)")
+    ax.set(xlim=(0, 112), xlabel=f"{measure}, % (bar: mean, dots: {seeds} seeds)")
+    ax.set_yticks(range(len(scores)), [masker.split(":")[0] for masker in scores])
     ax.set_xticks(range(0, 101, 20))
     ax.invert_yaxis()
     ax.spines[["top", "right"]].set_visible(False)
-    with beside(Path(out)) as tmp:
+    with beside(out) as tmp:
         fig.savefig(tmp, dpi=150, format="png")
+    plt.close(fig)
     print(f"picture: {out}")
+
+
+def main(
+    dataset: str = "toycls",                            # toycls or toyqa
+    seeds: int = 3,                                     # of masks, order and head; 0 .. seeds - 1
+    maskers: str = "none,anti,random,oracle",           # registered maskers, with commas between them
+    out: str = "runs/toy.png",                          # the picture
+):
+    from pathlib import Path
+
+    import data_prep
+    from loop import UserError, checked
+    from maskers import find
+
+    checked({"seeds": seeds})
+    if dataset not in ("toycls", "toyqa"):
+        raise UserError(f"--dataset={dataset}: must be toycls or toyqa")
+    chosen = maskers.split(",")
+    for masker in chosen:
+        find(masker)
+    compare(data_prep.load(dataset, tokenizer()), chosen, seeds, Path(out))
 
 
 if __name__ == "__main__":

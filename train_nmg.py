@@ -1,0 +1,515 @@
+"""Learns which words to mask: meta-trains a Neural Mask Generator by self-play (Kang, Han, Hwang 2020, PAPER: algorithm).
+
+    python train_nmg.py                                                         # toy world, tiny LM, no download: learns, compares, draws
+    python train_nmg.py --dataset=newsqa --lm=bert-base-uncased
+    python pretrain.py  --dataset=newsqa --lm=bert-base-uncased --masker=nmg:runs/nmg-newsqa-bert-base-uncased-0
+
+An episode: sample a sub-task; three players (random, opponent, learner) each mask its contexts, pre-train, fine-tune and are scored;
+whoever's masks did better than the others' is rewarded for the tokens that the others did not mask; both agents learn from replay.
+"""
+import copy
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+import data_prep
+import finetune_cls
+import finetune_qa
+import maskers
+import toy
+from data_prep import Rows, Specials, blocks, gather, heads, windows
+from loop import UserError, beside, by_length, checked, claim, cli, device, stream, torch_seed
+from maskers import NMG, RowRandom
+from pretrain import fitting, hidden_states, load_lm, pretrain, versions
+
+PLAYERS = ("random", "opponent", "learner")
+
+
+# ---------------------------------------------------------------- 1. sub-tasks
+
+@dataclass
+class SubTask:
+    """T' = {S', D_tr', D_val'} of one episode. doc: of each context (N,) and of each validation example (V,)."""
+    contexts: Rows
+    train: Rows
+    val: Rows
+    doc: np.ndarray
+    val_doc: np.ndarray
+    seed: int
+
+
+class Task:
+    """A data set cut into D_tr and D_val by document, from which sub-tasks are drawn.
+
+    together: the unlabelled text of validation documents is among the contexts (their labels never are). So it is where the corpus
+    is a text of its own, and where contexts are rewarded by document; else a sub-task shares no document with D_val."""
+
+    def __init__(self, data: data_prep.Data, specials: Specials, val_share: float, together: bool, block: int, length: int):
+        train, corpus = data["train"], data.corpus
+        self.kind, self.labels, self.own, self.together = data.kind, len(data.labels), corpus is train, together
+        self.blocks = blocks(corpus, specials, block)
+        self.pieces = heads(train, specials, length) if self.kind == "cls" else windows(train, specials, length, min(128, length // 3), 64)
+        held = np.unique(train.doc[data_prep.cut_docs(np.asarray(train.doc), val_share)])
+        labelled = np.unique(train.doc)
+        self.val_docs, self.train_docs = held, np.setdiff1d(labelled, held)
+        if not len(self.train_docs) or not len(held):
+            raise UserError(f"{data.name}: {len(labelled)} document(s) cannot be cut into a part to train on and a part to validate on")
+
+    def sample(self, rng: np.random.Generator, contexts: int, docs: int | None, examples: int, validation: int) -> SubTask:
+        """`contexts` texts (half of them of validation documents where `together`), the labelled examples that belong to them (at
+        most `examples`), and at most `validation` examples of D_val; where `together`, those of the documents in the sub-task."""
+        corpus, train, sides = self.blocks.split, self.pieces.split, 2 if self.together else 1
+
+        def draw(allowed):
+            if docs:
+                allowed = rng.choice(allowed, min(len(allowed), max(1, docs // sides)), replace=False)
+            return rng.permutation(np.flatnonzero(np.isin(corpus.doc, allowed)))[:max(1, contexts // sides)]
+
+        texts = draw(self.train_docs)
+        of_train = self.of(texts)
+        of_val = np.flatnonzero(np.isin(train.doc[self.pieces.row], self.val_docs))
+        if self.together:
+            texts_of_val = draw(self.val_docs)
+            texts, of_val = np.concatenate((texts, texts_of_val)), self.of(texts_of_val)
+        picked = self.blocks.take(np.flatnonzero(np.isin(self.blocks.row, texts)))
+        val = self.pieces.take(self.some(rng, of_val, validation))
+        return SubTask(picked, self.pieces.take(self.some(rng, of_train, examples)), val, corpus.doc[picked.row],
+                       train.doc[val.row][self.first(val)], int(rng.integers(2**31)))
+
+    def of(self, texts: np.ndarray) -> np.ndarray:
+        """The pieces (examples or their windows) that belong to some texts of the corpus: on them, or of their documents."""
+        if self.own:
+            return np.flatnonzero(np.isin(self.pieces.row, texts))
+        return np.flatnonzero(np.isin(self.pieces.split.doc[self.pieces.row], self.blocks.split.doc[texts]))
+
+    def some(self, rng: np.random.Generator, pieces: np.ndarray, most: int) -> np.ndarray:
+        """The pieces of at most `most` examples (a question keeps all of its windows)."""
+        example = pieces if self.kind == "cls" else self.pieces.question[pieces]
+        return pieces[np.isin(example, rng.permutation(np.unique(example))[:most])]
+
+    def first(self, val: Rows) -> np.ndarray:
+        """(V,) the first piece of each example, in the order in which scores come."""
+        return np.arange(len(val)) if self.kind == "cls" else np.unique(val.question, return_index=True)[1]
+
+
+# ---------------------------------------------------------------- 2. the inner loop (PAPER: InnerLoop)
+
+def play(lm: torch.nn.Module, task: Task, sub: SubTask, mask: np.ndarray, seed: int, metric: str, mlm: dict,
+         ft: dict) -> tuple[np.ndarray, torch.nn.Module]:
+    """Pre-trains a copy of `lm` on the contexts under `mask` (N, L), fine-tunes a copy of that, and scores it on the validation examples.
+
+    Returns the score of each example (V,) and the adapted LM. What the seed moves (order, corruption, dropout, head) is common to the
+    players of an episode: between them only the masks differ. Fork here to reward something else."""
+    adapted = copy.deepcopy(lm)
+    pretrain(adapted, sub.contexts, lambda batch, k, rng, lm: mask[batch.rows, :batch.ids.shape[1]], seed=seed, remask=False, quiet=True, **mlm)
+    if task.kind == "cls":
+        model = finetune_cls.finetune(adapted, sub.train, task.labels, seed=seed, quiet=True, **ft)
+        logits = finetune_cls.predict(model, sub.val, quiet=True)                                   # (V, C)
+        gold = sub.val.split.label[sub.val.row]
+        log_p = logits - np.logaddexp.reduce(logits, 1, keepdims=True)
+        return (logits.argmax(1) == gold).astype(float) if metric == "accuracy" else log_p[np.arange(len(gold)), gold].astype(float), adapted
+    model = finetune_qa.finetune(adapted, sub.train, seed=seed, quiet=True, **ft)
+    asked, at = np.unique(sub.val.question, return_inverse=True)
+    if metric in ("accuracy", "f1"):
+        said = finetune_qa.predict(model, sub.val, quiet=True)
+        scores = [finetune_qa.em_f1(s[0]["text"] if s else "", sub.val.split.questions[q]["scored"]) for s, q in zip(said, asked, strict=True)]
+        return np.array(scores)[:, ("accuracy", "f1").index(metric)], adapted
+    hit, log_p = finetune_qa.positions(model, sub.val)
+    value = hit if metric == "positions" else log_p
+    there = ~np.isnan(log_p)
+    return np.bincount(at[there], value[there], len(asked)) / np.maximum(1, np.bincount(at[there], minlength=len(asked))), adapted
+
+
+# ---------------------------------------------------------------- 3. states, actions, rewards, replay
+
+class States:
+    """The hidden states of an episode's contexts, without padding, in half precision: stored once, for both agents' actions."""
+
+    def __init__(self, h: torch.Tensor, start: torch.Tensor, ok: torch.Tensor):
+        self.h, self.start, self.ok = h, start, ok                                  # (T, H) float16, (N + 1,) int64, (T,) bool
+
+    @classmethod
+    def of(cls, lm: torch.nn.Module, contexts: Rows) -> "States":
+        encode, start = hidden_states(lm), np.concatenate(([0], np.cumsum(contexts.length)))
+        h, ok = None, torch.zeros(start[-1], dtype=torch.bool)
+        for rows in by_length(contexts.length):
+            batch = gather(contexts, rows)
+            states = encode(batch).half().cpu()                                     # (B, L, H)
+            h = torch.zeros(start[-1], states.shape[2], dtype=torch.float16) if h is None else h
+            for b, row in enumerate(rows):
+                h[start[row]:start[row + 1]] = states[b, :contexts.length[row]]
+                ok[start[row]:start[row + 1]] = torch.from_numpy(batch.ok[b, :contexts.length[row]])
+        return cls(h, torch.from_numpy(start), ok)
+
+
+def padded(memory: dict[int, States], episode: np.ndarray, context: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """States (B, L, H), real (B, L) and ok (B, L) of some contexts of some episodes."""
+    spans = [(memory[e], int(memory[e].start[c]), int(memory[e].start[c + 1])) for e, c in zip(episode.tolist(), context.tolist(), strict=True)]
+    states = pad_sequence([s.h[lo:hi] for s, lo, hi in spans], batch_first=True).float()
+    real = pad_sequence([torch.ones(hi - lo, dtype=torch.bool) for _, lo, hi in spans], batch_first=True)
+    ok = pad_sequence([s.ok[lo:hi] for s, lo, hi in spans], batch_first=True)
+    return states.to(device()), real.to(device()), ok.to(device())
+
+
+@torch.no_grad()
+def policy_of(policy: NMG, states: States, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logits (N, L) and values (N,) of all contexts of an episode."""
+    n = np.diff(states.start.numpy())
+    logits, values = np.full((len(n), width), -np.inf), np.zeros(len(n))
+    for rows in by_length(n):
+        out, value = policy(*padded({0: states}, np.zeros(len(rows), int), rows))
+        logits[rows, :out.shape[1]], values[rows] = out.cpu().numpy(), value.cpu().numpy()
+    return logits, values
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    return logits - np.logaddexp.reduce(logits, 1, keepdims=True, initial=-np.inf)
+
+
+def rewards(own: np.ndarray, random: np.ndarray, other: np.ndarray | None, r: np.ndarray, r_random: np.ndarray, r_other: np.ndarray | None,
+            ) -> tuple[np.ndarray, np.ndarray]:
+    """R (N, L) of a player's actions and which of them count, (N, L) bool (PAPER: OuterLoop). Masks (N, L) bool; scores (N,) or ().
+
+    1. an action that neither other player took: the worse of the two comparisons
+    2. one that only random took: the comparison with the opponent; one that only the opponent took: the comparison with random
+    3. one that both took: skipped. A tie is 0. Without self-play (`other` is None): compared with random alone, skipped if random took it."""
+    beats_random = np.broadcast_to(np.sign(r - r_random)[..., None], own.shape)
+    if other is None:
+        return beats_random, own & ~random
+    beats_other = np.broadcast_to(np.sign(r - r_other)[..., None], own.shape)
+    R = np.where(random, beats_other, np.where(other, beats_random, np.minimum(beats_random, beats_other)))
+    return R, own & ~(random & other)
+
+
+ACTION = np.dtype([("episode", "i4"), ("context", "i4"), ("position", "i4"), ("reward", "f4"), ("log_old", "f4"), ("rarity", "f4"),
+                   ("priority", "f8")])
+
+
+def priority(reward: np.ndarray, value: np.ndarray, rarity: np.ndarray, form: str) -> np.ndarray:
+    """|R - V| / sqrt(frequency of the token in its context) (PAPER: priority), or the official code's exp|R - V| / sqrt(...)."""
+    error = np.abs(reward - value)
+    return (np.exp(error) if form == "exp" else error) * rarity
+
+
+class Agent:
+    """A policy, its optimizer, and its replay: an array of ACTION, oldest first."""
+
+    def __init__(self, policy: NMG, lr: float):
+        self.policy, self.replay = policy.to(device()), np.zeros(0, ACTION)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=lr)
+
+    def store(self, new: np.ndarray, size: int) -> None:
+        """Appends actions; beyond `size` of them whole contexts leave, oldest first."""
+        both = np.concatenate((self.replay, new))
+        first = max(0, len(both) - size)
+        while 0 < first < len(both) and all(both[f][first] == both[f][first - 1] for f in ("episode", "context")):
+            first += 1
+        self.replay = both[first:]
+
+    def learn(self, memory: dict[int, States], rng: np.random.Generator, updates: int, minibatch: int, form: str, **loss) -> tuple[float, float]:
+        """`updates` steps on prioritised minibatches; returns the mean policy and value loss of an action."""
+        seen = []
+        for _ in range(updates if len(self.replay) else 0):
+            with np.errstate(divide="ignore"):
+                keys = np.log(self.replay["priority"]) + rng.gumbel(size=len(self.replay))      # the top of these: drawn without replacement
+            rows = np.argsort(-keys, kind="stable")[:minibatch]
+            a = self.replay[rows]
+            reward, log_old, position = (torch.from_numpy(a[f].copy()).to(device()) for f in ("reward", "log_old", "position"))
+            logits, value = self.policy(*padded(memory, a["episode"], a["context"]))
+            policy_loss, value_loss = losses(logits, value, position.long(), reward, log_old, **loss)
+            self.optimizer.zero_grad()
+            (policy_loss + value_loss).backward()
+            self.optimizer.step()
+            self.replay["priority"][rows] = priority(a["reward"], value.detach().cpu().numpy(), a["rarity"], form)
+            seen.append((policy_loss.item() / len(rows), value_loss.item() / len(rows)))
+        return tuple(np.mean(seen, 0).tolist()) if seen else (0.0, 0.0)
+
+
+def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, reward: torch.Tensor, log_old: torch.Tensor, *, alpha: float = 0.01,
+           entropy: str = "sum", clip: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """L_policy and L_value summed over a minibatch (PAPER: RL). logits (B, L), -inf where nothing may be masked; the others (B,).
+
+    entropy: of a context's policy "sum"med over its tokens (paper), or their "mean" times the minibatch (official code).
+    clip: the ratio counts at most 1 + clip where the advantage is positive, at least 1 - clip where it is negative (PPO); None: never."""
+    log_p = logits.log_softmax(1)
+    ratio = (log_p.gather(1, action[:, None])[:, 0] - log_old).exp()
+    advantage = reward - value.detach()
+    gain = ratio * advantage
+    if clip is not None:
+        gain = torch.minimum(gain, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    h = -(log_p.exp() * log_p.masked_fill(logits.isinf(), 0)).sum(1)                                # (B,)
+    if entropy == "mean":
+        h = h / (~logits.isinf()).sum(1) * len(h)
+    return -gain.sum() - alpha * h.sum(), 0.5 * (reward - value).square().sum()
+
+
+def credited(scores: np.ndarray, sub: SubTask, credit: str) -> np.ndarray:
+    """r () of a play, its mean score; or r (N,) of each context: the mean over its document's examples, the play's where it has none."""
+    if credit == "play":
+        return scores.mean()
+    docs, at = np.unique(sub.val_doc, return_inverse=True)
+    of_doc = dict(zip(docs.tolist(), (np.bincount(at, scores) / np.bincount(at)).tolist(), strict=True))
+    return np.array([of_doc.get(d, scores.mean()) for d in sub.doc.tolist()])
+
+
+def policy_entropy(log_p: np.ndarray) -> float:
+    """Mean entropy of the contexts' policies in nats; log_p (N, L)."""
+    return float(-np.sum(np.exp(log_p) * np.where(np.isinf(log_p), 0, log_p), 1).mean())
+
+
+def forget(memory: dict[int, States], agents: dict[str, Agent], gb: float) -> None:
+    """Drops the states that no action points to, and while they take more than `gb` the oldest, with their actions."""
+    while True:
+        used = set().union(*(np.unique(a.replay["episode"]).tolist() for a in agents.values()))
+        for e in set(memory) - used:
+            del memory[e]
+        if len(memory) < 2 or sum(s.h.numel() for s in memory.values()) * 2 <= gb * 1e9:
+            return
+        for a in agents.values():
+            a.replay = a.replay[a.replay["episode"] > min(memory)]
+
+
+# ---------------------------------------------------------------- 4. what is kept: checkpoints, curves, comparison
+
+def save_checkpoint(folder: Path, done: int, agents: dict[str, Agent], memory: dict[int, States], lm: torch.nn.Module | None,
+                    metrics: list[dict]) -> None:
+    """checkpoint-DONE.pt, after the states that it needs, each written once. The last two checkpoints stay, with their states."""
+    kept = sorted(folder.glob("checkpoint-*.pt"))[-1:]
+    wanted = set(memory).union(*(torch.load(f, weights_only=True, mmap=True)["memory"] for f in kept))
+    for e, s in memory.items():
+        file = folder / f"states-{e:05}.safetensors"
+        if not file.exists():
+            with beside(file) as tmp:
+                save_file({"h": s.h, "start": s.start, "ok": s.ok}, tmp)
+    state = {"done": done, "memory": list(memory), "metrics": metrics, "lm": lm and lm.state_dict(),
+             "agents": {name: {"policy": a.policy.state_dict(), "optimizer": a.optimizer.state_dict(),
+                               "replay": torch.from_numpy(a.replay.view(np.uint8).copy())} for name, a in agents.items()}}
+    with beside(folder / f"checkpoint-{done:05}.pt") as tmp:
+        torch.save(state, tmp)
+    for file in set(folder.glob("checkpoint-*.pt")) - {*kept, folder / f"checkpoint-{done:05}.pt"}:
+        file.unlink()
+    for file in folder.glob("states-*.safetensors"):
+        if int(file.stem.removeprefix("states-")) not in wanted:
+            file.unlink()
+
+
+def load_checkpoint(folder: Path, agents: dict[str, Agent], memory: dict[int, States], lm: torch.nn.Module) -> tuple[int, list[dict]]:
+    """Puts the newest readable checkpoint into agents, memory and lm; returns the episodes done and their metrics."""
+    for file in sorted(folder.glob("checkpoint-*.pt"), reverse=True):
+        try:
+            state = torch.load(file, weights_only=True, map_location=device())
+            stored = {e: States(**load_file(folder / f"states-{e:05}.safetensors")) for e in state["memory"]}
+        except Exception as e:                                      # torch and safetensors each have their own
+            print(f"{file}: damaged ({str(e).splitlines()[0]}); going back to the one before", flush=True)
+            continue
+        for name, saved in state["agents"].items():
+            agents[name].policy.load_state_dict(saved["policy"])
+            agents[name].optimizer.load_state_dict(saved["optimizer"])
+            agents[name].replay = saved["replay"].cpu().numpy().view(ACTION)
+        memory.update(stored)
+        if state["lm"]:
+            lm.load_state_dict(state["lm"])
+        print(f"resuming after episode {state['done']} from {file}", flush=True)
+        return state["done"], state["metrics"]
+    return 0, []
+
+
+def curves(metrics: list[dict], file: Path) -> None:
+    """PAPER: learning curves. Cumulative regret against random with its worst case, policy entropy, loss."""
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    x = np.arange(1, len(metrics) + 1)
+    fig, (regret, entropy, loss) = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    regret.plot(x, x, color="grey", linewidth=1, label="worst case")
+    for name, color in (("learner", "#1f3b57"), ("opponent", "#d08c3c")):
+        if f"{name}_score" in metrics[0]:
+            regret.plot(x, np.cumsum([m[f"{name}_score"] < m["random_score"] for m in metrics]), color=color, label=name)
+            entropy.plot(x, [m[f"{name}_entropy"] for m in metrics], color=color, label=name)
+            loss.plot(x, [m[f"{name}_policy_loss"] + m[f"{name}_value_loss"] for m in metrics], color=color, label=name)
+    entropy.plot(x, [m["uniform_entropy"] for m in metrics], color="grey", linewidth=1, label="uniform")
+    regret.set(title="episodes lost against random, so far", ylim=(0, None))
+    entropy.set(title="mean entropy of the policy, nats", ylim=(0, None))
+    loss.set(title="loss of an action in replay")
+    for ax in (regret, entropy, loss):
+        ax.set(xlabel="episode", xlim=(0, len(x) + 1))
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(frameon=False, fontsize=8)
+    with beside(file) as tmp:
+        fig.savefig(tmp, dpi=120, format="png")
+    plt.close(fig)
+
+
+def tensorboard_writer(out: Path):
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("--tensorboard: the package is not installed: pip install tensorboard") from None
+    return SummaryWriter(str(out / "tensorboard"))
+
+
+# ---------------------------------------------------------------- 5. the outer loop (PAPER: algorithm)
+
+def main(
+    dataset: str = "toycls",            # a name (squad newsqa emrqa imdb chemprot toycls toyqa) or a path (see data_prep.py)
+    lm: str = "tiny",                   # tiny, a Hugging Face folder or hub name; the policy fits LMs of its hidden size
+    episodes: int | None = None,        # None: 200, the paper's most (the toy world's own for tiny, as in every None below)
+    contexts: int | None = None,        # texts of a sub-task; None: 200
+    docs: int | None = None,            # documents that they come from; None: any
+    examples: int = 1000,               # labelled examples of a sub-task, at most
+    validation: int = 10_000,           # validation examples of an episode, at most
+    val_share: float | None = None,     # share of train's documents that is D_val; None: 0.1
+    p: float = 0.05,                    # share of tokens to mask
+    mlm_epochs: int = 3,                # of pre-training on a sub-task
+    mlm_lr: float | None = None,        # None: 2e-5; raise it for smaller LMs
+    ft_epochs: int | None = None,       # None: 5, question answering 1
+    ft_lr: float | None = None,         # None: 2e-5, question answering 3e-5; raise it for smaller LMs
+    batch_size: int = 16,               # rows a step of pre-training and fine-tuning; the paper chose from 8, 16, 32
+    max_len: int | None = None,         # tokens a context block; None: 512 for question answering, 256 else, or the LM's most
+    rl_lr: float | None = None,         # Adam's for both agents; None: 1e-4
+    updates: int | None = None,         # minibatches an agent learns from each episode; None: 10
+    minibatch: int = 64,                # actions
+    replay: int = 50_000,               # actions an agent remembers
+    replay_gb: float = 4.0,             # memory of the states that they point to; the oldest episodes leave beyond it
+    alpha: float = 0.01,                # weight of the entropy
+    explore: int | None = None,         # first episodes in which both agents choose at random; None: 2
+    self_play: bool = True,             # False: the learner competes with random only (PAPER: table 3)
+    continual: bool | None = None,      # next episode starts from the LM that the learner adapted; None: True; False: from the original (table 3)
+    metric: str | None = None,          # accuracy (QA: exact match), f1 (QA), positions (QA: official code), likelihood (graded); None: accuracy
+    credit: str | None = None,          # play: all contexts get the play's reward (paper); document: that of their document's examples; None: play
+    priority_form: str = "linear",      # |R - V| (paper), or exp (official code)
+    entropy: str = "sum",               # over a context's tokens (paper), or mean (official code)
+    clip: float | None = None,          # of the importance ratio as in PPO, such as 0.2; None: never (paper)
+    common: bool = True,                # players share order, corruption, dropout and head; False: only to see how much noisier rewards get
+    seed: int = 0,                      # of everything; every episode has streams of its own
+    save_every: int = 10,               # episodes between checkpoints, and between pictures
+    tensorboard: bool = False,          # also write the metrics for TensorBoard (pip install tensorboard)
+    compare: int = 1,                   # seeds of the closing comparison in the toy world; 0: none
+    raw: str | None = None,             # folder with raw files of a named data set
+    out: str | None = None,             # folder of the policy; None: runs/nmg-DATASET-LM-SEED
+):
+    run = checked(locals())
+    tok = data_prep.load_tokenizer(lm)
+    data = data_prep.load(dataset, tok, raw)
+    if data.kind == "text":
+        raise UserError(f"--dataset={dataset}: has no labelled examples to learn a policy from")
+    paper = {"episodes": 200, "contexts": 200, "val_share": 0.1, "mlm_lr": 2e-5, "ft_epochs": 5 if data.kind == "cls" else 1,
+             "ft_lr": 2e-5 if data.kind == "cls" else 3e-5, "rl_lr": 1e-4, "updates": 10, "explore": 2, "continual": True,
+             "metric": "accuracy", "credit": "play"}
+    defaults = paper | (toy.META[data.kind] if lm == "tiny" and dataset in ("toycls", "toyqa") else {})
+    run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum}
+    allowed = {"metric": ("accuracy", "likelihood") + (("f1", "positions") if data.kind == "qa" else ()), "credit": ("play", "document"),
+               "priority_form": ("linear", "exp"), "entropy": ("sum", "mean")}
+    for name, values in allowed.items():
+        if run[name] not in values:
+            raise UserError(f"--{name}={run[name]}: allowed are {', '.join(values)}")
+    run["out"] = out or f"runs/nmg-{Path(dataset).stem}-{Path(lm).name}-{seed}"
+    out, knob = Path(run["out"]), run
+    if claim(out, {k: v for k, v in run.items() if k != "compare"}, last="model.safetensors"):
+        return
+    writer = tensorboard_writer(out) if tensorboard else None
+
+    model = load_lm(lm).to(device())
+    block = fitting(model, max_len, 512 if data.kind == "qa" else 256)
+    length = fitting(model, None, 384 if data.kind == "qa" else 256)
+    task = Task(data, Specials.of(tok), knob["val_share"], data.corpus is not data["train"] or knob["credit"] == "document", block, length)
+    mlm = {"p": p, "epochs": mlm_epochs, "lr": knob["mlm_lr"], "batch_size": batch_size, "max_len": block}
+    ft = {"epochs": knob["ft_epochs"], "lr": knob["ft_lr"], "batch_size": batch_size, "max_len": length}
+    about = {"lm": lm, "dataset": dataset, "data": data.checksum, "episodes": knob["episodes"], "seed": seed}
+    names = PLAYERS[1:] if self_play else ("learner",)
+    hidden = model.config.hidden_size
+    agents = {}
+    for name in names:
+        torch_seed(seed, name)
+        agents[name] = Agent(NMG(hidden, **about), knob["rl_lr"])
+    tokens, k = task.blocks.length.mean(), max(1, p * task.blocks.length.mean())
+    gb = min(replay_gb, min(replay / k, knob["episodes"] * knob["contexts"]) * tokens * hidden * 2 / 1e9)
+    print(f"{len(task.train_docs):,} documents to train on, {len(task.val_docs):,} to validate on; a policy of "
+          f"{sum(w.numel() for w in agents['learner'].policy.parameters()):,} weights on {device()}; replay will take about {gb:.2f} GB", flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    with beside(out / "run.json") as tmp:
+        tmp.write_text(json.dumps(run | {"versions": versions()}, indent=1))
+    original, memory = model, {}
+    model = copy.deepcopy(original)
+    done, metrics = load_checkpoint(out, agents, memory, model)
+    (out / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
+
+    bar = tqdm(total=knob["episodes"], initial=done, unit="episode")
+    for n in range(done, knob["episodes"]):
+        begin = time.time()
+        # sample
+        sub = task.sample(stream(seed, f"sub-task {n}"), knob["contexts"], knob["docs"], examples, validation)
+        batch = gather(sub.contexts, np.arange(len(sub.contexts)))                                  # (N, L)
+        k = maskers.budget(batch, p)
+        memory[n] = States.of(model, sub.contexts)
+        # play
+        masks, log_p, values, scores, credits = {}, {}, {}, {}, {}
+        for name in ("random", *names):
+            bar.set_description(f"{name} plays")
+            logits = np.where(batch.ok, 0.0, -np.inf)
+            if name != "random":
+                learned, values[name] = policy_of(agents[name].policy, memory[n], batch.ids.shape[1])
+                logits = learned if n >= knob["explore"] else logits
+            log_p[name] = log_softmax(logits)
+            gumbel = -np.log(-np.log(RowRandom(seed, f"{name} acts", n, batch.rows).random(batch.ids.shape) + 1e-300))
+            masks[name] = maskers.pick(logits + gumbel, batch, k)
+            play_seed = sub.seed if common else sub.seed + 1 + PLAYERS.index(name)
+            scores[name], adapted = play(model, task, sub, masks[name], play_seed, knob["metric"], mlm, ft)
+            credits[name] = credited(scores[name], sub, knob["credit"])
+        # reward, store, learn: the opponent against the learner and random, then the learner against the opponent and random
+        row = {"episode": n + 1, "uniform_entropy": float(np.log(batch.ok.sum(1)).mean()), "random_score": float(scores["random"].mean())}
+        for name in names:
+            other = next((o for o in names if o != name), None)
+            R, counts = rewards(masks[name], masks["random"], masks.get(other), credits[name], credits["random"], credits.get(other))
+            context, position = np.nonzero(counts)
+            a = np.zeros(len(context), ACTION)
+            a["episode"], a["context"], a["position"] = n, context, position
+            a["reward"], a["log_old"] = R[context, position], log_p[name][context, position]
+            a["rarity"] = 1 / np.sqrt((batch.ids[context] == batch.ids[context, position][:, None]).sum(1))
+            a["priority"] = priority(a["reward"], values[name][context], a["rarity"], priority_form)
+            agents[name].store(a, replay)
+            row |= {f"{name}_score": float(scores[name].mean()), f"{name}_entropy": policy_entropy(log_p[name])}
+        forget(memory, agents, replay_gb)
+        for name in names:
+            learnt = agents[name].learn(memory, stream(seed, f"{name} learns {n}"), knob["updates"], minibatch, priority_form,
+                                        alpha=alpha, entropy=entropy, clip=clip)
+            row |= {f"{name}_policy_loss": learnt[0], f"{name}_value_loss": learnt[1]}
+        if knob["continual"]:
+            model = adapted                                                                         # the learner played last
+        # log, save
+        metrics.append(row | {"seconds": round(time.time() - begin, 2), "replay": len(agents["learner"].replay)})
+        with open(out / "metrics.jsonl", "a") as f:
+            f.write(json.dumps(metrics[-1]) + "\n")
+        if writer:
+            for name, value in metrics[-1].items():
+                writer.add_scalar(name, value, n + 1)
+        lost = sum(m["learner_score"] < m["random_score"] for m in metrics)
+        won = sum(m["learner_score"] > m["random_score"] for m in metrics)
+        bar.set_postfix_str(", ".join(f"{name} {row[f'{name}_score']:.3f}" for name in ("random", *names))
+                            + f", learner won {won}, lost {lost} against random, entropy {row['learner_entropy']:.2f}", refresh=False)
+        bar.update()
+        if (n + 1) % save_every == 0:
+            started = time.time()
+            save_checkpoint(out, n + 1, agents, memory, model if knob["continual"] else None, metrics)
+            curves(metrics, out / "curves.png")
+            metrics[-1]["save_seconds"] = round(time.time() - started, 2)
+    bar.close()
+    curves(metrics, out / "curves.png")
+    agents["learner"].policy.save(out)
+    for file in [*out.glob("checkpoint-*.pt"), *out.glob("states-*.safetensors")]:
+        file.unlink()
+    print(f"policy: {out}; against random it won {won} and lost {lost} of {len(metrics)} episodes\npicture: {out / 'curves.png'}")
+    if lm == "tiny" and compare:
+        toy.compare(data, ["none", "random", f"nmg:{out}", "oracle"], compare, out / "comparison.png")
+
+
+if __name__ == "__main__":
+    cli(main)
