@@ -259,6 +259,12 @@ def credited(scores: np.ndarray, sub: SubTask, credit: str) -> np.ndarray:
     return np.array([of_doc.get(d, scores.mean()) for d in sub.doc.tolist()])
 
 
+def sharpened(logits: np.ndarray, spread: float = 3.0) -> np.ndarray:
+    """Logits (N, L) of a fresh network with their standard deviation made `spread`: a policy with strong preferences for no reason."""
+    finite = logits[np.isfinite(logits)]
+    return (logits - finite.mean()) / finite.std() * spread
+
+
 def policy_entropy(log_p: np.ndarray) -> float:
     """Mean entropy of the contexts' policies in nats; log_p (N, L)."""
     return float(-np.sum(np.exp(log_p) * np.where(np.isinf(log_p), 0, log_p), 1).mean())
@@ -381,6 +387,7 @@ def main(
     replay_gb: float = 4.0,             # memory of the states that they point to; the oldest episodes leave beyond it
     alpha: float = 0.01,                # weight of the entropy
     explore: int | None = None,         # first episodes in which both agents choose at random; None: 2
+    explorer: str | None = None,        # how: uniform, or network (each time a fresh random one, so that plays differ much); None: uniform
     self_play: bool = True,             # False: the learner competes with random only (PAPER: table 3)
     continual: bool | None = None,      # next episode starts from the LM that the learner adapted; None: True; False: from the original (table 3)
     metric: str | None = None,          # accuracy (QA: exact match), f1 (QA), positions (QA: official code), likelihood (graded); None: accuracy
@@ -402,11 +409,11 @@ def main(
     if data.kind == "text":
         raise UserError(f"--dataset={dataset}: has no labelled examples to learn a policy from")
     paper = {"episodes": 200, "contexts": 200, "val_share": 0.1, "mlm_lr": 2e-5, "ft_epochs": 5 if data.kind == "cls" else 1,
-             "ft_lr": 2e-5 if data.kind == "cls" else 3e-5, "rl_lr": 1e-4, "updates": 10, "explore": 2, "continual": True,
+             "ft_lr": 2e-5 if data.kind == "cls" else 3e-5, "rl_lr": 1e-4, "updates": 10, "explore": 2, "explorer": "uniform", "continual": True,
              "metric": "accuracy", "credit": "play"}
     defaults = paper | (toy.META[data.kind] if lm == "tiny" and dataset in ("toycls", "toyqa") else {})
     run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum}
-    allowed = {"metric": ("accuracy", "likelihood") + (("f1", "positions") if data.kind == "qa" else ()), "credit": ("play", "document"),
+    allowed = {"metric": ("accuracy", "likelihood") + (("f1", "positions") if data.kind == "qa" else ()), "credit": ("play", "document"), "explorer": ("uniform", "network"),
                "priority_form": ("linear", "exp"), "entropy": ("sum", "mean")}
     for name, values in allowed.items():
         if run[name] not in values:
@@ -457,7 +464,11 @@ def main(
             logits = np.where(batch.ok, 0.0, -np.inf)
             if name != "random":
                 learned, values[name] = policy_of(agents[name].policy, memory[n], batch.ids.shape[1])
-                logits = learned if n >= knob["explore"] else logits
+                if n >= knob["explore"]:
+                    logits = learned
+                elif knob["explorer"] == "network":
+                    torch_seed(seed, f"{name} explores {n}")
+                    logits = sharpened(policy_of(NMG(hidden).to(device()), memory[n], batch.ids.shape[1])[0])
             log_p[name] = log_softmax(logits)
             gumbel = -np.log(-np.log(RowRandom(seed, f"{name} acts", n, batch.rows).random(batch.ids.shape) + 1e-300))
             masks[name] = maskers.pick(logits + gumbel, batch, k)
