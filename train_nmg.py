@@ -9,7 +9,10 @@ whoever's masks did better than the others' is rewarded for the tokens that the 
 """
 import copy
 import json
+import resource
+import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,29 +105,35 @@ class Task:
 # ---------------------------------------------------------------- 2. the inner loop (PAPER: InnerLoop)
 
 def play(lm: torch.nn.Module, task: Task, sub: SubTask, mask: np.ndarray, seed: int, metric: str, mlm: dict,
-         ft: dict) -> tuple[np.ndarray, torch.nn.Module]:
+         ft: dict) -> tuple[np.ndarray, torch.nn.Module, dict[str, float]]:
     """Pre-trains a copy of `lm` on the contexts under `mask` (N, L), fine-tunes a copy of that, and scores it on the validation examples.
 
-    Returns the score of each example (V,) and the adapted LM. What the seed moves (order, corruption, dropout, head) is common to the
-    players of an episode: between them only the masks differ. Fork here to reward something else."""
-    adapted = copy.deepcopy(lm)
+    Returns the score of each example (V,), the adapted LM, and the seconds of each stage. What the seed moves (order, corruption, dropout,
+    head) is common to the players of an episode: between them only the masks differ. Fork here to reward something else."""
+    adapted, clock = copy.deepcopy(lm), [time.time()]
     pretrain(adapted, sub.contexts, lambda batch, k, rng, lm: mask[batch.rows, :batch.ids.shape[1]], seed=seed, remask=False, quiet=True, **mlm)
+    clock.append(time.time())
     if task.kind == "cls":
         model = finetune_cls.finetune(adapted, sub.train, task.labels, seed=seed, quiet=True, **ft)
+        clock.append(time.time())
         logits = finetune_cls.predict(model, sub.val, quiet=True)                                   # (V, C)
         gold = sub.val.split.label[sub.val.row]
         log_p = logits - np.logaddexp.reduce(logits, 1, keepdims=True)
-        return (logits.argmax(1) == gold).astype(float) if metric == "accuracy" else log_p[np.arange(len(gold)), gold].astype(float), adapted
-    model = finetune_qa.finetune(adapted, sub.train, seed=seed, quiet=True, **ft)
-    asked, at = np.unique(sub.val.question, return_inverse=True)
-    if metric in ("accuracy", "f1"):
-        said = finetune_qa.predict(model, sub.val, quiet=True)
-        scores = [finetune_qa.em_f1(s[0]["text"] if s else "", sub.val.split.questions[q]["scored"]) for s, q in zip(said, asked, strict=True)]
-        return np.array(scores)[:, ("accuracy", "f1").index(metric)], adapted
-    hit, log_p = finetune_qa.positions(model, sub.val)
-    value = hit if metric == "positions" else log_p
-    there = ~np.isnan(log_p)
-    return np.bincount(at[there], value[there], len(asked)) / np.maximum(1, np.bincount(at[there], minlength=len(asked))), adapted
+        scores = logits.argmax(1) == gold if metric == "accuracy" else log_p[np.arange(len(gold)), gold]
+    else:
+        model = finetune_qa.finetune(adapted, sub.train, seed=seed, quiet=True, **ft)
+        clock.append(time.time())
+        asked, at = np.unique(sub.val.question, return_inverse=True)
+        if metric in ("accuracy", "f1"):
+            said = finetune_qa.predict(model, sub.val, quiet=True)
+            both = [finetune_qa.em_f1(s[0]["text"] if s else "", sub.val.split.questions[q]["scored"]) for s, q in zip(said, asked, strict=True)]
+            scores = np.array(both)[:, ("accuracy", "f1").index(metric)]
+        else:
+            hit, log_p = finetune_qa.positions(model, sub.val)
+            there, value = ~np.isnan(log_p), hit if metric == "positions" else log_p                # windows that hold the whole answer
+            scores = np.bincount(at[there], value[there], len(asked)) / np.maximum(1, np.bincount(at[there], minlength=len(asked)))
+    clock.append(time.time())
+    return scores.astype(float), adapted, dict(zip(("mlm", "fine-tuning", "validation"), np.diff(clock).tolist(), strict=True))
 
 
 # ---------------------------------------------------------------- 3. states, actions, rewards, replay
@@ -458,7 +467,7 @@ def main(
         k = maskers.budget(batch, p)
         memory[n] = States.of(model, sub.contexts)
         # play
-        masks, log_p, values, scores, credits = {}, {}, {}, {}, {}
+        masks, log_p, values, scores, credits, seconds = {}, {}, {}, {}, {}, Counter()
         for name in ("random", *names):
             bar.set_description(f"{name} plays")
             logits = np.where(batch.ok, 0.0, -np.inf)
@@ -473,7 +482,8 @@ def main(
             gumbel = -np.log(-np.log(RowRandom(seed, f"{name} acts", n, batch.rows).random(batch.ids.shape) + 1e-300))
             masks[name] = maskers.pick(logits + gumbel, batch, k)
             play_seed = sub.seed if common else sub.seed + 1 + PLAYERS.index(name)
-            scores[name], adapted = play(model, task, sub, masks[name], play_seed, knob["metric"], mlm, ft)
+            scores[name], adapted, took = play(model, task, sub, masks[name], play_seed, knob["metric"], mlm, ft)
+            seconds.update(took)
             credits[name] = credited(scores[name], sub, knob["credit"])
         # reward, store, learn: the opponent against the learner and random, then the learner against the opponent and random
         row = {"episode": n + 1, "uniform_entropy": float(np.log(batch.ok.sum(1)).mean()), "random_score": float(scores["random"].mean())}
@@ -489,6 +499,7 @@ def main(
             agents[name].store(a, replay)
             row |= {f"{name}_score": float(scores[name].mean()), f"{name}_entropy": policy_entropy(log_p[name])}
         forget(memory, agents, replay_gb)
+        started = time.time()
         for name in names:
             learnt = agents[name].learn(memory, stream(seed, f"{name} learns {n}"), knob["updates"], minibatch, priority_form,
                                         alpha=alpha, entropy=entropy, clip=clip)
@@ -496,12 +507,15 @@ def main(
         if knob["continual"]:
             model = adapted                                                                         # the learner played last
         # log, save
-        metrics.append(row | {"seconds": round(time.time() - begin, 2), "replay": len(agents["learner"].replay)})
+        seconds.update({"learning": time.time() - started, "episode": time.time() - begin})
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform != "darwin" else 1 << 30)
+        metrics.append(row | {"replay": len(agents["learner"].replay), "peak_gb": round(peak, 2), "seconds": {k: round(v, 2) for k, v in seconds.items()}})
         with open(out / "metrics.jsonl", "a") as f:
             f.write(json.dumps(metrics[-1]) + "\n")
         if writer:
             for name, value in metrics[-1].items():
-                writer.add_scalar(name, value, n + 1)
+                if isinstance(value, int | float):
+                    writer.add_scalar(name, value, n + 1)
         lost = sum(m["learner_score"] < m["random_score"] for m in metrics)
         won = sum(m["learner_score"] > m["random_score"] for m in metrics)
         bar.set_postfix_str(", ".join(f"{name} {row[f'{name}_score']:.3f}" for name in ("random", *names))
@@ -511,7 +525,7 @@ def main(
             started = time.time()
             save_checkpoint(out, n + 1, agents, memory, model if knob["continual"] else None, metrics)
             curves(metrics, out / "curves.png")
-            metrics[-1]["save_seconds"] = round(time.time() - started, 2)
+            metrics[-1]["seconds"]["saving"] = round(time.time() - started, 2)
     bar.close()
     curves(metrics, out / "curves.png")
     agents["learner"].policy.save(out)
