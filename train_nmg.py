@@ -39,24 +39,28 @@ PLAYERS = ("random", "opponent", "learner")
 
 @dataclass
 class SubTask:
-    """T' = {S', D_tr', D_val'} of one episode. doc: of each context (N,) and of each validation example (V,)."""
+    """T' = {S', D_tr', D_val'} of one episode, and the seed of its plays."""
     contexts: Rows
     train: Rows
     val: Rows
-    doc: np.ndarray
-    val_doc: np.ndarray
     seed: int
+
+    @property
+    def doc(self) -> tuple[np.ndarray, np.ndarray]:
+        """The document of each context (N,) and of each validation example (V,), in the order of its scores."""
+        first = slice(None) if self.val.question is None else np.unique(self.val.question, return_index=True)[1]
+        return self.contexts.split.doc[self.contexts.row], self.val.split.doc[self.val.row[first]]
 
 
 class Task:
     """A data set cut into D_tr and D_val by document, from which sub-tasks are drawn.
 
-    together: the unlabelled text of validation documents is among the contexts (their labels never are). So it is where the corpus
-    is a text of its own, and where contexts are rewarded by document; else a sub-task shares no document with D_val."""
+    A sub-task shares no document with D_val. Only where the corpus is a text of its own (`apart`), beside the labelled one, the
+    unlabelled text of validation documents is among the contexts: as that of test documents is in meta-testing."""
 
-    def __init__(self, data: data_prep.Data, specials: Specials, val_share: float, together: bool, block: int, length: int):
+    def __init__(self, data: data_prep.Data, specials: Specials, val_share: float, block: int, length: int):
         train, corpus = data["train"], data.corpus
-        self.kind, self.labels, self.own, self.together = data.kind, len(data.labels), corpus is train, together
+        self.kind, self.labels, self.apart = data.kind, len(data.labels), corpus is not train
         self.blocks = blocks(corpus, specials, block)
         self.pieces = heads(train, specials, length) if self.kind == "cls" else windows(train, specials, length, min(128, length // 3), 64)
         held = np.unique(train.doc[data_prep.cut_docs(np.asarray(train.doc), val_share)])
@@ -66,9 +70,9 @@ class Task:
             raise UserError(f"{data.name}: {len(labelled)} document(s) cannot be cut into a part to train on and a part to validate on")
 
     def sample(self, rng: np.random.Generator, contexts: int, docs: int | None, examples: int, validation: int) -> SubTask:
-        """`contexts` texts (half of them of validation documents where `together`), the labelled examples that belong to them (at
-        most `examples`), and at most `validation` examples of D_val; where `together`, those of the documents in the sub-task."""
-        corpus, train, sides = self.blocks.split, self.pieces.split, 2 if self.together else 1
+        """`contexts` texts (half of them of validation documents where `apart`), the labelled examples that belong to them (at
+        most `examples`), and at most `validation` examples of D_val; where `apart`, those of the documents in the sub-task."""
+        corpus, train, sides = self.blocks.split, self.pieces.split, 2 if self.apart else 1
 
         def draw(allowed):
             if docs:
@@ -78,17 +82,16 @@ class Task:
         texts = draw(self.train_docs)
         of_train = self.of(texts)
         of_val = np.flatnonzero(np.isin(train.doc[self.pieces.row], self.val_docs))
-        if self.together:
+        if self.apart:
             texts_of_val = draw(self.val_docs)
             texts, of_val = np.concatenate((texts, texts_of_val)), self.of(texts_of_val)
         picked = self.blocks.take(np.flatnonzero(np.isin(self.blocks.row, texts)))
-        val = self.pieces.take(self.some(rng, of_val, validation))
-        return SubTask(picked, self.pieces.take(self.some(rng, of_train, examples)), val, corpus.doc[picked.row],
-                       train.doc[val.row][self.first(val)], int(rng.integers(2**31)))
+        labelled, val = (self.pieces.take(self.some(rng, of, most)) for of, most in ((of_train, examples), (of_val, validation)))
+        return SubTask(picked, labelled, val, int(rng.integers(2**31)))
 
     def of(self, texts: np.ndarray) -> np.ndarray:
         """The pieces (examples or their windows) that belong to some texts of the corpus: on them, or of their documents."""
-        if self.own:
+        if not self.apart:
             return np.flatnonzero(np.isin(self.pieces.row, texts))
         return np.flatnonzero(np.isin(self.pieces.split.doc[self.pieces.row], self.blocks.split.doc[texts]))
 
@@ -96,10 +99,6 @@ class Task:
         """The pieces of at most `most` examples (a question keeps all of its windows)."""
         example = pieces if self.kind == "cls" else self.pieces.question[pieces]
         return pieces[np.isin(example, rng.permutation(np.unique(example))[:most])]
-
-    def first(self, val: Rows) -> np.ndarray:
-        """(V,) the first piece of each example, in the order in which scores come."""
-        return np.arange(len(val)) if self.kind == "cls" else np.unique(val.question, return_index=True)[1]
 
 
 # ---------------------------------------------------------------- 2. the inner loop (PAPER: InnerLoop)
@@ -207,6 +206,17 @@ def priority(reward: np.ndarray, value: np.ndarray, rarity: np.ndarray, form: st
     return (np.exp(error) if form == "exp" else error) * rarity
 
 
+def actions(episode: int, counts: np.ndarray, R: np.ndarray, log_p: np.ndarray, value: np.ndarray, ids: np.ndarray, form: str) -> np.ndarray:
+    """The ACTIONs of a play that count: all arrays (N, L), value (N,)."""
+    context, position = np.nonzero(counts)
+    a = np.zeros(len(context), ACTION)
+    a["episode"], a["context"], a["position"] = episode, context, position
+    a["reward"], a["log_old"] = R[context, position], log_p[context, position]
+    a["rarity"] = 1 / np.sqrt((ids[context] == ids[context, position][:, None]).sum(1))
+    a["priority"] = priority(a["reward"], value[context], a["rarity"], form)
+    return a
+
+
 class Agent:
     """A policy, its optimizer, and its replay: an array of ACTION, oldest first."""
 
@@ -222,21 +232,26 @@ class Agent:
             first += 1
         self.replay = both[first:]
 
-    def learn(self, memory: dict[int, States], rng: np.random.Generator, updates: int, minibatch: int, form: str, **loss) -> tuple[float, float]:
-        """`updates` steps on prioritised minibatches; returns the mean policy and value loss of an action."""
+    def learn(self, memory: dict[int, States], rng: np.random.Generator, updates: int, minibatch: int, form: str, worth: np.ndarray | None,
+              **loss) -> tuple[float, float]:
+        """`updates` steps on prioritised minibatches; returns the mean policy and value loss of an action. With `worth` (H,), the reward
+        of an action is not the stored one but what the regression of now says of the token's hidden state."""
         seen = []
         for _ in range(updates if len(self.replay) else 0):
             with np.errstate(divide="ignore"):
                 keys = np.log(self.replay["priority"]) + rng.gumbel(size=len(self.replay))      # the top of these: drawn without replacement
             rows = np.argsort(-keys, kind="stable")[:minibatch]
             a = self.replay[rows]
+            states, real, ok = padded(memory, a["episode"], a["context"])
             reward, log_old, position = (torch.from_numpy(a[f].copy()).to(device()) for f in ("reward", "log_old", "position"))
-            logits, value = self.policy(*padded(memory, a["episode"], a["context"]))
+            if worth is not None:
+                reward = states[torch.arange(len(rows)), position.long()] @ torch.from_numpy(worth).to(states)      # (B,)
+            logits, value = self.policy(states, real, ok)
             policy_loss, value_loss = losses(logits, value, position.long(), reward, log_old, **loss)
             self.optimizer.zero_grad()
             (policy_loss + value_loss).backward()
             self.optimizer.step()
-            self.replay["priority"][rows] = priority(a["reward"], value.detach().cpu().numpy(), a["rarity"], form)
+            self.replay["priority"][rows] = priority(reward.cpu().numpy(), value.detach().cpu().numpy(), a["rarity"], form)
             seen.append((policy_loss.item() / len(rows), value_loss.item() / len(rows)))
         return tuple(np.mean(seen, 0).tolist()) if seen else (0.0, 0.0)
 
@@ -259,16 +274,33 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, rewa
     return -gain.sum() - alpha * h.sum(), 0.5 * (reward - value).square().sum()
 
 
-def credited(scores: np.ndarray, sub: SubTask, credit: str) -> np.ndarray:
-    """r () of a play, its mean score; or r (N,) of each context: the mean over its document's examples, the play's where it has none."""
-    if credit == "play":
-        return scores.mean()
-    docs, at = np.unique(sub.val_doc, return_inverse=True)
-    of_doc = dict(zip(docs.tolist(), (np.bincount(at, scores) / np.bincount(at)).tolist(), strict=True))
-    return np.array([of_doc.get(d, scores.mean()) for d in sub.doc.tolist()])
+def trial(sub: SubTask, states: States, mask: np.ndarray, scores: np.ndarray, by_document: bool) -> np.ndarray:
+    """(U, H + 1) what a play did and what came of it: the mean hidden state of the tokens that it masked, and its mean score. One row a
+    document that has both contexts and validation examples, or one for the whole play."""
+    context, position = mask.nonzero()
+    h = states.h[states.start[context] + torch.from_numpy(position)].double().numpy()               # (M, H)
+    of_context, of_example = sub.doc if by_document else (np.zeros(len(mask), int), np.zeros(len(scores), int))
+    return np.array([[*h[of_context[context] == d].mean(0), scores[of_example == d].mean()]
+                     for d in np.intersect1d(of_context[context], of_example)])
 
 
-def sharpened(logits: np.ndarray, spread: float = 3.0) -> np.ndarray:
+def worth_of(trials: np.ndarray, scale: np.ndarray, players: int) -> np.ndarray:
+    """(H,) what it is worth to mask a token, as a linear function of its hidden state, in standard deviations of the scores.
+
+    Ridge regression over all trials (n, H + 1) so far, each less the mean over the players; scale (H,) of the hidden states. The penalty
+    has the least error by generalised cross-validation, so that scores of pure noise are worth nothing."""
+    x, y = trials[:, :-1] / scale, trials[:, -1]
+    values, vectors = np.linalg.eigh(x.T @ x)                                           # (H,), (H, H)
+    xy, free, best = vectors.T @ (x.T @ y), len(y) * (1 - 1 / players), (np.inf, 0.0)
+    for penalty in values[-1] * np.logspace(-5, 5, 41):
+        beta, used = xy / (values + penalty), (values / (values + penalty)).sum()
+        error = (y @ y - 2 * beta @ xy + values @ beta**2) / (1 - used / free)**2
+        if used < 0.9 * free and error < best[0]:
+            best = error, vectors @ beta
+    return best[1] / scale / max(y.std(), 1e-9)
+
+
+def sharpened(logits: np.ndarray, spread: float = 2.0) -> np.ndarray:
     """Logits (N, L) of a fresh network with their standard deviation made `spread`: a policy with strong preferences for no reason."""
     finite = logits[np.isfinite(logits)]
     return (logits - finite.mean()) / finite.std() * spread
@@ -294,7 +326,7 @@ def forget(memory: dict[int, States], agents: dict[str, Agent], gb: float) -> No
 # ---------------------------------------------------------------- 4. what is kept: checkpoints, curves, comparison
 
 def save_checkpoint(folder: Path, done: int, agents: dict[str, Agent], memory: dict[int, States], lm: torch.nn.Module | None,
-                    metrics: list[dict]) -> None:
+                    trials: np.ndarray, metrics: list[dict]) -> None:
     """checkpoint-DONE.pt, after the states that it needs, each written once. The last two checkpoints stay, with their states."""
     kept = sorted(folder.glob("checkpoint-*.pt"))[-1:]
     wanted = set(memory).union(*(torch.load(f, weights_only=True, mmap=True)["memory"] for f in kept))
@@ -303,7 +335,7 @@ def save_checkpoint(folder: Path, done: int, agents: dict[str, Agent], memory: d
         if not file.exists():
             with beside(file) as tmp:
                 save_file({"h": s.h, "start": s.start, "ok": s.ok}, tmp)
-    state = {"done": done, "memory": list(memory), "metrics": metrics, "lm": lm and lm.state_dict(),
+    state = {"done": done, "memory": list(memory), "metrics": metrics, "trials": torch.from_numpy(trials), "lm": lm and lm.state_dict(),
              "agents": {name: {"policy": a.policy.state_dict(), "optimizer": a.optimizer.state_dict(),
                                "replay": torch.from_numpy(a.replay.view(np.uint8).copy())} for name, a in agents.items()}}
     with beside(folder / f"checkpoint-{done:05}.pt") as tmp:
@@ -315,8 +347,9 @@ def save_checkpoint(folder: Path, done: int, agents: dict[str, Agent], memory: d
             file.unlink()
 
 
-def load_checkpoint(folder: Path, agents: dict[str, Agent], memory: dict[int, States], lm: torch.nn.Module) -> tuple[int, list[dict]]:
-    """Puts the newest readable checkpoint into agents, memory and lm; returns the episodes done and their metrics."""
+def load_checkpoint(folder: Path, agents: dict[str, Agent], memory: dict[int, States], lm: torch.nn.Module,
+                    ) -> tuple[int, np.ndarray, list[dict]] | None:
+    """Puts the newest readable checkpoint into agents, memory and lm; returns the episodes done, their trials and their metrics."""
     for file in sorted(folder.glob("checkpoint-*.pt"), reverse=True):
         try:
             state = torch.load(file, weights_only=True, map_location=device())
@@ -332,8 +365,8 @@ def load_checkpoint(folder: Path, agents: dict[str, Agent], memory: dict[int, St
         if state["lm"]:
             lm.load_state_dict(state["lm"])
         print(f"resuming after episode {state['done']} from {file}", flush=True)
-        return state["done"], state["metrics"]
-    return 0, []
+        return state["done"], state["trials"].cpu().numpy(), state["metrics"]
+    return None
 
 
 def curves(metrics: list[dict], file: Path) -> None:
@@ -387,20 +420,20 @@ def main(
     mlm_lr: float | None = None,        # None: 2e-5; raise it for smaller LMs
     ft_epochs: int | None = None,       # None: 5, question answering 1
     ft_lr: float | None = None,         # None: 2e-5, question answering 3e-5; raise it for smaller LMs
-    batch_size: int = 16,               # rows a step of pre-training and fine-tuning; the paper chose from 8, 16, 32
+    batch_size: int | None = None,      # rows a step of pre-training and fine-tuning; the paper chose from 8, 16, 32; None: 16
     max_len: int | None = None,         # tokens a context block; None: 512 for question answering, 256 else, or the LM's most
     rl_lr: float | None = None,         # Adam's for both agents; None: 1e-4
     updates: int | None = None,         # minibatches an agent learns from each episode; None: 10
     minibatch: int = 64,                # actions
     replay: int = 50_000,               # actions an agent remembers
     replay_gb: float = 4.0,             # memory of the states that they point to; the oldest episodes leave beyond it
-    alpha: float = 0.01,                # weight of the entropy
+    alpha: float | None = None,         # weight of the entropy; None: 0.01
     explore: int | None = None,         # first episodes in which both agents choose at random; None: 2
     explorer: str | None = None,        # how: uniform, or network (each time a fresh random one, so that plays differ much); None: uniform
     self_play: bool = True,             # False: the learner competes with random only (PAPER: table 3)
     continual: bool | None = None,      # next episode starts from the LM that the learner adapted; None: True; False: from the original (table 3)
     metric: str | None = None,          # accuracy (QA: exact match), f1 (QA), positions (QA: official code), likelihood (graded); None: accuracy
-    credit: str | None = None,          # play: all contexts get the play's reward (paper); document: that of their document's examples; None: play
+    credit: str | None = None,          # play: the sign of the play's win (paper); regression: of scores on what was masked; None: play
     priority_form: str = "linear",      # |R - V| (paper), or exp (official code)
     entropy: str = "sum",               # over a context's tokens (paper), or mean (official code)
     clip: float | None = None,          # of the importance ratio as in PPO, such as 0.2; None: never (paper)
@@ -418,12 +451,12 @@ def main(
     if data.kind == "text":
         raise UserError(f"--dataset={dataset}: has no labelled examples to learn a policy from")
     paper = {"episodes": 200, "contexts": 200, "val_share": 0.1, "mlm_lr": 2e-5, "ft_epochs": 5 if data.kind == "cls" else 1,
-             "ft_lr": 2e-5 if data.kind == "cls" else 3e-5, "rl_lr": 1e-4, "updates": 10, "explore": 2, "explorer": "uniform", "continual": True,
-             "metric": "accuracy", "credit": "play"}
-    defaults = paper | (toy.META[data.kind] if lm == "tiny" and dataset in ("toycls", "toyqa") else {})
+             "ft_lr": 2e-5 if data.kind == "cls" else 3e-5, "batch_size": 16, "rl_lr": 1e-4, "updates": 10, "alpha": 0.01,
+             "explore": 2, "explorer": "uniform", "continual": True, "metric": "accuracy", "credit": "play"}
+    defaults = paper | ((toy.META if data.kind == "cls" else toy.META_QA) if lm == "tiny" and dataset in ("toycls", "toyqa") else {})
     run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum}
-    allowed = {"metric": ("accuracy", "likelihood") + (("f1", "positions") if data.kind == "qa" else ()), "credit": ("play", "document"), "explorer": ("uniform", "network"),
-               "priority_form": ("linear", "exp"), "entropy": ("sum", "mean")}
+    allowed = {"metric": ("accuracy", "likelihood") + (("f1", "positions") if data.kind == "qa" else ()),
+               "credit": ("play", "regression"), "explorer": ("uniform", "network"), "priority_form": ("linear", "exp"), "entropy": ("sum", "mean")}
     for name, values in allowed.items():
         if run[name] not in values:
             raise UserError(f"--{name}={run[name]}: allowed are {', '.join(values)}")
@@ -436,9 +469,9 @@ def main(
     model = load_lm(lm).to(device())
     block = fitting(model, max_len, 512 if data.kind == "qa" else 256)
     length = fitting(model, None, 384 if data.kind == "qa" else 256)
-    task = Task(data, Specials.of(tok), knob["val_share"], data.corpus is not data["train"] or knob["credit"] == "document", block, length)
-    mlm = {"p": p, "epochs": mlm_epochs, "lr": knob["mlm_lr"], "batch_size": batch_size, "max_len": block}
-    ft = {"epochs": knob["ft_epochs"], "lr": knob["ft_lr"], "batch_size": batch_size, "max_len": length}
+    task = Task(data, Specials.of(tok), knob["val_share"], block, length)
+    mlm = {"p": p, "epochs": mlm_epochs, "lr": knob["mlm_lr"], "batch_size": knob["batch_size"], "max_len": block}
+    ft = {"epochs": knob["ft_epochs"], "lr": knob["ft_lr"], "batch_size": knob["batch_size"], "max_len": length}
     about = {"lm": lm, "dataset": dataset, "data": data.checksum, "episodes": knob["episodes"], "seed": seed}
     names = PLAYERS[1:] if self_play else ("learner",)
     hidden = model.config.hidden_size
@@ -455,7 +488,7 @@ def main(
         tmp.write_text(json.dumps(run | {"versions": versions()}, indent=1))
     original, memory = model, {}
     model = copy.deepcopy(original)
-    done, metrics = load_checkpoint(out, agents, memory, model)
+    done, trials, metrics = load_checkpoint(out, agents, memory, model) or (0, np.zeros((0, hidden + 1)), [])
     (out / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
 
     bar = tqdm(total=knob["episodes"], initial=done, unit="episode")
@@ -467,7 +500,7 @@ def main(
         k = maskers.budget(batch, p)
         memory[n] = States.of(model, sub.contexts)
         # play
-        masks, log_p, values, scores, credits, seconds = {}, {}, {}, {}, {}, Counter()
+        masks, log_p, values, scores, seconds = {}, {}, {}, {}, Counter()
         for name in ("random", *names):
             bar.set_description(f"{name} plays")
             logits = np.where(batch.ok, 0.0, -np.inf)
@@ -484,32 +517,33 @@ def main(
             play_seed = sub.seed if common else sub.seed + 1 + PLAYERS.index(name)
             scores[name], adapted, took = play(model, task, sub, masks[name], play_seed, knob["metric"], mlm, ft)
             seconds.update(took)
-            credits[name] = credited(scores[name], sub, knob["credit"])
         # reward, store, learn: the opponent against the learner and random, then the learner against the opponent and random
-        row = {"episode": n + 1, "uniform_entropy": float(np.log(batch.ok.sum(1)).mean()), "random_score": float(scores["random"].mean())}
+        r = {name: float(s.mean()) for name, s in scores.items()}
+        row = {"episode": n + 1, "uniform_entropy": float(np.log(batch.ok.sum(1)).mean())} | {f"{o}_score": r[o] for o in r}
         for name in names:
             other = next((o for o in names if o != name), None)
-            R, counts = rewards(masks[name], masks["random"], masks.get(other), credits[name], credits["random"], credits.get(other))
-            context, position = np.nonzero(counts)
-            a = np.zeros(len(context), ACTION)
-            a["episode"], a["context"], a["position"] = n, context, position
-            a["reward"], a["log_old"] = R[context, position], log_p[name][context, position]
-            a["rarity"] = 1 / np.sqrt((batch.ids[context] == batch.ids[context, position][:, None]).sum(1))
-            a["priority"] = priority(a["reward"], values[name][context], a["rarity"], priority_form)
-            agents[name].store(a, replay)
-            row |= {f"{name}_score": float(scores[name].mean()), f"{name}_entropy": policy_entropy(log_p[name])}
+            R, counts = rewards(masks[name], masks["random"], masks.get(other), r[name], r["random"], r.get(other))
+            if knob["credit"] == "regression":                      # which needs no disjoint actions
+                counts = masks[name]
+            agents[name].store(actions(n, counts, R, log_p[name], values[name], batch.ids, priority_form), replay)
+            row[f"{name}_entropy"] = policy_entropy(log_p[name])
         forget(memory, agents, replay_gb)
-        started = time.time()
+        started, worth = time.time(), None
+        if knob["credit"] == "regression":
+            new = np.stack([trial(sub, memory[n], masks[name], scores[name], task.apart) for name in scores])    # (players, U, H + 1)
+            trials = np.concatenate((trials, (new - new.mean(0)).reshape(-1, hidden + 1)))
+            worth = worth_of(trials, memory[n].h.float().std(0).numpy(), len(new))
         for name in names:
-            learnt = agents[name].learn(memory, stream(seed, f"{name} learns {n}"), knob["updates"], minibatch, priority_form,
-                                        alpha=alpha, entropy=entropy, clip=clip)
+            learnt = agents[name].learn(memory, stream(seed, f"{name} learns {n}"), knob["updates"], minibatch, priority_form, worth,
+                                        alpha=knob["alpha"], entropy=entropy, clip=clip)
             row |= {f"{name}_policy_loss": learnt[0], f"{name}_value_loss": learnt[1]}
         if knob["continual"]:
             model = adapted                                                                         # the learner played last
         # log, save
         seconds.update({"learning": time.time() - started, "episode": time.time() - begin})
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform != "darwin" else 1 << 30)
-        metrics.append(row | {"replay": len(agents["learner"].replay), "peak_gb": round(peak, 2), "seconds": {k: round(v, 2) for k, v in seconds.items()}})
+        row |= {"replay": len(agents["learner"].replay), "peak_gb": round(peak, 2)}
+        metrics.append(row | {"seconds": {k: round(v, 2) for k, v in seconds.items()}})
         with open(out / "metrics.jsonl", "a") as f:
             f.write(json.dumps(metrics[-1]) + "\n")
         if writer:
@@ -523,7 +557,7 @@ def main(
         bar.update()
         if (n + 1) % save_every == 0:
             started = time.time()
-            save_checkpoint(out, n + 1, agents, memory, model if knob["continual"] else None, metrics)
+            save_checkpoint(out, n + 1, agents, memory, model if knob["continual"] else None, trials, metrics)
             curves(metrics, out / "curves.png")
             metrics[-1]["seconds"]["saving"] = round(time.time() - started, 2)
     bar.close()

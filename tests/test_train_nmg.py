@@ -12,15 +12,19 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHARED, needs_shared, run, squad, write_jsonl
+from conftest import ROOT, SHARED, needs_shared, random_lm, run, write_jsonl
 
 import data_prep
 import maskers
+import pretrain
 import toy
 import train_nmg
 from data_prep import Specials, gather
+from loop import UserError
 from maskers import NMG, RowRandom
-from pretrain import hidden_states, load_lm, pretrain
+from train_nmg import Task
+
+SMALL = ["--contexts=24", "--docs=6", "--episodes=4", "--explore=1", "--save_every=1", "--compare=0"]
 
 
 # ---------------------------------------------------------------- equations
@@ -92,3 +96,316 @@ def test_priorities(form):
     ours = train_nmg.priority(R, V, 1 / np.sqrt(count), form)
     naive = [(math.exp(abs(r - v)) if form == "exp" else abs(r - v)) / math.sqrt(c) for r, v, c in zip(R, V, count, strict=True)]
     np.testing.assert_allclose(ours, naive)
+
+
+def test_worth_finds_what_the_scores_depend_on_and_nothing_in_noise():
+    rng = np.random.default_rng(0)
+    x, true = rng.normal(size=(60, 3, 8)), np.array([2.0, -1, 0, 0, 0, 0, 0, 0])
+    def trials(y):
+        both = np.concatenate((x, y[..., None]), 2)
+        return (both - both.mean(1, keepdims=True)).reshape(-1, 9)
+    found = train_nmg.worth_of(trials(x @ true + rng.normal(size=(60, 3))), np.ones(8), 3)
+    assert np.corrcoef(found, true)[0, 1] > 0.95
+    rescaled = train_nmg.worth_of(trials(x @ true + 1.0), np.full(8, 7.0), 3)
+    np.testing.assert_allclose(rescaled * trials(x @ true).std(0)[-1], true, atol=0.02)     # in standard deviations of the score
+    assert np.abs(train_nmg.worth_of(trials(rng.normal(size=(60, 3))), np.ones(8), 3)).max() < 0.1
+
+
+# ---------------------------------------------------------------- the policy and its masker
+
+def test_the_network_has_the_papers_size():
+    assert sum(w.numel() for w in NMG(768).parameters()) == 2_561_026
+    assert NMG(768).attention.num_heads == 12 and NMG(312).attention.num_heads == 4 and NMG(100).attention.num_heads == 1
+
+
+def states_of(batch, hidden=32):
+    return torch.randn(*batch.ids.shape, hidden, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def tiny_data():
+    return data_prep.load("toycls", toy.tokenizer())
+
+
+@pytest.fixture(scope="module")
+def contexts(tiny_data):
+    return data_prep.blocks(tiny_data["train"], Specials.of(toy.tokenizer()), 16)
+
+
+def test_padding_changes_nothing_and_specials_are_never_chosen(contexts):
+    policy, batch, wide = NMG(32), gather(contexts, np.arange(20)), gather(contexts, np.arange(20), 31)
+    L, s = batch.ids.shape[1], states_of(gather(contexts, np.arange(20), 31))
+    short, v = policy(s[:, :L], torch.from_numpy(batch.real), torch.from_numpy(batch.ok))
+    long, w = policy(s, torch.from_numpy(wide.real), torch.from_numpy(wide.ok))
+    torch.testing.assert_close(short, long[:, :L])
+    torch.testing.assert_close(v, w)
+    assert long[:, L:].isinf().all() and short[~torch.from_numpy(batch.ok)].isinf().all() and short[torch.from_numpy(batch.ok)].isfinite().all()
+
+
+def test_greedy_masks_are_the_most_probable_tokens(contexts):
+    policy, batch = NMG(32), gather(contexts, np.arange(20))
+    k = np.full(20, 3)
+    mask = maskers.nmg(batch, k, RowRandom(0, "mask", 0, batch.rows), states_of, policy)
+    logits = policy(states_of(batch), torch.from_numpy(batch.real), torch.from_numpy(batch.ok))[0].detach().numpy()
+    assert (mask.sum(1) == 3).all() and not (mask & ~batch.ok).any()
+    assert all(logits[b][mask[b]].min() > logits[b][~mask[b]].max() for b in range(20))
+
+
+def test_gumbel_top_k_draws_without_replacement(contexts):
+    """The share of draws in which token i is among two chosen is that of successive draws from the softmax."""
+    batch = gather(contexts, np.zeros(4000, int))
+    n = int(batch.ok[0].sum())
+    logits = np.where(batch.ok, np.linspace(-1, 2, batch.ids.shape[1]), -np.inf)
+    rng = RowRandom(0, "x", 0, np.arange(4000))
+    mask = maskers.pick(logits - np.log(-np.log(rng.random(logits.shape))), batch, np.full(4000, 2))
+    p = np.exp(train_nmg.log_softmax(logits[:1]))[0][batch.ok[0]]
+    expected = [p[i] + sum(p[j] * p[i] / (1 - p[j]) for j in range(n) if j != i) for i in range(n)]
+    np.testing.assert_allclose(mask[:, batch.ok[0]].mean(0), expected, atol=0.03)
+
+
+def test_a_policy_is_kept_and_does_not_fit_another_size(tmp_path, contexts):
+    policy = NMG(32, lm="some LM", dataset="some data")
+    policy.save(tmp_path)
+    again = maskers.find(f"nmg:{tmp_path}").keywords["policy"]
+    assert again.about == policy.about and all(torch.equal(a, b) for a, b in zip(policy.parameters(), again.parameters(), strict=True))
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    batch = gather(contexts, np.arange(3))
+    with pytest.raises(UserError, match="some LM reads hidden states of size 32, this LM has 48"):
+        maskers.find(f"nmg:{tmp_path}")(batch, np.ones(3), None, lambda b: states_of(b, 48))
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match=r"no policy of train_nmg\.py in this folder"):
+            maskers.find(f"nmg:{folder}")
+
+
+def test_a_masker_sees_the_lm_as_it_is_in_training(contexts):
+    """A masker that reads the LM gets other states after a step, without dropout; the same command gives the same weights."""
+    seen = []
+
+    def watch(batch, k, rng, lm=None):
+        one = gather(contexts, np.arange(2))
+        a, b = lm(one), lm(one)
+        assert torch.equal(a, b)
+        seen.append(a)
+        return maskers.pick(a.norm(dim=-1).numpy()[:1].repeat(len(batch.ids), 0) * 0 + rng.random(batch.ids.shape), batch, k)
+
+    results = []
+    for _ in range(2):
+        lm = random_lm("bert", len(toy.tokenizer()), 0.1)
+        pretrain.pretrain(lm, contexts.take(np.arange(24)), watch, lr=1e-2, batch_size=8, quiet=True)
+        results.append(torch.cat([w.flatten() for w in lm.state_dict().values()]))
+    assert torch.equal(seen[0], seen[1]) and len(seen) == 8             # the look ahead, then one call a step
+    assert not torch.equal(seen[1], seen[2]) and not torch.equal(seen[2], seen[3]) and torch.equal(*results)
+
+
+# ---------------------------------------------------------------- sub-tasks
+
+def test_a_sub_task_shares_no_document_with_validation(tmp_path):
+    """Sentences repeat with other entity markers, as in ChemProt: they are one document."""
+    words = ["alpha", "beta", "gamma", "delta", "kappa", "sigma"]
+    rng = random.Random(0)
+    pairs = [rng.sample(words, 2) for _ in range(120)]
+    rows = [{"text": f"<< {a} >> binds [[ {b} ]] in {i % 40} ways", "label": rng.choice("xyz")} for i, (a, b) in enumerate(pairs)]
+    rows += [{"text": r["text"].replace("<< ", "").replace(" >>", ""), "label": "x"} for r in rows[:60]]
+    data = data_prep.load(str(write_jsonl(tmp_path / "t.jsonl", rows)), toy.tokenizer())
+    task = Task(data, Specials.of(toy.tokenizer()), 0.2, 64, 64)
+    train = data["train"]
+    plain = np.array(["".join(c for c in train.raw(i) if c not in "<>[] ") for i in range(len(train))])
+    for n in range(5):
+        sub = task.sample(np.random.default_rng(n), 30, None, 20, 1000)
+        assert len(np.unique(sub.contexts.row)) == 30 and len(sub.train) == 20 and set(sub.train.row) <= set(sub.contexts.row)
+        assert not set(plain[sub.contexts.row]) & set(plain[sub.val.row])
+        assert set(train.doc[sub.val.row]) == set(task.val_docs)
+
+
+def test_a_sub_task_of_questions(tmp_path, qa_folder):
+    """Documents (articles) are whole on one side; the questions are those on the contexts; all windows of a question go together."""
+    article = json.loads((qa_folder / "train.json").read_text())["data"][0]
+    folder = tmp_path / "articles"
+    folder.mkdir()
+    (folder / "train.json").write_text(json.dumps({"data": [article | {"title": str(i)} for i in range(10)]}))
+    data = data_prep.load(str(folder), toy.tokenizer(), dev_share=0.1)
+    task = Task(data, Specials.of(toy.tokenizer()), 0.3, 64, 96)
+    sub, train = task.sample(np.random.default_rng(0), 20, None, 5, 7), data["train"]
+    assert not set(train.doc[sub.contexts.row]) & set(task.val_docs) and set(train.doc[sub.val.row]) <= set(task.val_docs)
+    assert set(sub.train.row) <= set(sub.contexts.row) and len(np.unique(sub.train.question)) == 5 and len(sub.doc[1]) == 7
+    assert all((sub.val.question == q).sum() == (task.pieces.question == q).sum() > 1 for q in np.unique(sub.val.question))
+    with pytest.raises(UserError, match="cannot be cut"):
+        Task(data_prep.load(str(qa_folder), toy.tokenizer()), Specials.of(toy.tokenizer()), 0.3, 64, 96)
+
+
+def test_a_sub_task_of_a_world_with_a_corpus_of_its_own(tiny_data):
+    """Unlabelled contexts of validation names are in it, their labelled sentences are not, and no test or dev name at all."""
+    task = Task(tiny_data, Specials.of(toy.tokenizer()), 0.5, 64, 64)
+    sub = task.sample(np.random.default_rng(0), 96, 12, 1000, 1000)
+    of_context, of_val = sub.doc
+    of_train = tiny_data["train"].doc[sub.train.row]
+    assert len(sub.contexts) == 96 and not set(of_train) & set(of_val) and set(of_val) <= set(task.val_docs)
+    assert set(of_context) <= set(of_train) | set(of_val) and set(of_context) & set(of_val) and max(of_context) < 120
+    assert len(of_val) == len(sub.val)
+
+
+def test_equal_masks_score_equally_and_only_common_seeds_do(tiny_data):
+    task, lm = Task(tiny_data, Specials.of(toy.tokenizer()), 0.5, 64, 64), pretrain.load_lm("tiny")
+    sub = task.sample(np.random.default_rng(0), 48, 6, 1000, 1000)
+    batch = gather(sub.contexts, np.arange(len(sub.contexts)))
+    mask = maskers.find("random")(batch, maskers.budget(batch, 0.05), RowRandom(0, "x", 0, batch.rows))
+    mlm, ft = ({"epochs": 1, "lr": 1e-3, "batch_size": 16, "max_len": 64} for _ in range(2))
+    scores = [train_nmg.play(lm, task, sub, mask, seed, "likelihood", mlm | {"p": 0.05}, ft)[0] for seed in (1, 1, 2)]
+    assert np.array_equal(scores[0], scores[1]) and not np.array_equal(scores[0], scores[2])
+
+
+# ---------------------------------------------------------------- replay
+
+def some_actions(episode, contexts, each):
+    a = np.zeros(contexts * each, train_nmg.ACTION)
+    a["episode"], a["context"], a["priority"] = episode, np.repeat(np.arange(contexts), each), 1
+    return a
+
+
+def test_replay_is_bounded_and_loses_whole_contexts():
+    agent = train_nmg.Agent(NMG(8), 1e-4)
+    memory = {e: train_nmg.States(torch.zeros(10, 8, dtype=torch.float16), torch.tensor([0, 10]), torch.ones(10, dtype=torch.bool)) for e in range(3)}
+    for e in range(3):
+        agent.store(some_actions(e, 4, 3), 20)
+    assert len(agent.replay) == 18 and agent.replay["episode"].tolist() == [1] * 6 + [2] * 12 and agent.replay["context"][0] == 2
+    train_nmg.forget(memory, {"learner": agent}, 1)
+    assert sorted(memory) == [1, 2]
+    train_nmg.forget(memory, {"learner": agent}, 170e-9)                # 160 bytes an episode: one is left
+    assert sorted(memory) == [2] and set(agent.replay["episode"]) == {2}
+
+
+# ---------------------------------------------------------------- learning, with the inner loop replaced by a known reward
+
+def meta_train(monkeypatch, tmp_path, seed, effect, **knobs):
+    """Trains a policy where masking an informative word adds `effect` to the score of its document, whose noise (0.25 a document and play)
+    is that of real plays; returns the share of informative words among its greedy masks and among its sampled ones."""
+    noise = np.random.default_rng(seed)
+
+    def known(lm, task, sub, mask, *_):
+        batch = gather(sub.contexts, np.arange(len(sub.contexts)))
+        good = (mask & toy.informative()[batch.ids]).sum(1)
+        of_context, of_val = sub.doc
+        score = {d: effect * good[of_context == d].sum() + noise.normal(0, 0.25) for d in np.unique(of_val)}
+        return np.array([score[d] for d in of_val]), lm, {}
+
+    monkeypatch.setattr(train_nmg, "play", known)
+    monkeypatch.setattr(train_nmg, "curves", lambda *_: None)
+    train_nmg.main(seed=seed, out=str(tmp_path / str(seed)), compare=0, contexts=384, docs=48, save_every=1000, **knobs)
+    metrics = [json.loads(line) for line in open(tmp_path / str(seed) / "metrics.jsonl")]
+    policy, corpus = NMG.load(tmp_path / str(seed)), data_prep.load("toycls", toy.tokenizer()).corpus
+    batch = gather(data_prep.blocks(corpus, Specials.of(toy.tokenizer()), 64), np.arange(0, 3840, 16))
+    with torch.no_grad():
+        logits = policy(pretrain.hidden_states(pretrain.load_lm("tiny"))(batch), torch.from_numpy(batch.real), torch.from_numpy(batch.ok))[0].numpy()
+    good = toy.informative()[batch.ids]
+    return good[np.arange(len(logits)), logits.argmax(1)].mean(), (np.exp(train_nmg.log_softmax(logits)) * good).sum(1).mean(), metrics
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_rl_alone_finds_a_known_reward(seed, monkeypatch, tmp_path):
+    greedy, _, metrics = meta_train(monkeypatch, tmp_path, seed, 0.05, episodes=12)
+    assert greedy >= 0.9 and metrics[-1]["learner_score"] > metrics[-1]["random_score"]
+
+
+def test_noise_teaches_nothing(monkeypatch, tmp_path):
+    sampled = [meta_train(monkeypatch, tmp_path, seed, 0.0, episodes=8)[1] for seed in range(3)]
+    assert np.abs(np.array(sampled) - 0.25).max() < 0.1                # 3 of 12 tokens are informative
+
+
+# ---------------------------------------------------------------- the script
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    place = tmp_path_factory.mktemp("nmg")
+    return place, run("train_nmg.py", *SMALL, "--out=whole", cwd=place)
+
+
+def test_a_small_run(finished):
+    place, result = finished
+    assert result.returncode == 0, result.stderr
+    assert sorted(f.name for f in (place / "whole").iterdir()) == ["config.json", "curves.png", "metrics.jsonl", "model.safetensors", "run.json"]
+    metrics = [json.loads(line) for line in open(place / "whole/metrics.jsonl")]
+    assert [m["episode"] for m in metrics] == [1, 2, 3, 4]
+    assert metrics[0]["learner_entropy"] == pytest.approx(metrics[0]["uniform_entropy"]) != metrics[1]["learner_entropy"]   # explores, then plays
+    again = run("train_nmg.py", *SMALL, "--out=whole", cwd=place)
+    assert again.returncode == 0 and "already done" in again.stdout
+    other = run("train_nmg.py", *SMALL, "--out=whole", "--seed=1", cwd=place)
+    assert other.returncode == 2 and "seed=0 there, 1 here" in other.stderr
+
+
+def test_killed_at_any_moment_it_ends_the_same(finished, tmp_path):
+    command, rng = [sys.executable, str(ROOT / "train_nmg.py"), *SMALL, "--out=whole"], random.Random(0)
+    for _ in range(3):
+        child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while child.poll() is None and not list(tmp_path.glob("whole/run.json")):
+            time.sleep(0.1)
+        time.sleep(rng.uniform(0.2, 4))
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    assert run("train_nmg.py", *SMALL, "--out=whole", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "whole/model.safetensors").read_bytes() == (finished[0] / "whole/model.safetensors").read_bytes()
+    scores = [[{k: v for k, v in json.loads(line).items() if k not in ("seconds", "peak_gb")} for line in open(p / "whole/metrics.jsonl")]
+              for p in (tmp_path, finished[0])]
+    assert scores[0] == scores[1]
+
+
+def test_a_damaged_checkpoint_is_passed_over(finished, tmp_path):
+    child = subprocess.Popen([sys.executable, str(ROOT / "train_nmg.py"), *SMALL, "--out=whole"], cwd=tmp_path, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL)
+    while child.poll() is None and len(list(tmp_path.glob("whole/checkpoint-*.pt"))) < 2:
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    newest = sorted(tmp_path.glob("whole/checkpoint-*.pt"))[-1]
+    newest.write_bytes(newest.read_bytes()[:1000])
+    result = run("train_nmg.py", *SMALL, "--out=whole", cwd=tmp_path)
+    assert result.returncode == 0 and "damaged" in result.stdout and "resuming after episode" in result.stdout
+    assert (tmp_path / "whole/model.safetensors").read_bytes() == (finished[0] / "whole/model.safetensors").read_bytes()
+
+
+def test_the_policy_is_a_masker(finished, tmp_path):
+    result = run("pretrain.py", f"--masker=nmg:{finished[0] / 'whole'}", "--epochs=1", "--out=o", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    made = json.loads((tmp_path / "o/run.json").read_text())
+    assert made["p"] == 0.05 and made["masker_file"] == data_prep.checksum(finished[0] / "whole/model.safetensors")
+
+
+@pytest.mark.parametrize("flags", [
+    ["--self_play=False", "--continual=True", "--credit=play", "--entropy=mean", "--priority_form=exp", "--clip=0.2"],
+    ["--dataset=toyqa", "--metric=positions", "--explorer=network", "--common=False", "--docs=4", "--ft_epochs=1"],
+    ["--dataset=toyqa", "--metric=likelihood", "--docs=4", "--ft_epochs=1", "--replay=60", "--replay_gb=0.0001"],
+    ["--dataset=toyqa", "--metric=f1", "--docs=4", "--ft_epochs=1", "--validation=12"],
+])
+def test_switches(flags, tmp_path):
+    result = run("train_nmg.py", *SMALL[:3], "--episodes=2", "--compare=0", *flags, "--out=o", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    metrics = [json.loads(line) for line in open(tmp_path / "o/metrics.jsonl")]
+    assert len(metrics) == 2 and ("opponent_score" in metrics[0]) != ("--self_play=False" in flags)
+    assert all(np.isfinite(v) for m in metrics for v in m.values() if not isinstance(v, dict))
+
+
+@needs_shared
+def test_chemprot_with_a_real_lm(tmp_path):
+    result = run("train_nmg.py", "--dataset=chemprot", f"--raw={SHARED}/data/chemprot", f"--lm={SHARED}/lm/minilm", "--contexts=8", "--episodes=1",
+                 "--validation=8", "--ft_epochs=1", "--out=o", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "690,946 weights" in result.stdout
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--credit=plays"], "--credit=plays: allowed are play, regression"),
+    (["--metric=f1"], "--metric=f1: allowed are accuracy, likelihood"),
+    (["--episodes=0"], "--episodes=0: must be positive"),
+    (["--val_share=2"], "--val_share=2.0: must be"),
+    (["--selfplay=False"], "did you mean 'self_play'?"),
+    (["--tensorboard=True"], "pip install tensorboard"),
+])
+def test_wrong_flags(flags, said, tmp_path):
+    result = run("train_nmg.py", *flags, cwd=tmp_path)
+    assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr and not list(tmp_path.iterdir())
+
+
+def test_a_masker_without_its_folder(tmp_path):
+    for masker, said in (("nmg", "nmg:FOLDER"), ("nmg:nowhere", "no policy of train_nmg.py")):
+        result = run("pretrain.py", f"--masker={masker}", cwd=tmp_path)
+        assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr
