@@ -176,22 +176,22 @@ def share(data, masker: str) -> float:
     return float(informative()[batch.ids[mask]].mean())
 
 
-def compare(data, maskers: list[str], seeds: int, out) -> None:
+def compare(data, maskers: list[str], seeds: range, out) -> None:
     """Prints the score of each masker on the toy test set, what it masks, and draws the scores to the file `out`."""
     import matplotlib
 
     from loop import beside
 
     scores = {masker: [] for masker in maskers}
-    for seed in range(seeds):
+    for seed in seeds:
         for masker, seen in scores.items():
             seen.append(score(data, masker, seed))
             print(f"seed {seed}  {masker.split(':')[0]:8} {seen[-1]:6.2f}", flush=True)
     measure = "test accuracy" if data.kind == "cls" else "exact match"
-    print(f"\n{data.name}, {measure}, {seeds} seeds: mean, standard deviation, each seed; share of informative words among the masked")
+    print(f"\n{data.name}, {measure}, {len(seeds)} seeds: mean, standard deviation, each seed; share of informative words among the masked")
     for masker, s in scores.items():
         each, what = " ".join(f"{x:6.2f}" for x in s), f"{share(data, masker):8.0%}" if masker != "none" else ""
-        print(f"{masker.split(':')[0]:10} {np.mean(s):6.2f} {np.std(s, ddof=1) if seeds > 1 else 0:6.2f}   {each}{what}")
+        print(f"{masker.split(':')[0]:10} {np.mean(s):6.2f} {np.std(s, ddof=1) if len(s) > 1 else 0:6.2f}   {each}{what}")
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
@@ -203,7 +203,7 @@ def compare(data, maskers: list[str], seeds: int, out) -> None:
     chance = 100 / (6 if data.kind == "cls" else 3)
     ax.axvline(chance, color="grey", linestyle=":", linewidth=1)
     ax.text(chance + 0.6, -0.72, "chance", color="grey", fontsize=8, va="center")
-    ax.set(xlim=(0, 112), xlabel=f"{measure}, % (bar: mean, dots: {seeds} seeds)")
+    ax.set(xlim=(0, 112), xlabel=f"{measure}, % (bar: mean, dots: {len(seeds)} seeds)")
     ax.set_yticks(range(len(scores)), [masker.split(":")[0] for masker in scores])
     ax.set_xticks(range(0, 101, 20))
     ax.invert_yaxis()
@@ -232,7 +232,7 @@ def main(
     chosen = maskers.split(",")
     for masker in chosen:
         find(masker)
-    compare(data_prep.load(dataset, tokenizer()), chosen, seeds, Path(out))
+    compare(data_prep.load(dataset, tokenizer()), chosen, range(seeds), Path(out))
 
 
 if __name__ == "__main__":

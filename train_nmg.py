@@ -441,7 +441,7 @@ def main(
     seed: int = 0,                      # of everything; every episode has streams of its own
     save_every: int = 10,               # episodes between checkpoints, and between pictures
     tensorboard: bool = False,          # also write the metrics for TensorBoard (pip install tensorboard)
-    compare: int = 1,                   # seeds of the closing comparison in the toy world; 0: none
+    compare: int = 1,                   # seeds of the closing comparison in the toy world, from `seed` on; 0: none
     raw: str | None = None,             # folder with raw files of a named data set
     out: str | None = None,             # folder of the policy; None: runs/nmg-DATASET-LM-SEED
 ):
@@ -567,7 +567,7 @@ def main(
         file.unlink()
     print(f"policy: {out}; against random it won {won} and lost {lost} of {len(metrics)} episodes\npicture: {out / 'curves.png'}")
     if lm == "tiny" and compare:
-        toy.compare(data, ["none", "random", f"nmg:{out}", "oracle"], compare, out / "comparison.png")
+        toy.compare(data, ["none", "random", f"nmg:{out}", "oracle"], range(seed, seed + compare), out / "comparison.png")
 
 
 if __name__ == "__main__":
