@@ -355,7 +355,8 @@ def load_checkpoint(folder: Path, agents: dict[str, Agent], memory: dict[int, St
             state = torch.load(file, weights_only=True, map_location=device())
             stored = {e: States(**load_file(folder / f"states-{e:05}.safetensors")) for e in state["memory"]}
         except Exception as e:                                      # torch and safetensors each have their own
-            print(f"{file}: damaged ({str(e).splitlines()[0]}); going back to the one before", flush=True)
+            print(f"{file}: damaged ({str(e).splitlines()[0]}); removed, going back to the one before", flush=True)
+            file.unlink()
             continue
         for name, saved in state["agents"].items():
             agents[name].policy.load_state_dict(saved["policy"])
@@ -367,6 +368,11 @@ def load_checkpoint(folder: Path, agents: dict[str, Agent], memory: dict[int, St
         print(f"resuming after episode {state['done']} from {file}", flush=True)
         return state["done"], state["trials"].cpu().numpy(), state["metrics"]
     return None
+
+
+def won_lost(metrics: list[dict]) -> str:
+    ahead = [m["learner_score"] - m["random_score"] for m in metrics]
+    return f"won {sum(a > 0 for a in ahead)} and lost {sum(a < 0 for a in ahead)} against random"
 
 
 def curves(metrics: list[dict], file: Path) -> None:
@@ -453,7 +459,8 @@ def main(
     paper = {"episodes": 200, "contexts": 200, "val_share": 0.1, "mlm_lr": 2e-5, "ft_epochs": 5 if data.kind == "cls" else 1,
              "ft_lr": 2e-5 if data.kind == "cls" else 3e-5, "batch_size": 16, "rl_lr": 1e-4, "updates": 10, "alpha": 0.01,
              "explore": 2, "explorer": "uniform", "continual": True, "metric": "accuracy", "credit": "play"}
-    defaults = paper | ((toy.META if data.kind == "cls" else toy.META_QA) if lm == "tiny" and dataset in ("toycls", "toyqa") else {})
+    embedded = lm == "tiny" and dataset in ("toycls", "toyqa")
+    defaults = paper | ((toy.META if data.kind == "cls" else toy.META_QA) if embedded else {})
     run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum}
     allowed = {"metric": ("accuracy", "likelihood") + (("f1", "positions") if data.kind == "qa" else ()),
                "credit": ("play", "regression"), "explorer": ("uniform", "network"), "priority_form": ("linear", "exp"), "entropy": ("sum", "mean")}
@@ -462,7 +469,7 @@ def main(
             raise UserError(f"--{name}={run[name]}: allowed are {', '.join(values)}")
     run["out"] = out or f"runs/nmg-{Path(dataset).stem}-{Path(lm).name}-{seed}"
     out, knob = Path(run["out"]), run
-    if claim(out, {k: v for k, v in run.items() if k != "compare"}, last="model.safetensors"):
+    if claim(out, {k: v for k, v in run.items() if k not in ("compare", "save_every", "tensorboard")}, last="model.safetensors"):
         return
     writer = tensorboard_writer(out) if tensorboard else None
 
@@ -486,31 +493,30 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     with beside(out / "run.json") as tmp:
         tmp.write_text(json.dumps(run | {"versions": versions()}, indent=1))
-    original, memory = model, {}
-    model = copy.deepcopy(original)
+    memory = {}
     done, trials, metrics = load_checkpoint(out, agents, memory, model) or (0, np.zeros((0, hidden + 1)), [])
     (out / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
 
-    bar = tqdm(total=knob["episodes"], initial=done, unit="episode")
+    bar = tqdm(total=knob["episodes"], initial=done, unit="episode", mininterval=0.1 if sys.stderr.isatty() else 60)
     for n in range(done, knob["episodes"]):
         begin = time.time()
         # sample
         sub = task.sample(stream(seed, f"sub-task {n}"), knob["contexts"], knob["docs"], examples, validation)
         batch = gather(sub.contexts, np.arange(len(sub.contexts)))                                  # (N, L)
         k = maskers.budget(batch, p)
-        memory[n] = States.of(model, sub.contexts)
+        memory[n] = states = States.of(model, sub.contexts)
         # play
         masks, log_p, values, scores, seconds = {}, {}, {}, {}, Counter()
         for name in ("random", *names):
             bar.set_description(f"{name} plays")
             logits = np.where(batch.ok, 0.0, -np.inf)
             if name != "random":
-                learned, values[name] = policy_of(agents[name].policy, memory[n], batch.ids.shape[1])
+                learned, values[name] = policy_of(agents[name].policy, states, batch.ids.shape[1])
                 if n >= knob["explore"]:
                     logits = learned
                 elif knob["explorer"] == "network":
                     torch_seed(seed, f"{name} explores {n}")
-                    logits = sharpened(policy_of(NMG(hidden).to(device()), memory[n], batch.ids.shape[1])[0])
+                    logits = sharpened(policy_of(NMG(hidden).to(device()), states, batch.ids.shape[1])[0])
             log_p[name] = log_softmax(logits)
             gumbel = -np.log(-np.log(RowRandom(seed, f"{name} acts", n, batch.rows).random(batch.ids.shape) + 1e-300))
             masks[name] = maskers.pick(logits + gumbel, batch, k)
@@ -530,9 +536,9 @@ def main(
         forget(memory, agents, replay_gb)
         started, worth = time.time(), None
         if knob["credit"] == "regression":
-            new = np.stack([trial(sub, memory[n], masks[name], scores[name], task.apart) for name in scores])    # (players, U, H + 1)
+            new = np.stack([trial(sub, states, masks[name], scores[name], task.apart) for name in scores])    # (players, U, H + 1)
             trials = np.concatenate((trials, (new - new.mean(0)).reshape(-1, hidden + 1)))
-            worth = worth_of(trials, memory[n].h.float().std(0).numpy(), len(new))
+            worth = worth_of(trials, states.h.float().std(0).numpy(), len(new))
         for name in names:
             learnt = agents[name].learn(memory, stream(seed, f"{name} learns {n}"), knob["updates"], minibatch, priority_form, worth,
                                         alpha=knob["alpha"], entropy=entropy, clip=clip)
@@ -550,10 +556,8 @@ def main(
             for name, value in metrics[-1].items():
                 if isinstance(value, int | float):
                     writer.add_scalar(name, value, n + 1)
-        lost = sum(m["learner_score"] < m["random_score"] for m in metrics)
-        won = sum(m["learner_score"] > m["random_score"] for m in metrics)
-        bar.set_postfix_str(", ".join(f"{name} {row[f'{name}_score']:.3f}" for name in ("random", *names))
-                            + f", learner won {won}, lost {lost} against random, entropy {row['learner_entropy']:.2f}", refresh=False)
+        bar.set_postfix_str(", ".join(f"{name} {r[name]:.3f}" for name in r) + f", learner {won_lost(metrics)}, entropy {row['learner_entropy']:.2f}",
+                            refresh=False)
         bar.update()
         if (n + 1) % save_every == 0:
             started = time.time()
@@ -565,8 +569,8 @@ def main(
     agents["learner"].policy.save(out)
     for file in [*out.glob("checkpoint-*.pt"), *out.glob("states-*.safetensors")]:
         file.unlink()
-    print(f"policy: {out}; against random it won {won} and lost {lost} of {len(metrics)} episodes\npicture: {out / 'curves.png'}")
-    if lm == "tiny" and compare:
+    print(f"policy: {out}; in {len(metrics)} episodes it {won_lost(metrics)}\npicture: {out / 'curves.png'}")
+    if embedded and compare:
         toy.compare(data, ["none", "random", f"nmg:{out}", "oracle"], range(seed, seed + compare), out / "comparison.png")
 
 

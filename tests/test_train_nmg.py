@@ -291,7 +291,7 @@ def meta_train(monkeypatch, tmp_path, seed, effect, **knobs):
 
     monkeypatch.setattr(train_nmg, "play", known)
     monkeypatch.setattr(train_nmg, "curves", lambda *_: None)
-    train_nmg.main(seed=seed, out=str(tmp_path / str(seed)), compare=0, contexts=384, docs=48, save_every=1000, **knobs)
+    train_nmg.main(seed=seed, out=str(tmp_path / str(seed)), compare=0, save_every=1000, **knobs)
     metrics = [json.loads(line) for line in open(tmp_path / str(seed) / "metrics.jsonl")]
     policy, corpus = NMG.load(tmp_path / str(seed)), data_prep.load("toycls", toy.tokenizer()).corpus
     batch = gather(data_prep.blocks(corpus, Specials.of(toy.tokenizer()), 64), np.arange(0, 3840, 16))
@@ -303,12 +303,12 @@ def meta_train(monkeypatch, tmp_path, seed, effect, **knobs):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_rl_alone_finds_a_known_reward(seed, monkeypatch, tmp_path):
-    greedy, _, metrics = meta_train(monkeypatch, tmp_path, seed, 0.05, episodes=12)
+    greedy, _, metrics = meta_train(monkeypatch, tmp_path, seed, 0.05, episodes=8)
     assert greedy >= 0.9 and metrics[-1]["learner_score"] > metrics[-1]["random_score"]
 
 
 def test_noise_teaches_nothing(monkeypatch, tmp_path):
-    sampled = [meta_train(monkeypatch, tmp_path, seed, 0.0, episodes=8)[1] for seed in range(3)]
+    sampled = [meta_train(monkeypatch, tmp_path, seed, 0.0, episodes=5)[1] for seed in range(3)]
     assert np.abs(np.array(sampled) - 0.25).max() < 0.1                # 3 of 12 tokens are informative
 
 
