@@ -178,20 +178,25 @@ def share(data, masker: str) -> float:
 
 def compare(data, maskers: list[str], seeds: range, out) -> None:
     """Prints the score of each masker on the toy test set, what it masks, and draws the scores to the file `out`."""
-    import matplotlib
-
-    from loop import beside
-
     scores = {masker: [] for masker in maskers}
     for seed in seeds:
         for masker, seen in scores.items():
             seen.append(score(data, masker, seed))
             print(f"seed {seed}  {masker.split(':')[0]:8} {seen[-1]:6.2f}", flush=True)
     measure = "test accuracy" if data.kind == "cls" else "exact match"
-    print(f"\n{data.name}, {measure}, {len(seeds)} seeds: mean, standard deviation, each seed; share of informative words among the masked")
+    print(f"\n{data.name}, {measure}: mean, standard deviation, each seed; share of informative words among the masked")
     for masker, s in scores.items():
         each, what = " ".join(f"{x:6.2f}" for x in s), f"{share(data, masker):8.0%}" if masker != "none" else ""
         print(f"{masker.split(':')[0]:10} {np.mean(s):6.2f} {np.std(s, ddof=1) if len(s) > 1 else 0:6.2f}   {each}{what}")
+    draw(scores, measure, 100 / (6 if data.kind == "cls" else 3), out)
+    print(f"picture: {out}")
+
+
+def draw(scores: dict[str, list[float]], measure: str, chance: float, file) -> None:
+    """Bars: the mean score of each masker in percent; dots: its seeds."""
+    import matplotlib
+
+    from loop import beside
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
@@ -200,18 +205,16 @@ def compare(data, maskers: list[str], seeds: range, out) -> None:
         ax.barh(i, np.mean(s), color="#9db8d2", height=0.6)
         ax.plot(s, [i] * len(s), "o", color="#1f3b57", markersize=5, alpha=0.8)
         ax.text(max(s) + 2, i, f"{np.mean(s):.1f}", va="center")
-    chance = 100 / (6 if data.kind == "cls" else 3)
     ax.axvline(chance, color="grey", linestyle=":", linewidth=1)
     ax.text(chance + 0.6, -0.72, "chance", color="grey", fontsize=8, va="center")
-    ax.set(xlim=(0, 112), xlabel=f"{measure}, % (bar: mean, dots: {len(seeds)} seeds)")
+    ax.set(xlim=(0, 112), xlabel=f"{measure}, % (bar: mean, dots: seeds)")
     ax.set_yticks(range(len(scores)), [masker.split(":")[0] for masker in scores])
     ax.set_xticks(range(0, 101, 20))
     ax.invert_yaxis()
     ax.spines[["top", "right"]].set_visible(False)
-    with beside(out) as tmp:
+    with beside(file) as tmp:
         fig.savefig(tmp, dpi=150, format="png")
     plt.close(fig)
-    print(f"picture: {out}")
 
 
 def main(

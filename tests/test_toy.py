@@ -84,7 +84,7 @@ def test_wrong_flags(script, flags, said, tmp_path):
     assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("script", ["data_prep.py", "pretrain.py", "finetune_cls.py", "finetune_qa.py", "toy.py", "bench.py"])
+@pytest.mark.parametrize("script", ["data_prep.py", "train_nmg.py", "pretrain.py", "finetune_cls.py", "finetune_qa.py", "toy.py", "bench.py"])
 def test_help_shows_every_knob(script):
     result = run(script, "--help", cwd=ROOT)
     assert result.returncode == 0 and result.stderr == "" and f"python {script}" in result.stdout and "# " in result.stdout
