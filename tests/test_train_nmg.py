@@ -396,7 +396,7 @@ def test_chemprot_with_a_real_lm(tmp_path):
     (["--credit=plays"], "--credit=plays: allowed are play, regression"),
     (["--metric=f1"], "--metric=f1: allowed are accuracy, likelihood"),
     (["--episodes=0"], "--episodes=0: must be positive"),
-    (["--val_share=2"], "--val_share=2.0: must be"),
+    (["--val_share=2"], "--val_share=2.0: must be in (0, 1)"),
     (["--selfplay=False"], "did you mean 'self_play'?"),
     (["--tensorboard=True"], "pip install tensorboard"),
 ])
