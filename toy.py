@@ -176,18 +176,18 @@ def share(data, masker: str) -> float:
     return float(informative()[batch.ids[mask]].mean())
 
 
-def compare(data, maskers: list[str], seeds: range, out) -> None:
-    """Prints the score of each masker on the toy test set, what it masks, and draws the scores to the file `out`."""
-    scores = {masker: [] for masker in maskers}
+def compare(data, maskers: dict[str, str], seeds: range, out) -> None:
+    """Prints the score of each masker (by the name that it is shown under) on the toy test set, what it masks, and draws the scores."""
+    scores = {name: [] for name in maskers}
     for seed in seeds:
-        for masker, seen in scores.items():
-            seen.append(score(data, masker, seed))
-            print(f"seed {seed}  {masker.split(':')[0]:8} {seen[-1]:6.2f}", flush=True)
+        for name, seen in scores.items():
+            seen.append(score(data, maskers[name], seed))
+            print(f"seed {seed}  {name:9} {seen[-1]:6.2f}", flush=True)
     measure = "test accuracy" if data.kind == "cls" else "exact match"
-    print(f"\n{data.name}, {measure}: mean, standard deviation, each seed; share of informative words among the masked")
-    for masker, s in scores.items():
-        each, what = " ".join(f"{x:6.2f}" for x in s), f"{share(data, masker):8.0%}" if masker != "none" else ""
-        print(f"{masker.split(':')[0]:10} {np.mean(s):6.2f} {np.std(s, ddof=1) if len(s) > 1 else 0:6.2f}   {each}{what}")
+    print(f"\n{data.name}, {measure}: mean, standard deviation, each seed; share of informative words among the masked, at the start")
+    for name, s in scores.items():
+        each, what = " ".join(f"{x:6.2f}" for x in s), f"{share(data, maskers[name]):8.0%}" if maskers[name] != "none" else ""
+        print(f"{name:10} {np.mean(s):6.2f} {np.std(s, ddof=1) if len(s) > 1 else 0:6.2f}   {each}{what}")
     draw(scores, measure, 100 / (6 if data.kind == "cls" else 3), out)
     print(f"picture: {out}")
 
@@ -208,7 +208,7 @@ def draw(scores: dict[str, list[float]], measure: str, chance: float, file) -> N
     ax.axvline(chance, color="grey", linestyle=":", linewidth=1)
     ax.text(chance + 0.6, -0.72, "chance", color="grey", fontsize=8, va="center")
     ax.set(xlim=(0, 112), xlabel=f"{measure}, % (bar: mean, dots: seeds)")
-    ax.set_yticks(range(len(scores)), [masker.split(":")[0] for masker in scores])
+    ax.set_yticks(range(len(scores)), scores)
     ax.set_xticks(range(0, 101, 20))
     ax.invert_yaxis()
     ax.spines[["top", "right"]].set_visible(False)
@@ -232,9 +232,9 @@ def main(
     checked({"seeds": seeds})
     if dataset not in ("toycls", "toyqa"):
         raise UserError(f"--dataset={dataset}: must be toycls or toyqa")
-    chosen = maskers.split(",")
-    for masker in chosen:
-        find(masker)
+    chosen = {name: name for name in maskers.split(",")}
+    for name in chosen:
+        find(name)
     compare(data_prep.load(dataset, tokenizer()), chosen, range(seeds), Path(out))
 
 

@@ -570,8 +570,12 @@ def main(
     for file in [*out.glob("checkpoint-*.pt"), *out.glob("states-*.safetensors")]:
         file.unlink()
     print(f"policy: {out}; in {len(metrics)} episodes it {won_lost(metrics)}\npicture: {out / 'curves.png'}")
-    if embedded and compare:
-        toy.compare(data, ["none", "random", f"nmg:{out}", "oracle"], range(seed, seed + compare), out / "comparison.png")
+    if embedded and compare:                                        # with a control: the learner before it learned anything
+        torch_seed(seed, "learner")
+        (out / "untrained").mkdir(exist_ok=True)
+        NMG(hidden, **about).save(out / "untrained")
+        shown = {"none": "none", "random": "random", "untrained": f"nmg:{out}/untrained", "nmg": f"nmg:{out}", "oracle": "oracle"}
+        toy.compare(data, shown, range(seed, seed + compare), out / "comparison.png")
 
 
 if __name__ == "__main__":
