@@ -110,7 +110,8 @@ def read_table(rows: Iterable, delimiter: str, path: Path) -> Iterator[dict]:
 
 
 def read_jsonl(rows: Iterable) -> Iterator[dict]:
-    """`text` with `label`, `text` alone, or MRQA (a header line, then one context a line; answer spans include their end)."""
+    """`text`, with `label` where there is one and `doc` (the number of the document that it is from), or MRQA: a header line, then
+    one context a line; answer spans include their end."""
     for where, line in rows:
         if not line.strip():
             continue
@@ -130,10 +131,15 @@ def read_jsonl(rows: Iterable) -> Iterator[dict]:
             yield {"text": context, "qas": qas}
         elif isinstance(row, dict) and "header" in row and "text" not in row:
             continue
-        elif isinstance(row, dict) and "label" in row:
-            yield {"text": field(row, "text", where), "label": str(field(row, "label", where, str | int))}
         else:
-            yield {"text": field(row, "text", where)}
+            record = {"text": field(row, "text", where)}
+            if "label" in row:
+                record["label"] = str(field(row, "label", where, str | int))
+            if "doc" in row:
+                record["doc"] = field(row, "doc", where, int)
+                if not 0 <= record["doc"] < 2**31:
+                    raise UserError(f"{where}: the field 'doc' is {record['doc']}; documents have numbers from 0 to {2**31 - 1}")
+            yield record
 
 
 def read_squad(data: object, path: Path) -> Iterator[dict]:
@@ -462,12 +468,14 @@ class Split:
 
 @dataclass
 class Data:
-    """A prepared data set for one tokenizer. kind: "cls", "qa" or "text"; labels: the class names, sorted."""
+    """A prepared data set for one tokenizer. kind: "cls", "qa" or "text"; labels: the class names, sorted; joined: whether the
+    documents of its corpus are those of train, because the records of both name theirs."""
     name: str
     kind: str
     labels: list[str]
     splits: dict[str, Split]
     checksum: str
+    joined: bool
 
     def __getitem__(self, split: str) -> Split:
         if split not in self.splits:
@@ -513,7 +521,7 @@ def load(name: str, tok, raw: str | None = None, dev_share: float | None = None,
     if kind not in (None, meta["kind"]):
         script = {"cls": "finetune_cls.py", "qa": "finetune_qa.py", "text": "pretrain.py, it is a corpus only"}[meta["kind"]]
         raise UserError(f"--dataset={name}: holds {meta['kind']!r} data, not {kind!r}; for this data: {script}")
-    return Data(name, meta["kind"], meta["labels"], {s: Split(folder / s) for s in meta["splits"]}, key)
+    return Data(name, meta["kind"], meta["labels"], {s: Split(folder / s) for s in meta["splits"]}, key, meta["joined"])
 
 
 def checksum(file: Path) -> str:
@@ -546,7 +554,9 @@ def prepare(source: Source, tok, folder: Path, name: str) -> None:
     splits = [s for s in SPLITS if s in readers]
     for split in splits:
         write_split(readers[split](), tok, folder / split, kind if split != "corpus" else "text", labels, f"{name}, {split}")
-    (folder / "meta.json").write_text(json.dumps({"dataset": name, "kind": kind, "labels": labels, "splits": splits}))
+    joined = {"corpus", "train"} <= source.read.keys() and all("doc" in next(iter(source.read[s]()), {}) for s in ("corpus", "train"))
+    meta = {"dataset": name, "kind": kind, "labels": labels, "splits": splits, "joined": joined}
+    (folder / "meta.json").write_text(json.dumps(meta))
 
 
 def cut_docs(docs: np.ndarray, share: float) -> np.ndarray:

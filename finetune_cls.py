@@ -17,8 +17,8 @@ from transformers import AutoModelForSequenceClassification
 import data_prep
 import toy
 from data_prep import Rows, Specials, gather, heads
-from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, label_of, to, torch_seed, with_head
-from pretrain import finish, fitting, lineage, load_lm, save, versions
+from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, to, torch_seed, with_head
+from pretrain import finish, fitting, label_of, lineage, load_lm, save, versions
 
 
 def tensors(pieces: Rows, rows: np.ndarray, width: int | None = None) -> dict[str, torch.Tensor]:
@@ -100,7 +100,7 @@ def main(
         seconds = {"train_seconds": round(trained - begin, 1), "score_seconds": round(time.time() - trained, 1)}
         model.config.id2label, model.config.label2id = dict(enumerate(data.labels)), {n: i for i, n in enumerate(data.labels)}
         save(model if save_model else None, tok, out, run | {"scores": scores(gold, said) | seconds, "versions": versions()}, examples)
-    finish(out, results, run)
+    finish(out, results, run, ("correct",))
 
 
 if __name__ == "__main__":

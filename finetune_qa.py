@@ -20,8 +20,8 @@ from transformers import AutoModelForQuestionAnswering
 import data_prep
 import toy
 from data_prep import Batch, Rows, Specials, gather, windows
-from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, label_of, to, torch_seed, with_head
-from pretrain import finish, fitting, lineage, load_lm, save, versions
+from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, to, torch_seed, with_head
+from pretrain import finish, fitting, label_of, lineage, load_lm, save, versions
 
 
 def tensors(batch: Batch) -> dict[str, torch.Tensor]:
@@ -184,7 +184,7 @@ def main(
         seconds = {"train_seconds": round(trained - begin, 1), "score_seconds": round(time.time() - trained, 1)}
         scores = {k: 100 * float(np.mean([e[k] for e in examples])) for k in ("em", "f1")}
         save(model if save_model else None, tok, out, run | {"scores": scores | seconds, "versions": versions()}, examples)
-    finish(out, results, run)
+    finish(out, results, run, ("em", "f1"))
 
 
 if __name__ == "__main__":

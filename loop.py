@@ -1,16 +1,17 @@
 """What every stage shares: the optimisation loop, the device, the random streams, the command line.
 
     device, precision   what the machine really has                    `device`, `autocast`
+    processes           of torchrun: what each of them knows           `processes`, `shared`, `gathered`
     random streams      one seed, one independent stream per purpose   `stream`
     batches             rows of similar length together, shuffled      `batches`
     optimisation        AdamW, linear decay, clipping, resume          `fit`
     command line        fire, one clear sentence for a wrong flag      `cli`
 """
 import contextlib
+import datetime
 import difflib
 import errno
 import functools
-import hashlib
 import inspect
 import itertools
 import json
@@ -30,6 +31,7 @@ import fire
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import distributed
 from tqdm import tqdm
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")      # read when torch first allocates: huge pages on Linux, fewer page faults on a CPU
@@ -54,7 +56,7 @@ def device() -> torch.device:
     if torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        return torch.device("cuda")
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
@@ -69,6 +71,42 @@ def has_bf16(kind: str) -> bool:
 def autocast(dev: torch.device, fast: bool = True) -> contextlib.AbstractContextManager:
     """bf16 autocast where the device multiplies bf16 natively; fp32 elsewhere and on the plain path."""
     return torch.autocast(dev.type, torch.bfloat16, enabled=fast and has_bf16(dev.type))
+
+
+# ---------------------------------------------------------------- several processes (torchrun)
+
+def processes() -> tuple[int, int]:
+    """The rank of this process and the number of processes that torchrun started; 0 and 1 without it."""
+    if "RANK" not in os.environ:
+        return 0, 1
+    if not distributed.is_initialized():
+        distributed.init_process_group("gloo", timeout=datetime.timedelta(days=2))      # a play may take long; torchrun sees who died
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def shared(value: object, source: int = 0) -> object:
+    """The value that process `source` has, in every process."""
+    box = [value]
+    if processes()[1] > 1:
+        distributed.broadcast_object_list(box, source)
+    return box[0]
+
+
+def gathered(value: object) -> list:
+    """The values of all processes, in every process, by rank."""
+    out = [value] * processes()[1]
+    if len(out) > 1:
+        distributed.all_gather_object(out, value)
+    return out
+
+
+def share_weights(model: torch.nn.Module, source: int) -> None:
+    """Gives every process the weights that the model has in process `source`."""
+    if processes()[1] > 1:
+        for weight in model.state_dict().values():
+            there = weight.cpu()
+            distributed.broadcast(there, source)
+            weight.copy_(there)
 
 
 # ---------------------------------------------------------------- random streams
@@ -318,18 +356,13 @@ def claim(out: Path, run: dict, last: str = "run.json") -> bool:
         if (out / last).exists():
             print(f"already done: {out}")
         return (out / last).exists()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(not file.name.startswith(".") for file in out.iterdir())):
         raise UserError(f"--out={out}: exists and is not a run of this script; choose another folder")
     return False
 
 
 def checkpoint_of(out: Path) -> Path:
     return out.parent / f".{out.name}.checkpoint.pt"
-
-
-def label_of(run: dict) -> str:
-    """Eight characters that tell configurations apart (where the output goes is not one)."""
-    return hashlib.sha256(json.dumps({k: v for k, v in run.items() if k not in ("out", "results")}).encode()).hexdigest()[:8]
 
 
 def add_result(results: str, row: dict) -> None:

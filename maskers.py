@@ -11,7 +11,7 @@ A masker gets
     lm     a callable: batch -> (B, L, H) hidden states of the LM as it is now, a torch tensor; None where there is no LM
 and returns a bool (B, L): True only where `ok`, at most k[b] in row b, exactly k[b] wherever its units allow.
 A masker of your own: decorate a function here, or use --masker=path/to/file.py:function
-The learned one (PAPER: NMG) is --masker=nmg:FOLDER, where FOLDER is a run of train_nmg.py.
+The learned one (PAPER: NMG) is --masker=nmg:FOLDER, where FOLDER is a run of train_nmg.py; sampled:FOLDER draws from it.
 """
 import functools
 import importlib.util
@@ -41,9 +41,9 @@ def register(name: str) -> Callable[[Masker], Masker]:
 
 
 def find(name: str) -> Masker:
-    """The masker of a --masker: a registered name, nmg:FOLDER, or FILE.py:function."""
-    if name.startswith("nmg:"):
-        return functools.partial(nmg, policy=NMG.load(name.removeprefix("nmg:")))
+    """The masker of a --masker: a registered name, nmg:FOLDER or sampled:FOLDER, or FILE.py:function."""
+    if is_learned(name):
+        return functools.partial(MASKERS[name.partition(":")[0]], policy=NMG.load(name.partition(":")[2]))
     if name in MASKERS:
         return MASKERS[name]
     file, _, function = name.rpartition(":")
@@ -58,6 +58,11 @@ def find(name: str) -> Masker:
         known = [n for n, f in vars(module).items() if callable(f) and getattr(f, "__module__", "") == module.__name__]
         raise UserError(f"--masker={name}: {file} has no function {function!r}" + nearest(function, known))
     return getattr(module, function)
+
+
+def is_learned(name: str) -> bool:
+    """Whether a --masker names the folder of a policy."""
+    return name.startswith(("nmg:", "sampled:"))
 
 
 # ---------------------------------------------------------------- the strategies (PAPER: baselines)
@@ -123,15 +128,26 @@ def anti(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
 @register("nmg")
 def nmg(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None, policy: "NMG | None" = None) -> np.ndarray:
     """The most probable tokens under a learned policy, which reads the LM's hidden states (PAPER: meta-testing)."""
+    return pick(policy_logits(batch, lm, policy), batch, k)
+
+
+@register("sampled")
+def sampled(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None, policy: "NMG | None" = None) -> np.ndarray:
+    """Tokens drawn from a learned policy, without replacement (PAPER: meta-training)."""
+    return pick(policy_logits(batch, lm, policy) - np.log(-np.log(rng.random(batch.ids.shape) + 1e-300)), batch, k)
+
+
+def policy_logits(batch: Batch, lm: Callable[[Batch], torch.Tensor], policy: "NMG | None") -> np.ndarray:
+    """(B, L) a policy's logits, -inf where nothing may be masked; UserError where policy and LM do not fit."""
     if policy is None:
-        raise UserError("--masker=nmg: needs the folder of a policy, nmg:FOLDER; train_nmg.py makes one")
+        raise UserError("--masker=nmg: and --masker=sampled: need the folder of a policy, such as nmg:FOLDER; train_nmg.py makes one")
     states = lm(batch)                                                                           # (B, L, H)
     if states.shape[-1] != policy.hidden:
         raise UserError(f"the policy of {policy.about['lm']} reads hidden states of size {policy.hidden}, this LM has {states.shape[-1]}: "
                         "use it with a LM of that size, or train one for this LM")
     with torch.no_grad():
         logits, _ = policy.to(states.device)(states, torch.from_numpy(batch.real).to(states.device), torch.from_numpy(batch.ok).to(states.device))
-    return pick(logits.cpu().numpy(), batch, k)
+    return logits.cpu().numpy()
 
 
 # ---------------------------------------------------------------- the policy network (PAPER: NMG network)
@@ -170,7 +186,7 @@ class NMG(torch.nn.Module):
             policy = cls(**json.loads((Path(folder) / "config.json").read_text()))
             policy.load_state_dict(load_file(Path(folder) / "model.safetensors"))
         except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as e:
-            raise UserError(f"--masker=nmg:{folder}: no policy of train_nmg.py in this folder ({str(e).splitlines()[0]})") from None
+            raise UserError(f"{folder}: no policy of train_nmg.py in this folder ({str(e).splitlines()[0]})") from None
         return policy
 
 

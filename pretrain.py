@@ -95,14 +95,14 @@ def tensors(batch: Batch, mask: np.ndarray, ids: np.ndarray, fast: bool = True) 
     return out | {"labels": torch.from_numpy(np.where(mask, batch.ids, -100).astype(np.int64))}
 
 
-def hidden_states(model: torch.nn.Module) -> Callable[[Batch], torch.Tensor]:
+def hidden_states(model: torch.nn.Module, fast: bool = True) -> Callable[[Batch], torch.Tensor]:
     """What a masker gets as `lm`: batch -> (B, L, H) hidden states of the model as it is now, without dropout or gradients."""
     @torch.no_grad()
     def encode(batch: Batch) -> torch.Tensor:
         training, dev = model.training, device()
         model.to(dev).eval()
         t = to({"input_ids": torch.from_numpy(batch.ids.astype(np.int64)), "attention_mask": torch.from_numpy(batch.real.astype(np.int64))}, dev)
-        with autocast(dev):
+        with autocast(dev, fast):
             states = model.base_model(**t).last_hidden_state.float()
         model.train(training)
         return states
@@ -123,7 +123,7 @@ def pretrain(model: torch.nn.Module, pieces: Rows, masker: maskers.Masker, *, p:
         width = None if fast else max_len
         return tensors(*masked_rows(pieces, masker, p, seed, epoch if remask else 0, rows, lm, width, multiple if fast else 1), fast)
 
-    lm, live = hidden_states(model), False
+    lm, live = hidden_states(model, fast), False
 
     def seen(batch):
         nonlocal live
@@ -163,18 +163,30 @@ def save(model: torch.nn.Module | None, tok, folder: Path, run: dict, examples: 
     checkpoint_of(folder).unlink(missing_ok=True)
 
 
-def finish(folder: Path, results: str, run: dict) -> None:
-    """The line of a finished evaluation in results.jsonl: what was evaluated, its scores, and every knob."""
+def label_of(run: dict) -> str:
+    """Eight characters that tell configurations apart (where the output goes is not one)."""
+    return hashlib.sha256(json.dumps({k: v for k, v in run.items() if k not in ("out", "results")}).encode()).hexdigest()[:8]
+
+
+def finish(folder: Path, results: str, run: dict, measures: tuple[str, ...]) -> None:
+    """The line of a finished evaluation in results.jsonl: what was evaluated, its scores, and every knob; and beside it, in scores/, the
+    measures of every example, (examples, measures) float32."""
     done, origin = json.loads((folder / "run.json").read_text()), run["pretraining"]
+    each = np.array([[example[m] for m in measures] for example in map(json.loads, open(folder / "predictions.jsonl"))], np.float32)
+    examples = Path("scores") / f"{label_of(run)}.npy"
+    with beside(Path(results).parent / examples) as tmp, open(tmp, "wb") as f:
+        np.save(f, each)
     add_result(results, {"dataset": run["dataset"], "lm": origin["base"], "masker": origin["masker"], "seed": run["seed"], "split": run["split"],
-                         **done["scores"], "predictions": str(folder / "predictions.jsonl"), "config": run, "versions": done["versions"]})
+                         **done["scores"], "predictions": str(folder / "predictions.jsonl"), "examples": str(examples), "config": run,
+                         "versions": done["versions"]})
 
 
 def lineage(lm: str) -> dict:
     """Where a LM comes from, for its line of results: the LM it started from, masker, p, seed and seconds of further pre-training."""
     file = Path(lm) / "run.json"
     run = json.loads(file.read_text()) if file.exists() else {"lm": lm, "masker": "none"}
-    kept = ("lm", "masker", "p", "epochs", "lr", "batch_size", "max_len", "remask", "seed", "dataset", "data", "masker_file", "loss", "seconds")
+    kept = ("lm", "masker", "p", "epochs", "lr", "batch_size", "max_len", "remask", "seed", "dataset", "data", "masker_file", "policy", "loss",
+            "seconds")
     return {"base" if k == "lm" else k: run.get(k) for k in kept}
 
 
@@ -184,7 +196,7 @@ def versions() -> dict[str, str]:
         commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True).stdout
     except OSError:
         commit = ""                                             # no git on this machine
-    return {"torch": torch.__version__, "transformers": transformers.__version__, "commit": commit.strip()}
+    return {"torch": torch.__version__, "transformers": transformers.__version__, "commit": commit.strip(), "device": device().type}
 
 
 @functools.cache
@@ -206,7 +218,7 @@ def tiny() -> Path:
 def main(
     dataset: str = "toycls",            # a name (squad newsqa emrqa imdb chemprot toycls toyqa) or a path (see data_prep.py)
     lm: str = "tiny",                   # tiny, a Hugging Face folder or hub name; any AutoModelForMaskedLM with a fast tokenizer
-    masker: str = "random",             # none random whole span entity punct oracle anti, nmg:FOLDER, or FILE.py:function
+    masker: str = "random",             # none random whole span entity punct oracle anti, nmg:FOLDER, sampled:FOLDER, or FILE.py:function
     p: float | None = None,             # share of tokens to mask, in (0, 1]; None: 0.15 (nmg and in the toy world: 0.05)
     epochs: int | None = None,          # None: 1 as in the paper's meta-test (nmg and in the toy world: 3)
     lr: float | None = None,            # None: 2e-5 (the toy world's own for tiny); raise it for smaller LMs
@@ -227,12 +239,12 @@ def main(
     out = Path(out or f"runs/pretrain-{Path(dataset).stem}-{Path(lm).name}-{Path(masker.rpartition(':')[2]).name}-{seed}")
     tok = data_prep.load_tokenizer(lm)
     data = data_prep.load(dataset, tok, raw, dev_share)
-    learned = masker.startswith("nmg:")                              # the paper's meta-test: few tokens, more epochs
+    learned = maskers.is_learned(masker)                             # the paper's meta-test: few tokens, more epochs
     world = toy.ADAPT if lm == "tiny" else {"p": 0.05 if learned else 0.15, "epochs": 3 if learned else 1, "lr": 2e-5, "batch_size": 16}
     run |= {k: v for k, v in world.items() if run[k] is None} | {"out": str(out), "data": data.checksum}
     if ":" in masker:
-        file = Path(masker.removeprefix("nmg:")) / "model.safetensors" if learned else Path(masker.rpartition(":")[0])
-        run["masker_file"] = data_prep.checksum(file)
+        file = Path(masker.partition(":")[2]) / "model.safetensors" if learned else Path(masker.rpartition(":")[0])
+        run |= {"masker_file": data_prep.checksum(file), "policy": mask.keywords["policy"].about if learned else None}
     if claim(out, run):
         return
     corpus = data.corpus

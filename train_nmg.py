@@ -8,16 +8,20 @@ An episode: sample a sub-task; three players (random, opponent, learner) each ma
 whoever's masks did better than the others' is rewarded for the tokens that the others did not mask; both agents learn from replay.
 """
 import copy
+import importlib.util
 import json
+import pickle
 import resource
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
@@ -28,7 +32,7 @@ import finetune_qa
 import maskers
 import toy
 from data_prep import Rows, Specials, blocks, gather, heads, windows
-from loop import UserError, beside, by_length, checked, claim, cli, device, stream, torch_seed
+from loop import UserError, beside, by_length, checked, claim, cli, device, gathered, processes, share_weights, shared, stream, torch_seed
 from maskers import NMG, RowRandom
 from pretrain import fitting, hidden_states, load_lm, pretrain, versions
 
@@ -55,13 +59,18 @@ class SubTask:
 class Task:
     """A data set cut into D_tr and D_val by document, from which sub-tasks are drawn.
 
-    A sub-task shares no document with D_val. Only where the corpus is a text of its own (`apart`), beside the labelled one, the
-    unlabelled text of validation documents is among the contexts: as that of test documents is in meta-testing."""
+    join says how contexts find their labelled examples: "text", they are the same texts (PAPER); "document", where the corpus is a
+    split of its own, by document; None, where its records name no document: not at all. A sub-task shares no document with
+    D_val, but for join="document": there the unlabelled text of validation documents is among the contexts, as that of test
+    documents is in meta-testing."""
 
     def __init__(self, data: data_prep.Data, specials: Specials, val_share: float, block: int, length: int):
         train, corpus = data["train"], data.corpus
-        self.kind, self.labels, self.apart = data.kind, len(data.labels), corpus is not train
-        self.blocks = blocks(corpus, specials, block)
+        self.kind, self.labels, self.name = data.kind, len(data.labels), data.name
+        self.join = "text" if corpus is train else "document" if data.joined else None
+        pieces = blocks(corpus, specials, block)
+        words = np.concatenate(([0], np.cumsum(np.asarray(corpus.word) >= 0)))
+        self.blocks = pieces.take(np.flatnonzero(words[pieces.hi] > words[pieces.lo]))              # those with something to mask
         self.pieces = heads(train, specials, length) if self.kind == "cls" else windows(train, specials, length, min(128, length // 3), 64)
         held = np.unique(train.doc[data_prep.cut_docs(np.asarray(train.doc), val_share)])
         labelled = np.unique(train.doc)
@@ -70,30 +79,31 @@ class Task:
             raise UserError(f"{data.name}: {len(labelled)} document(s) cannot be cut into a part to train on and a part to validate on")
 
     def sample(self, rng: np.random.Generator, contexts: int, docs: int | None, examples: int, validation: int) -> SubTask:
-        """`contexts` texts (half of them of validation documents where `apart`), the labelled examples that belong to them (at
-        most `examples`), and at most `validation` examples of D_val; where `apart`, those of the documents in the sub-task."""
-        corpus, train, sides = self.blocks.split, self.pieces.split, 2 if self.apart else 1
+        """`contexts` texts from `docs` documents (half of them validation documents where join="document"), the labelled examples
+        that belong to them (at most `examples`), and at most `validation` examples of D_val that may belong to them."""
+        corpus, train, sides = self.blocks.split, self.pieces.split, 2 if self.join == "document" else 1
 
         def draw(allowed):
             if docs:
                 allowed = rng.choice(allowed, min(len(allowed), max(1, docs // sides)), replace=False)
-            return rng.permutation(np.flatnonzero(np.isin(corpus.doc, allowed)))[:max(1, contexts // sides)]
+            there = np.unique(self.blocks.row)
+            return rng.permutation(there[np.isin(corpus.doc[there], allowed)])[:max(1, contexts // sides)]
 
-        texts = draw(self.train_docs)
-        of_train = self.of(texts)
-        of_val = np.flatnonzero(np.isin(train.doc[self.pieces.row], self.val_docs))
-        if self.apart:
-            texts_of_val = draw(self.val_docs)
-            texts, of_val = np.concatenate((texts, texts_of_val)), self.of(texts_of_val)
+        doc = train.doc[self.pieces.row]                                                            # of each piece
+        of_train, of_val = (np.flatnonzero(np.isin(doc, side)) for side in (self.train_docs, self.val_docs))
+        texts = draw(self.train_docs if self.join else np.unique(corpus.doc))
+        if self.join == "text":
+            of_train = np.flatnonzero(np.isin(self.pieces.row, texts))
+        elif self.join == "document":
+            of_train, texts_of_val = np.flatnonzero(np.isin(doc, corpus.doc[texts])), draw(self.val_docs)
+            of_val = np.flatnonzero(np.isin(doc, corpus.doc[texts_of_val]))
+            texts = np.concatenate((texts, texts_of_val))
         picked = self.blocks.take(np.flatnonzero(np.isin(self.blocks.row, texts)))
         labelled, val = (self.pieces.take(self.some(rng, of, most)) for of, most in ((of_train, examples), (of_val, validation)))
+        for what, rows in (("contexts", picked), ("labelled examples", labelled), ("validation examples", val)):
+            if not len(rows):
+                raise UserError(f"{self.name}: a sub-task drew no {what}; more --contexts (or --docs) are needed")
         return SubTask(picked, labelled, val, int(rng.integers(2**31)))
-
-    def of(self, texts: np.ndarray) -> np.ndarray:
-        """The pieces (examples or their windows) that belong to some texts of the corpus: on them, or of their documents."""
-        if not self.apart:
-            return np.flatnonzero(np.isin(self.pieces.row, texts))
-        return np.flatnonzero(np.isin(self.pieces.split.doc[self.pieces.row], self.blocks.split.doc[texts]))
 
     def some(self, rng: np.random.Generator, pieces: np.ndarray, most: int) -> np.ndarray:
         """The pieces of at most `most` examples (a question keeps all of its windows)."""
@@ -110,6 +120,7 @@ def play(lm: torch.nn.Module, task: Task, sub: SubTask, mask: np.ndarray, seed: 
     Returns the score of each example (V,), the adapted LM, and the seconds of each stage. What the seed moves (order, corruption, dropout,
     head) is common to the players of an episode: between them only the masks differ. Fork here to reward something else."""
     adapted, clock = copy.deepcopy(lm), [time.time()]
+    mask = np.pad(mask, ((0, 0), (0, 8)))                           # a batch may be padded to a multiple of 8
     pretrain(adapted, sub.contexts, lambda batch, k, rng, lm: mask[batch.rows, :batch.ids.shape[1]], seed=seed, remask=False, quiet=True, **mlm)
     clock.append(time.time())
     if task.kind == "cls":
@@ -155,6 +166,11 @@ class States:
                 h[start[row]:start[row + 1]] = states[b, :contexts.length[row]]
                 ok[start[row]:start[row + 1]] = torch.from_numpy(batch.ok[b, :contexts.length[row]])
         return cls(h, torch.from_numpy(start), ok)
+
+    def at(self, mask: np.ndarray) -> np.ndarray:
+        """(M, H) hidden states of the tokens that `mask` (N, L) has masked, in the order of its nonzero()."""
+        context, position = mask.nonzero()
+        return self.h[self.start[context] + torch.from_numpy(position)].double().numpy()
 
 
 def padded(memory: dict[int, States], episode: np.ndarray, context: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -277,8 +293,7 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, rewa
 def trial(sub: SubTask, states: States, mask: np.ndarray, scores: np.ndarray, by_document: bool) -> np.ndarray:
     """(U, H + 1) what a play did and what came of it: the mean hidden state of the tokens that it masked, and its mean score. One row a
     document that has both contexts and validation examples, or one for the whole play."""
-    context, position = mask.nonzero()
-    h = states.h[states.start[context] + torch.from_numpy(position)].double().numpy()               # (M, H)
+    h, context = states.at(mask), mask.nonzero()[0]                                                 # (M, H), (M,)
     of_context, of_example = sub.doc if by_document else (np.zeros(len(mask), int), np.zeros(len(scores), int))
     return np.array([[*h[of_context[context] == d].mean(0), scores[of_example == d].mean()]
                      for d in np.intersect1d(of_context[context], of_example)])
@@ -348,26 +363,30 @@ def save_checkpoint(folder: Path, done: int, agents: dict[str, Agent], memory: d
 
 
 def load_checkpoint(folder: Path, agents: dict[str, Agent], memory: dict[int, States], lm: torch.nn.Module,
-                    ) -> tuple[int, np.ndarray, list[dict]] | None:
-    """Puts the newest readable checkpoint into agents, memory and lm; returns the episodes done, their trials and their metrics."""
+                    ) -> tuple[int, np.ndarray, list[dict]]:
+    """Puts the newest readable checkpoint, if any, into agents, memory and lm; returns the episodes done, their trials and metrics."""
     for file in sorted(folder.glob("checkpoint-*.pt"), reverse=True):
         try:
-            state = torch.load(file, weights_only=True, map_location=device())
+            state = torch.load(file, weights_only=True, map_location="cpu")
             stored = {e: States(**load_file(folder / f"states-{e:05}.safetensors")) for e in state["memory"]}
-        except Exception as e:                                      # torch and safetensors each have their own
-            print(f"{file}: damaged ({str(e).splitlines()[0]}); removed, going back to the one before", flush=True)
-            file.unlink()
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as e:
+            print(f"{file}: damaged ({str(e).splitlines()[0]}); set aside, going back to the one before", flush=True)
+            file.rename(f"{file}.damaged")
             continue
+        for stale in set(folder.glob("states-*.safetensors")) - {folder / f"states-{e:05}.safetensors" for e in stored}:
+            stale.unlink()                                          # of episodes that will be played again, or damaged
         for name, saved in state["agents"].items():
             agents[name].policy.load_state_dict(saved["policy"])
             agents[name].optimizer.load_state_dict(saved["optimizer"])
-            agents[name].replay = saved["replay"].cpu().numpy().view(ACTION)
+            agents[name].replay = saved["replay"].numpy().view(ACTION)
         memory.update(stored)
         if state["lm"]:
             lm.load_state_dict(state["lm"])
         print(f"resuming after episode {state['done']} from {file}", flush=True)
-        return state["done"], state["trials"].cpu().numpy(), state["metrics"]
-    return None
+        return state["done"], state["trials"].numpy(), state["metrics"]
+    for stale in folder.glob("states-*.safetensors"):
+        stale.unlink()
+    return 0, np.zeros((0, agents["learner"].policy.hidden + 1)), []
 
 
 def won_lost(metrics: list[dict]) -> str:
@@ -402,15 +421,140 @@ def curves(metrics: list[dict], file: Path) -> None:
     plt.close(fig)
 
 
-def tensorboard_writer(out: Path):
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError("--tensorboard: the package is not installed: pip install tensorboard") from None
-    return SummaryWriter(str(out / "tensorboard"))
+def tensorboard_writer(out: Path, done: int):
+    """Writes beside the run; what an earlier, killed run wrote beyond episode `done` is hidden."""
+    from torch.utils.tensorboard import SummaryWriter
+    return SummaryWriter(str(out / "tensorboard"), purge_step=done + 1)
 
 
 # ---------------------------------------------------------------- 5. the outer loop (PAPER: algorithm)
+
+def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None:
+    """The algorithm; `k` holds every knob of main. Ends with the learner's policy in `out`.
+
+    Under torchrun every process plays its share of an episode's plays, and the first does all the rest."""
+    rank, world = processes()
+    model = load_lm(k.lm).to(device())
+    block = fitting(model, k.max_len, 512 if data.kind == "qa" else 256)
+    length = fitting(model, None, 384 if data.kind == "qa" else 256)
+    task, hidden = Task(data, Specials.of(tok), k.val_share, block, length), model.config.hidden_size
+    mlm = {"p": k.p, "epochs": k.mlm_epochs, "lr": k.mlm_lr, "batch_size": k.batch_size, "max_len": block}
+    ft = {"epochs": k.ft_epochs, "lr": k.ft_lr, "batch_size": k.batch_size, "max_len": length}
+    players = PLAYERS if k.self_play else ("random", "learner")
+    names, agents, memory = players[1:], {}, {}
+    for name in names:
+        torch_seed(k.seed, name)
+        agents[name] = Agent(NMG(hidden), k.rl_lr)
+    masked = max(1.0, k.p * task.blocks.length.mean())
+    if k.replay < masked:
+        raise UserError(f"--replay={k.replay}: a context alone brings about {masked:.0f} actions")
+    done, metrics, writer = 0, [], None
+    if rank == 0:
+        gb = min(k.replay_gb, min(k.replay / masked, k.episodes * k.contexts) * task.blocks.length.mean() * hidden * 2 / 1e9)
+        weights = sum(w.numel() for w in agents["learner"].policy.parameters())
+        print(f"{len(task.train_docs):,} documents to train on, {len(task.val_docs):,} to validate on; a policy of {weights:,} weights on "
+              f"{device()}; replay will take about {gb:.2f} GB", flush=True)
+        out.mkdir(parents=True, exist_ok=True)
+        with beside(out / "run.json") as tmp:
+            tmp.write_text(json.dumps(vars(k) | {"versions": versions()}, indent=1))
+        done, trials, metrics = load_checkpoint(out, agents, memory, model)
+        (out / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
+        writer = tensorboard_writer(out, done) if k.tensorboard else None
+    done = shared(done)
+    if done:
+        share_weights(model, 0)
+
+    bar = tqdm(total=k.episodes, initial=done, unit="episode", mininterval=0.1 if sys.stderr.isatty() else 60, disable=rank > 0)
+    for n in range(done, k.episodes):
+        begin = time.time()
+        # sample
+        sub = task.sample(stream(k.seed, f"sub-task {n}"), k.contexts, k.docs, k.examples, k.validation)
+        masks, log_p, values = {}, {}, {}
+        if rank == 0:
+            batch = gather(sub.contexts, np.arange(len(sub.contexts)))                              # (N, L)
+            memory[n] = states = States.of(model, sub.contexts)
+            for name in players:
+                logits = np.where(batch.ok, 0.0, -np.inf)
+                if name != "random":
+                    learned, values[name] = policy_of(agents[name].policy, states, batch.ids.shape[1])
+                    if n >= k.explore:
+                        logits = learned
+                    elif k.explorer == "network":
+                        torch_seed(k.seed, f"{name} explores {n}")
+                        logits = sharpened(policy_of(NMG(hidden).to(device()), states, batch.ids.shape[1])[0])
+                log_p[name] = log_softmax(logits)
+                gumbel = -np.log(-np.log(RowRandom(k.seed, f"{name} acts", n, batch.rows).random(batch.ids.shape) + 1e-300))
+                masks[name] = maskers.pick(logits + gumbel, batch, maskers.budget(batch, k.p))
+        masks = shared(masks)
+        # play
+        plays, adapted = {}, model
+        for i, name in enumerate(players):
+            if i % world == rank:
+                bar.set_description(f"{name} plays")
+                play_seed = sub.seed if k.common else sub.seed + 1 + PLAYERS.index(name)
+                scored, adapted, took = play(model, task, sub, masks[name], play_seed, k.metric, mlm, ft)
+                plays[name] = scored, took
+        plays = {name: p for some in gathered(plays) for name, p in some.items()}
+        if k.continual:                                                                             # the learner plays last
+            model = adapted
+            share_weights(model, (len(players) - 1) % world)
+        if rank:
+            continue
+        # reward, store, learn: the opponent against the learner and random, then the learner against the opponent and random
+        scores = {name: plays[name][0] for name in players}
+        r, started = {name: float(s.mean()) for name, s in scores.items()}, time.time()
+        row = {"episode": n + 1, "uniform_entropy": float(np.log(batch.ok.sum(1)).mean())} | {f"{o}_score": r[o] for o in r}
+        worth = None
+        if k.credit == "regression":
+            new = np.stack([trial(sub, states, masks[name], scores[name], task.join == "document") for name in players])   # (players, U, H + 1)
+            trials = np.concatenate((trials, (new - new.mean(0)).reshape(-1, hidden + 1)))
+            worth = worth_of(trials, states.h.float().std(0).numpy(), len(players))
+        for name in names:
+            other = next((o for o in names if o != name), None)
+            R, counts = rewards(masks[name], masks["random"], masks.get(other), r[name], r["random"], r.get(other))
+            if worth is not None:                                   # which needs no disjoint actions
+                R, counts = np.zeros(R.shape), masks[name]
+                R[counts] = states.at(counts) @ worth
+            agents[name].store(actions(n, counts, R, log_p[name], values[name], batch.ids, k.priority_form), k.replay)
+            row[f"{name}_entropy"] = policy_entropy(log_p[name])
+        forget(memory, agents, k.replay_gb)
+        for name in names:
+            learnt = agents[name].learn(memory, stream(k.seed, f"{name} learns {n}"), k.updates, k.minibatch, k.priority_form, worth,
+                                        alpha=k.alpha, entropy=k.entropy, clip=k.clip)
+            row |= {f"{name}_policy_loss": learnt[0], f"{name}_value_loss": learnt[1]}
+        # log, save
+        seconds = Counter()
+        for _, took in plays.values():
+            seconds.update(took)
+        seconds.update({"learning": time.time() - started, "episode": time.time() - begin})
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform != "darwin" else 1 << 30)
+        row |= {"replay": len(agents["learner"].replay), "peak_gb": round(peak, 2)}
+        metrics.append(row | {"seconds": {stage: round(s, 2) for stage, s in seconds.items()}})
+        with open(out / "metrics.jsonl", "a") as f:
+            f.write(json.dumps(metrics[-1]) + "\n")
+        if writer:
+            for name, value in row.items():
+                writer.add_scalar(name, value, n + 1)
+        bar.set_postfix_str(", ".join(f"{name} {r[name]:.3f}" for name in r) + f", learner {won_lost(metrics)}, entropy {row['learner_entropy']:.2f}",
+                            refresh=False)
+        bar.update()
+        if (n + 1) % k.save_every == 0 and n + 1 < k.episodes:
+            started = time.time()
+            save_checkpoint(out, n + 1, agents, memory, model if k.continual else None, trials, metrics)
+            curves(metrics, out / "curves.png")
+            metrics[-1]["seconds"]["saving"] = round(time.time() - started, 2)
+    bar.close()
+    if rank:
+        return
+    if writer:
+        writer.close()
+    curves(metrics, out / "curves.png")
+    kept = ("lm", "dataset", "data", "episodes", "seed", "self_play", "continual", "credit")
+    policy = agents["learner"].policy
+    policy.about = {name: vars(k)[name] for name in kept} | {"hours": round(sum(m["seconds"]["episode"] for m in metrics) / 3600, 3)}
+    policy.save(out)
+    print(f"policy: {out}; in {len(metrics)} episodes it {won_lost(metrics)}\npicture: {out / 'curves.png'}")
+
 
 def main(
     dataset: str = "toycls",            # a name (squad newsqa emrqa imdb chemprot toycls toyqa) or a path (see data_prep.py)
@@ -468,114 +612,23 @@ def main(
         if run[name] not in values:
             raise UserError(f"--{name}={run[name]}: allowed are {', '.join(values)}")
     run["out"] = out or f"runs/nmg-{Path(dataset).stem}-{Path(lm).name}-{seed}"
-    out, knob = Path(run["out"]), run
-    if claim(out, {k: v for k, v in run.items() if k not in ("compare", "save_every", "tensorboard")}, last="model.safetensors"):
+    out = Path(run["out"])
+    if tensorboard and not importlib.util.find_spec("tensorboard"):
+        raise UserError("--tensorboard: the package is not installed: pip install tensorboard")
+    if not claim(out, {k: v for k, v in run.items() if k not in ("compare", "save_every", "tensorboard")}, last="model.safetensors"):
+        meta_train(SimpleNamespace(**run), data, tok, out)
+    if processes()[0]:
         return
-    writer = tensorboard_writer(out) if tensorboard else None
-
-    model = load_lm(lm).to(device())
-    block = fitting(model, max_len, 512 if data.kind == "qa" else 256)
-    length = fitting(model, None, 384 if data.kind == "qa" else 256)
-    task = Task(data, Specials.of(tok), knob["val_share"], block, length)
-    mlm = {"p": p, "epochs": mlm_epochs, "lr": knob["mlm_lr"], "batch_size": knob["batch_size"], "max_len": block}
-    ft = {"epochs": knob["ft_epochs"], "lr": knob["ft_lr"], "batch_size": knob["batch_size"], "max_len": length}
-    about = {"lm": lm, "dataset": dataset, "data": data.checksum, "episodes": knob["episodes"], "seed": seed}
-    names = PLAYERS[1:] if self_play else ("learner",)
-    hidden = model.config.hidden_size
-    agents = {}
-    for name in names:
-        torch_seed(seed, name)
-        agents[name] = Agent(NMG(hidden, **about), knob["rl_lr"])
-    tokens, k = task.blocks.length.mean(), max(1, p * task.blocks.length.mean())
-    gb = min(replay_gb, min(replay / k, knob["episodes"] * knob["contexts"]) * tokens * hidden * 2 / 1e9)
-    print(f"{len(task.train_docs):,} documents to train on, {len(task.val_docs):,} to validate on; a policy of "
-          f"{sum(w.numel() for w in agents['learner'].policy.parameters()):,} weights on {device()}; replay will take about {gb:.2f} GB", flush=True)
-    out.mkdir(parents=True, exist_ok=True)
-    with beside(out / "run.json") as tmp:
-        tmp.write_text(json.dumps(run | {"versions": versions()}, indent=1))
-    memory = {}
-    done, trials, metrics = load_checkpoint(out, agents, memory, model) or (0, np.zeros((0, hidden + 1)), [])
-    (out / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
-
-    bar = tqdm(total=knob["episodes"], initial=done, unit="episode", mininterval=0.1 if sys.stderr.isatty() else 60)
-    for n in range(done, knob["episodes"]):
-        begin = time.time()
-        # sample
-        sub = task.sample(stream(seed, f"sub-task {n}"), knob["contexts"], knob["docs"], examples, validation)
-        batch = gather(sub.contexts, np.arange(len(sub.contexts)))                                  # (N, L)
-        k = maskers.budget(batch, p)
-        memory[n] = states = States.of(model, sub.contexts)
-        # play
-        masks, log_p, values, scores, seconds = {}, {}, {}, {}, Counter()
-        for name in ("random", *names):
-            bar.set_description(f"{name} plays")
-            logits = np.where(batch.ok, 0.0, -np.inf)
-            if name != "random":
-                learned, values[name] = policy_of(agents[name].policy, states, batch.ids.shape[1])
-                if n >= knob["explore"]:
-                    logits = learned
-                elif knob["explorer"] == "network":
-                    torch_seed(seed, f"{name} explores {n}")
-                    logits = sharpened(policy_of(NMG(hidden).to(device()), states, batch.ids.shape[1])[0])
-            log_p[name] = log_softmax(logits)
-            gumbel = -np.log(-np.log(RowRandom(seed, f"{name} acts", n, batch.rows).random(batch.ids.shape) + 1e-300))
-            masks[name] = maskers.pick(logits + gumbel, batch, k)
-            play_seed = sub.seed if common else sub.seed + 1 + PLAYERS.index(name)
-            scores[name], adapted, took = play(model, task, sub, masks[name], play_seed, knob["metric"], mlm, ft)
-            seconds.update(took)
-        # reward, store, learn: the opponent against the learner and random, then the learner against the opponent and random
-        r = {name: float(s.mean()) for name, s in scores.items()}
-        row = {"episode": n + 1, "uniform_entropy": float(np.log(batch.ok.sum(1)).mean())} | {f"{o}_score": r[o] for o in r}
-        for name in names:
-            other = next((o for o in names if o != name), None)
-            R, counts = rewards(masks[name], masks["random"], masks.get(other), r[name], r["random"], r.get(other))
-            if knob["credit"] == "regression":                      # which needs no disjoint actions
-                counts = masks[name]
-            agents[name].store(actions(n, counts, R, log_p[name], values[name], batch.ids, priority_form), replay)
-            row[f"{name}_entropy"] = policy_entropy(log_p[name])
-        forget(memory, agents, replay_gb)
-        started, worth = time.time(), None
-        if knob["credit"] == "regression":
-            new = np.stack([trial(sub, states, masks[name], scores[name], task.apart) for name in scores])    # (players, U, H + 1)
-            trials = np.concatenate((trials, (new - new.mean(0)).reshape(-1, hidden + 1)))
-            worth = worth_of(trials, states.h.float().std(0).numpy(), len(new))
-        for name in names:
-            learnt = agents[name].learn(memory, stream(seed, f"{name} learns {n}"), knob["updates"], minibatch, priority_form, worth,
-                                        alpha=knob["alpha"], entropy=entropy, clip=clip)
-            row |= {f"{name}_policy_loss": learnt[0], f"{name}_value_loss": learnt[1]}
-        if knob["continual"]:
-            model = adapted                                                                         # the learner played last
-        # log, save
-        seconds.update({"learning": time.time() - started, "episode": time.time() - begin})
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform != "darwin" else 1 << 30)
-        row |= {"replay": len(agents["learner"].replay), "peak_gb": round(peak, 2)}
-        metrics.append(row | {"seconds": {k: round(v, 2) for k, v in seconds.items()}})
-        with open(out / "metrics.jsonl", "a") as f:
-            f.write(json.dumps(metrics[-1]) + "\n")
-        if writer:
-            for name, value in metrics[-1].items():
-                if isinstance(value, int | float):
-                    writer.add_scalar(name, value, n + 1)
-        bar.set_postfix_str(", ".join(f"{name} {r[name]:.3f}" for name in r) + f", learner {won_lost(metrics)}, entropy {row['learner_entropy']:.2f}",
-                            refresh=False)
-        bar.update()
-        if (n + 1) % save_every == 0:
-            started = time.time()
-            save_checkpoint(out, n + 1, agents, memory, model if knob["continual"] else None, trials, metrics)
-            curves(metrics, out / "curves.png")
-            metrics[-1]["seconds"]["saving"] = round(time.time() - started, 2)
-    bar.close()
-    curves(metrics, out / "curves.png")
-    agents["learner"].policy.save(out)
-    for file in [*out.glob("checkpoint-*.pt"), *out.glob("states-*.safetensors")]:
+    for file in [*out.glob("checkpoint-*"), *out.glob("states-*.safetensors"), *out.glob(".*.tmp")]:
         file.unlink()
-    print(f"policy: {out}; in {len(metrics)} episodes it {won_lost(metrics)}\npicture: {out / 'curves.png'}")
-    if embedded and compare:                                        # with a control: the learner before it learned anything
+    picture = out / "comparison.png"
+    if embedded and compare and not picture.exists():               # with a control: the learner before it learned anything
         torch_seed(seed, "learner")
         (out / "untrained").mkdir(exist_ok=True)
-        NMG(hidden, **about).save(out / "untrained")
-        shown = {"none": "none", "random": "random", "untrained": f"nmg:{out}/untrained", "nmg": f"nmg:{out}", "oracle": "oracle"}
-        toy.compare(data, shown, range(seed, seed + compare), out / "comparison.png")
+        NMG(NMG.load(str(out)).hidden, lm=lm, episodes=0).save(out / "untrained")
+        shown = {"none": "none", "random": "random", "nmg sampled": f"sampled:{out}", "nmg": f"nmg:{out}", "untrained": f"nmg:{out}/untrained",
+                 "oracle": "oracle"}
+        toy.compare(data, shown, range(seed, seed + compare), picture)
 
 
 if __name__ == "__main__":

@@ -390,3 +390,17 @@ def test_an_answer_that_no_window_holds_is_trained_as_absent(tmp_path, tok):
     assert (finetune_qa.targets(batch, pieces) == 0).all()
     with pytest.raises(UserError, match="leaves no room"):
         windows(split, Specials.of(tok), 16, 8, 64)
+
+
+def test_documents_by_number(tmp_path):
+    """A `doc` in the records says which texts belong together, and joins a corpus to train; without it each text is its own."""
+    write_jsonl(tmp_path / "a/train.jsonl", [{"text": f"alpha {i}", "label": "xy"[i % 2], "doc": 7 + i // 4} for i in range(16)])
+    write_jsonl(tmp_path / "a/corpus.jsonl", [{"text": f"beta {i}", "doc": 7} for i in range(3)])
+    write_jsonl(tmp_path / "b/train.jsonl", [{"text": f"alpha {i}", "label": "xy"[i % 2], "doc": 7} for i in range(16)])
+    write_jsonl(tmp_path / "b/corpus.jsonl", [{"text": f"beta {i}"} for i in range(3)])
+    a, b = (data_prep.load(str(tmp_path / name), fast_tokenizer("wordpiece"), dev_share=0.1) for name in "ab")
+    assert a.joined and len(a["dev"]) == 4 and len(set(a["dev"].doc)) == 1 and set(a["train"].doc) | set(a["dev"].doc) == {7, 8, 9, 10}
+    assert a.corpus.doc.tolist() == [7, 7, 7] and not b.joined and b.corpus.doc.tolist() == [0, 1, 2]
+    write_jsonl(tmp_path / "c/train.jsonl", [{"text": "alpha", "label": "x", "doc": -1}])
+    with pytest.raises(UserError, match=r"train.jsonl:1: the field 'doc' is -1"):
+        data_prep.load(str(tmp_path / "c"), fast_tokenizer("wordpiece"))

@@ -1,9 +1,11 @@
 """The outer loop: equations against naive transcriptions of the paper, learning with a known reward, resume, bad input."""
+import importlib.util
 import itertools
 import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,7 +168,7 @@ def test_gumbel_top_k_draws_without_replacement(contexts):
 def test_a_policy_is_kept_and_does_not_fit_another_size(tmp_path, contexts):
     policy = NMG(32, lm="some LM", dataset="some data")
     policy.save(tmp_path)
-    again = maskers.find(f"nmg:{tmp_path}").keywords["policy"]
+    again = maskers.find(f"sampled:{tmp_path}").keywords["policy"]
     assert again.about == policy.about and all(torch.equal(a, b) for a, b in zip(policy.parameters(), again.parameters(), strict=True))
     assert sorted(f.name for f in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     batch = gather(contexts, np.arange(3))
@@ -176,6 +178,21 @@ def test_a_policy_is_kept_and_does_not_fit_another_size(tmp_path, contexts):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UserError, match=r"no policy of train_nmg\.py in this folder"):
             maskers.find(f"nmg:{folder}")
+
+
+def test_sampled_masks_are_drawn_from_the_policy(contexts):
+    """The first of two draws without replacement has the policy's own probabilities; what is drawn depends on the row alone."""
+    torch.manual_seed(0)
+    policy, one = NMG(48), gather(contexts, np.arange(1))
+    states = states_of(one, 48) * 9
+
+    def lm(batch):
+        return states.expand(len(batch.ids), -1, -1)
+
+    p = np.exp(train_nmg.log_softmax(maskers.policy_logits(one, lm, policy)))[0]
+    mask = maskers.sampled(gather(contexts, np.zeros(3000, int)), np.ones(3000), RowRandom(0, "x", 0, np.arange(3000)), lm, policy)
+    assert (mask.sum(1) == 1).all() and p.max() > 2 * p[p > 0].min()
+    np.testing.assert_allclose(mask.mean(0), p, atol=0.03)
 
 
 def test_a_masker_sees_the_lm_as_it_is_in_training(contexts):
@@ -243,6 +260,43 @@ def test_a_sub_task_of_a_world_with_a_corpus_of_its_own(tiny_data):
     assert len(sub.contexts) == 96 and not set(of_train) & set(of_val) and set(of_val) <= set(task.val_docs)
     assert set(of_context) <= set(of_train) | set(of_val) and set(of_context) & set(of_val) and max(of_context) < 120
     assert len(of_val) == len(sub.val)
+
+
+def test_a_corpus_whose_documents_are_not_those_of_train(tmp_path):
+    """Without `doc` in the records nothing joins them: contexts come from the whole corpus, examples from all of train."""
+    for split, n in (("train", 40), ("test", 4)):
+        write_jsonl(tmp_path / f"{split}.jsonl", [{"text": f"{split} alpha {i} beta", "label": "xy"[i % 2]} for i in range(n)])
+    write_jsonl(tmp_path / "corpus.jsonl", [{"text": f"gamma {i} delta"} for i in range(100)])
+    task = Task(data_prep.load(str(tmp_path), toy.tokenizer()), Specials.of(toy.tokenizer()), 0.25, 64, 64)
+    sub, train = task.sample(np.random.default_rng(0), 60, None, 1000, 1000), task.pieces.split
+    assert task.join is None and len(sub.contexts) == 60 and max(sub.contexts.row) > 40
+    assert set(train.doc[sub.train.row]) == set(task.train_docs) and set(train.doc[sub.val.row]) == set(task.val_docs)
+
+
+def test_what_has_nothing_to_mask_is_no_context(tmp_path):
+    """A text of special tokens alone would have a policy over nothing."""
+    rows = [{"text": "[MASK] [SEP]" if i % 2 else f"alpha {i}", "label": "xy"[i // 2 % 2]} for i in range(40)]
+    task = Task(data_prep.load(str(write_jsonl(tmp_path / "t.jsonl", rows)), toy.tokenizer()), Specials.of(toy.tokenizer()), 0.25, 64, 64)
+    assert 0 < len(task.blocks) <= 20 and gather(task.blocks, np.arange(len(task.blocks))).ok.any(1).all()
+
+
+def test_a_sub_task_without_examples_says_so(tmp_path):
+    rows = [{"text": f"alpha {i}", "label": "xy"[i % 2], "doc": i} for i in range(40)]
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    write_jsonl(tmp_path / "corpus.jsonl", [{"text": f"beta {i}", "doc": 1000 + i} for i in range(40)])
+    task = Task(data_prep.load(str(tmp_path), toy.tokenizer()), Specials.of(toy.tokenizer()), 0.25, 64, 64)
+    with pytest.raises(UserError, match="drew no contexts"):
+        task.sample(np.random.default_rng(0), 60, None, 1000, 1000)
+
+
+def test_masks_fit_batches_that_are_padded_further(monkeypatch, tiny_data):
+    """As on a GPU, where batches are padded to a multiple of 8."""
+    task, lm = Task(tiny_data, Specials.of(toy.tokenizer()), 0.5, 64, 64), pretrain.load_lm("tiny")
+    sub = task.sample(np.random.default_rng(0), 16, 6, 1000, 1000)
+    mask = gather(sub.contexts, np.arange(len(sub.contexts))).ok
+    monkeypatch.setattr(pretrain, "gather", lambda pieces, rows, width=None, multiple=1: gather(pieces, rows, width, 8))
+    mlm, ft = ({"epochs": 1, "lr": 1e-3, "batch_size": 16, "max_len": 64} for _ in range(2))
+    assert np.isfinite(train_nmg.play(lm, task, sub, mask, 0, "likelihood", mlm | {"p": 1.0}, ft)[0]).all()
 
 
 def test_equal_masks_score_equally_and_only_common_seeds_do(tiny_data):
@@ -314,10 +368,33 @@ def test_noise_teaches_nothing(monkeypatch, tmp_path):
 
 # ---------------------------------------------------------------- the script
 
+ONE = {"OMP_NUM_THREADS": "1"}                                          # sums in the same order, however many processes share the cores
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     place = tmp_path_factory.mktemp("nmg")
-    return place, run("train_nmg.py", *SMALL, "--out=whole", cwd=place)
+    return place, run("train_nmg.py", *SMALL, "--out=whole", cwd=place, **ONE)
+
+
+def start(place, *flags):
+    return subprocess.Popen([sys.executable, str(ROOT / "train_nmg.py"), *SMALL, "--out=whole", *flags], cwd=place, stdout=subprocess.DEVNULL,
+                            stderr=subprocess.DEVNULL, env=os.environ | ONE)
+
+
+def kill_when(child, ready):
+    while child.poll() is None and not ready():
+        time.sleep(0.02)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+
+
+def ends_as(place, finished):
+    """Policy and metrics are those of the run that nobody killed."""
+    policies = [(p / "whole/model.safetensors").read_bytes() for p in (place, finished)]
+    metrics = [[{k: v for k, v in json.loads(line).items() if k not in ("seconds", "peak_gb")} for line in open(p / "whole/metrics.jsonl")]
+               for p in (place, finished)]
+    return policies[0] == policies[1] and metrics[0] == metrics[1]
 
 
 def test_a_small_run(finished):
@@ -334,33 +411,52 @@ def test_a_small_run(finished):
 
 
 def test_killed_at_any_moment_it_ends_the_same(finished, tmp_path):
-    command, rng = [sys.executable, str(ROOT / "train_nmg.py"), *SMALL, "--out=whole"], random.Random(0)
-    for _ in range(3):
-        child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while child.poll() is None and not list(tmp_path.glob("whole/run.json")):
-            time.sleep(0.1)
-        time.sleep(rng.uniform(0.2, 4))
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
-    assert run("train_nmg.py", *SMALL, "--out=whole", cwd=tmp_path).returncode == 0
-    assert (tmp_path / "whole/model.safetensors").read_bytes() == (finished[0] / "whole/model.safetensors").read_bytes()
-    scores = [[{k: v for k, v in json.loads(line).items() if k not in ("seconds", "peak_gb")} for line in open(p / "whole/metrics.jsonl")]
-              for p in (tmp_path, finished[0])]
-    assert scores[0] == scores[1]
+    rng, log = random.Random(0), tmp_path / "whole/metrics.jsonl"
+    for n in (1, 2, 3):                                                 # after each more episode than before, saved or not
+        child = start(tmp_path)
+        kill_when(child, lambda n=n: log.exists() and len(log.read_text().splitlines()) >= n and not time.sleep(rng.uniform(0, 0.3)))
+        (tmp_path / f"whole/.checkpoint-0000{n}.pt.1.tmp").write_bytes(b"half")
+    result = run("train_nmg.py", *SMALL, "--out=whole", cwd=tmp_path, **ONE)
+    assert result.returncode == 0 and "resuming after episode" in result.stdout, result.stderr
+    assert ends_as(tmp_path, finished[0])
+    assert sorted(f.name for f in (tmp_path / "whole").iterdir()) == sorted(f.name for f in (finished[0] / "whole").iterdir())
 
 
-def test_a_damaged_checkpoint_is_passed_over(finished, tmp_path):
-    child = subprocess.Popen([sys.executable, str(ROOT / "train_nmg.py"), *SMALL, "--out=whole"], cwd=tmp_path, stdout=subprocess.DEVNULL,
-                             stderr=subprocess.DEVNULL)
-    while child.poll() is None and len(list(tmp_path.glob("whole/checkpoint-*.pt"))) < 2:
-        time.sleep(0.05)
-    child.kill()
-    child.wait()
-    newest = sorted(tmp_path.glob("whole/checkpoint-*.pt"))[-1]
+@pytest.mark.parametrize("what", ["checkpoint-*.pt", "states-*.safetensors"])
+def test_a_damaged_file_is_passed_over(what, finished, tmp_path):
+    kill_when(start(tmp_path), lambda: len(list(tmp_path.glob("whole/checkpoint-*.pt"))) == 2)
+    newest = sorted(tmp_path.glob(f"whole/{what}"))[-1]
     newest.write_bytes(newest.read_bytes()[:1000])
-    result = run("train_nmg.py", *SMALL, "--out=whole", cwd=tmp_path)
-    assert result.returncode == 0 and "damaged" in result.stdout and "resuming after episode" in result.stdout
-    assert (tmp_path / "whole/model.safetensors").read_bytes() == (finished[0] / "whole/model.safetensors").read_bytes()
+    result = run("train_nmg.py", *SMALL, "--out=whole", cwd=tmp_path, **ONE)
+    assert result.returncode == 0 and "damaged" in result.stdout and "resuming after episode" in result.stdout, result.stderr
+    assert ends_as(tmp_path, finished[0])
+
+
+def test_the_plays_of_an_episode_in_processes_of_their_own(finished, tmp_path):
+    """torchrun with three processes, the LM carried on from episode to episode: the same policy as from one process, byte for byte."""
+    for place, launcher in ((tmp_path / "one", []), (tmp_path / "three", ["-m", "torch.distributed.run", "--nproc_per_node=3"])):
+        place.mkdir()
+        command = [sys.executable, *launcher, str(ROOT / "train_nmg.py"), *SMALL, "--continual=True", "--episodes=3", "--out=whole"]
+        result = subprocess.run(command, cwd=place, capture_output=True, text=True, env=os.environ | ONE)
+        assert result.returncode == 0, result.stderr
+    assert ends_as(tmp_path / "three", tmp_path / "one") and result.stdout.count("policy: ") == 1
+
+
+def test_killed_while_comparing_it_still_compares(finished, tmp_path, monkeypatch):
+    folder, compared = shutil.copytree(finished[0] / "whole", tmp_path / "whole"), []
+
+    def compare(data, shown, seeds, picture):
+        compared.append((list(shown), list(seeds)))
+        picture.touch()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(toy, "compare", compare)
+    (folder / "checkpoint-00003.pt").write_bytes(b"left over")
+    for _ in range(2):                                                  # the second finds the picture and does not compare again
+        train_nmg.main(contexts=24, docs=6, episodes=4, explore=1, out="whole", compare=2)
+    assert compared == [(["none", "random", "nmg sampled", "nmg", "untrained", "oracle"], [0, 1])] and not list(folder.glob("checkpoint-*"))
+    trained, fresh = (NMG.load(folder / name) for name in (".", "untrained"))
+    assert trained.about["episodes"] == 4 and fresh.about["episodes"] == 0 and not torch.equal(trained.score[0].weight, fresh.score[0].weight)
 
 
 def test_the_policy_is_a_masker(finished, tmp_path):
@@ -398,14 +494,27 @@ def test_chemprot_with_a_real_lm(tmp_path):
     (["--episodes=0"], "--episodes=0: must be positive"),
     (["--val_share=2"], "--val_share=2.0: must be in (0, 1)"),
     (["--selfplay=False"], "did you mean 'self_play'?"),
-    (["--tensorboard=True"], "pip install tensorboard"),
 ])
 def test_wrong_flags(flags, said, tmp_path):
     result = run("train_nmg.py", *flags, cwd=tmp_path)
     assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr and not list(tmp_path.iterdir())
 
 
+def test_tensorboard(tmp_path):
+    flags = [*SMALL[:3], "--episodes=1", "--compare=0", "--tensorboard=True", "--out=o"]
+    result = run("train_nmg.py", *flags, cwd=tmp_path)
+    if importlib.util.find_spec("tensorboard"):
+        assert result.returncode == 0 and list(tmp_path.glob("o/tensorboard/events.*")), result.stderr
+    else:
+        assert result.returncode == 2 and "pip install tensorboard" in result.stderr and not list(tmp_path.iterdir())
+
+
+def test_a_replay_that_holds_no_context(tmp_path):
+    result = run("train_nmg.py", *SMALL[:3], "--p=0.5", "--replay=3", "--out=o", cwd=tmp_path)
+    assert result.returncode == 2 and "--replay=3: a context alone brings about" in result.stderr and not list(tmp_path.iterdir())
+
+
 def test_a_masker_without_its_folder(tmp_path):
-    for masker, said in (("nmg", "nmg:FOLDER"), ("nmg:nowhere", "no policy of train_nmg.py")):
+    for masker, said in (("nmg", "nmg:FOLDER"), ("sampled:nowhere", "no policy of train_nmg.py")):
         result = run("pretrain.py", f"--masker={masker}", cwd=tmp_path)
         assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr

@@ -1,0 +1,61 @@
+"""run_all.sh: which commands it makes, that a failed row says so and the rest go on, and that nothing is run twice."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+QUICK = {"QUICK": "1", "DATASETS": "toycls", "PYTHON": sys.executable, "PYTHONWARNINGS": "ignore"}
+
+
+def run_all(*flags, **env):
+    return subprocess.run(["bash", str(ROOT / "run_all.sh"), *flags], capture_output=True, text=True, env=os.environ | env, timeout=600)
+
+
+def listed(**env):
+    result = run_all("--list", **env)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def test_every_row_of_the_papers_tables():
+    commands = listed()
+    policies, rows = [c for c in commands if "train_nmg.py" in c], [c for c in commands if "finetune_" in c]
+    assert commands == policies + rows and len(policies) == 6 + 2 + 2                      # tables 1, 2 and 3
+    assert len(rows) == 3 * (6 * 7 + 2 * 7 + 2) == len(set(rows))
+    assert sum("pretrain.py" not in row for row in rows) == 3 * 8                         # No PT
+    assert sum("--self_play=False" in c for c in policies) == sum("--continual=False" in c for c in policies) == 1
+    made = {c.partition("--out=")[2] for c in policies}
+    assert {row.partition("--masker=nmg:")[2].partition(" ")[0] for row in rows} - {""} == made
+
+
+@pytest.mark.parametrize(("env", "count"), [
+    ({"DATASETS": "chemprot", "MASKERS": "none whole", "SEEDS": "0 1 2 3 4"}, 10),
+    ({"LMS": "roberta-base", "DATASETS": "newsqa", "MASKERS": "nmg", "SEEDS": "7"}, 3 + 3),
+    ({"QA": "some/folder", "CLS": "", "LMS": "x", "MASKERS": "none", "SEEDS": "0"}, 1),
+])
+def test_subsets(env, count):
+    assert len(listed(**env)) == count
+
+
+def test_raw_files_and_more_knobs(tmp_path):
+    (tmp_path / "chemprot").mkdir()
+    env = {"DATASETS": "chemprot", "MASKERS": "entity", "SEEDS": "0", "RAW": str(tmp_path), "PRETRAIN_FLAGS": "--lr=3e-4", "FINETUNE_FLAGS": "--lr=2e-4",
+           "SPACY_MODEL": "some_model"}
+    before, _, after = listed(**env)[0].partition(" && ")
+    assert f"--raw={tmp_path}/chemprot --spacy_model=some_model --lr=3e-4" in before and f"--raw={tmp_path}/chemprot --lr=2e-4" in after
+    assert run_all("--lits").returncode == run_all(**env | {"MASKERS": "all"}).returncode == 2
+
+
+def test_a_failed_row_says_so_and_nothing_is_run_twice(tmp_path):
+    first = run_all(**QUICK, MASKERS="none entity", OUT=str(tmp_path), SPACY_MODEL="xx_none")
+    assert first.returncode == 1 and "1 of 2 commands failed" in first.stderr and "pretrain-toycls-tiny-entity-0" in first.stderr
+    assert "xx_none" in (tmp_path / "logs/score-toycls-tiny-entity-0.log").read_text() and "| No PT |" in first.stdout
+    second = run_all(**QUICK, MASKERS="none entity", OUT=str(tmp_path))
+    assert second.returncode == 0 and second.stdout.count("done before") == 1 and "| Entity-Random |" in second.stdout, second.stderr
+    assert [json.loads(line)["masker"] for line in open(tmp_path / "results.jsonl")] == ["none", "entity"]
+    third = run_all(**QUICK, MASKERS="none entity", OUT=str(tmp_path))
+    assert third.returncode == 0 and third.stdout.count("done before") == 2
+    assert third.stdout[third.stdout.index("| Entity"):] == second.stdout[second.stdout.index("| Entity"):]
