@@ -315,7 +315,8 @@ def embedded(make: Callable[[], dict]) -> Callable[[Path | None], Source]:
     return lambda raw: Source({split: lambda split=split: made()[split] for split in made()}, [Path(toy.__file__)], {})
 
 
-DATASETS |= {"toycls": embedded(toy.cls), "toyqa": embedded(toy.qa)}
+EMBEDDED = {"toycls": embedded(toy.cls), "toyqa": embedded(toy.qa)}
+DATASETS |= EMBEDDED
 
 
 def find_source(name: str, raw: str | None) -> Source:
@@ -433,8 +434,8 @@ class Split:
     the raw text, whether it is punctuation. Row i is tokens start[i]:start[i + 1]; doc (N,) its document; label (N,) its class.
     Question j: tokens q_ids[q_start[j]:q_start[j + 1]] on row q_row[j]; answer (Q, 2) first and last token in that row."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.spacy_model = folder, "en_core_web_sm"
+    def __init__(self, folder: Path, spacy_model: str = "en_core_web_sm"):
+        self.folder, self.spacy_model = folder, spacy_model
         for name in DTYPE:
             file = folder / f"{name}.bin"
             if file.exists():
@@ -521,7 +522,8 @@ def load(name: str, tok, raw: str | None = None, dev_share: float | None = None,
     if kind not in (None, meta["kind"]):
         script = {"cls": "finetune_cls.py", "qa": "finetune_qa.py", "text": "pretrain.py, it is a corpus only"}[meta["kind"]]
         raise UserError(f"--dataset={name}: holds {meta['kind']!r} data, not {kind!r}; for this data: {script}")
-    return Data(name, meta["kind"], meta["labels"], {s: Split(folder / s) for s in meta["splits"]}, key, meta["joined"])
+    splits = {s: Split(folder / s, *(["toy"] if name in EMBEDDED else [])) for s in meta["splits"]}
+    return Data(name, meta["kind"], meta["labels"], splits, key, meta["joined"])
 
 
 def checksum(file: Path) -> str:
@@ -670,7 +672,7 @@ def find_entities(split: Split, spacy_model: str) -> np.ndarray:
     """(T,) int32: the row's n-th named entity, or -1, for every token that overlaps one."""
     import spacy
     try:
-        nlp = spacy.load(spacy_model)
+        nlp = toy.pipeline() if spacy_model == "toy" else spacy.load(spacy_model)
     except (OSError, ImportError):
         raise UserError(f"the spaCy model {spacy_model!r} is not installed: python -m spacy download {spacy_model} "
                         "(or --spacy_model=FOLDER); it finds the named entities") from None

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification
 import data_prep
 import toy
 from data_prep import Rows, Specials, gather, heads
-from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, to, torch_seed, with_head
+from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, to, torch_seed, with_head
 from pretrain import finish, fitting, label_of, lineage, load_lm, save, versions
 
 
@@ -32,14 +32,14 @@ def loss_of(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def finetune(lm: torch.nn.Module, pieces: Rows, labels: int, *, epochs: int = 3, lr: float = 2e-5, batch_size: int = 16, max_len: int = 256,
-             seed: int = 0, fast: bool = True, checkpoint: Path | None = None, key: str = "", desc: str = "fine-tuning",
-             quiet: bool = False) -> torch.nn.Module:
+             seed: int = 0, fast: bool = True, ranks: tuple[int, int] = (0, 1), checkpoint: Path | None = None, key: str = "",
+             desc: str = "fine-tuning", quiet: bool = False) -> torch.nn.Module:
     """A classifier around a copy of `lm`, all of it trained on `pieces`. Order, head and dropout are separate streams of `seed`."""
     model = with_head(lm, AutoModelForSequenceClassification, seed, num_labels=labels)
     plan = batches(pieces.length, batch_size, epochs, seed)
-    torch_seed(seed, "dropout")
+    torch_seed(seed, f"dropout{ranks[0] or ''}")
     fit(model, plan, epochs * -(-len(pieces) // batch_size), lambda _, rows: tensors(pieces, rows, None if fast else max_len), loss_of,
-        lr=lr, fast=fast, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
+        lr=lr, fast=fast, ranks=ranks, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
     return model
 
 
@@ -92,7 +92,10 @@ def main(
         encoder, begin = load_lm(lm), time.time()
         length = fitting(encoder, max_len, 256)
         model = finetune(encoder, heads(train, specials, length), len(data.labels), epochs=run["epochs"], lr=run["lr"],
-                         batch_size=run["batch_size"], max_len=length, seed=seed, fast=fast, checkpoint=checkpoint_of(out), key=json.dumps(run))
+                         batch_size=run["batch_size"], max_len=length, seed=seed, fast=fast, ranks=processes(), checkpoint=checkpoint_of(out),
+                         key=json.dumps(run))
+        if processes()[0]:
+            return
         trained = time.time()
         said, gold = predict(model, heads(scored, specials, length), fast).argmax(1), np.array(scored.label)
         examples = [{"row": i, "gold": data.labels[g], "said": data.labels[s], "correct": bool(g == s)}
@@ -100,7 +103,8 @@ def main(
         seconds = {"train_seconds": round(trained - begin, 1), "score_seconds": round(time.time() - trained, 1)}
         model.config.id2label, model.config.label2id = dict(enumerate(data.labels)), {n: i for i, n in enumerate(data.labels)}
         save(model if save_model else None, tok, out, run | {"scores": scores(gold, said) | seconds, "versions": versions()}, examples)
-    finish(out, results, run, ("correct",))
+    if not processes()[0]:
+        finish(out, results, run, ("correct",))
 
 
 if __name__ == "__main__":

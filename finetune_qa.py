@@ -20,7 +20,7 @@ from transformers import AutoModelForQuestionAnswering
 import data_prep
 import toy
 from data_prep import Batch, Rows, Specials, gather, windows
-from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, to, torch_seed, with_head
+from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, to, torch_seed, with_head
 from pretrain import finish, fitting, label_of, lineage, load_lm, save, versions
 
 
@@ -47,12 +47,13 @@ def whole_answer(pieces: Rows, rows: np.ndarray) -> np.ndarray:
 
 
 def loss_of(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
-    out = model(**{k: v for k, v in t.items() if k != "targets"})
-    return (F.cross_entropy(out.start_logits.float(), t["targets"][:, 0]) + F.cross_entropy(out.end_logits.float(), t["targets"][:, 1])) / 2
+    out = model(**{k: v for k, v in t.items() if k != "labels"})
+    return (F.cross_entropy(out.start_logits.float(), t["labels"][:, 0]) + F.cross_entropy(out.end_logits.float(), t["labels"][:, 1])) / 2
 
 
 def finetune(lm: torch.nn.Module, pieces: Rows, *, epochs: int = 2, lr: float = 3e-5, batch_size: int = 16, max_len: int = 384, seed: int = 0,
-             fast: bool = True, checkpoint: Path | None = None, key: str = "", desc: str = "fine-tuning", quiet: bool = False) -> torch.nn.Module:
+             fast: bool = True, ranks: tuple[int, int] = (0, 1), checkpoint: Path | None = None, key: str = "", desc: str = "fine-tuning",
+             quiet: bool = False) -> torch.nn.Module:
     """A span predictor around a copy of `lm`, all of it trained on `pieces` (windows). Order, head and dropout: separate streams."""
     model = with_head(lm, AutoModelForQuestionAnswering, seed)
     plan = batches(pieces.length, batch_size, epochs, seed)
@@ -60,10 +61,11 @@ def finetune(lm: torch.nn.Module, pieces: Rows, *, epochs: int = 2, lr: float = 
 
     def make(_, rows):
         batch = gather(pieces, rows, None if fast else max_len, multiple)
-        return tensors(batch) | {"targets": targets(batch, pieces)}
+        return tensors(batch) | {"labels": targets(batch, pieces)}
 
-    torch_seed(seed, "dropout")
-    fit(model, plan, epochs * -(-len(pieces) // batch_size), make, loss_of, lr=lr, fast=fast, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
+    torch_seed(seed, f"dropout{ranks[0] or ''}")
+    fit(model, plan, epochs * -(-len(pieces) // batch_size), make, loss_of, lr=lr, fast=fast, ranks=ranks, checkpoint=checkpoint, key=key, desc=desc,
+        quiet=quiet)
     return model
 
 
@@ -174,7 +176,9 @@ def main(
         lost = len(train.q_row) - len(np.unique(pieces.question[whole_answer(pieces, np.arange(len(pieces)))]))
         print(f"{len(pieces):,} windows of {len(train.q_row):,} questions; the answers of {lost:,} are cut off in every window: trained as absent")
         model = finetune(encoder, pieces, epochs=run["epochs"], lr=run["lr"], batch_size=run["batch_size"], max_len=length, seed=seed,
-                         fast=fast, checkpoint=checkpoint_of(out), key=json.dumps(run))
+                         fast=fast, ranks=processes(), checkpoint=checkpoint_of(out), key=json.dumps(run))
+        if processes()[0]:
+            return
         trained = time.time()
         best = predict(model, windows(scored, specials, **shape), max_answer, fast=fast)
         examples = []
@@ -184,7 +188,8 @@ def main(
         seconds = {"train_seconds": round(trained - begin, 1), "score_seconds": round(time.time() - trained, 1)}
         scores = {k: 100 * float(np.mean([e[k] for e in examples])) for k in ("em", "f1")}
         save(model if save_model else None, tok, out, run | {"scores": scores | seconds, "versions": versions()}, examples)
-    finish(out, results, run, ("em", "f1"))
+    if not processes()[0]:
+        finish(out, results, run, ("em", "f1"))
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def processes() -> tuple[int, int]:
     if "RANK" not in os.environ:
         return 0, 1
     if not distributed.is_initialized():
-        distributed.init_process_group("gloo", timeout=datetime.timedelta(days=2))      # a play may take long; torchrun sees who died
+        distributed.init_process_group(timeout=datetime.timedelta(days=2))      # a play may take long; torchrun sees who died
     return distributed.get_rank(), distributed.get_world_size()
 
 
@@ -183,18 +183,19 @@ def to(tensors: dict[str, torch.Tensor], dev: torch.device) -> dict[str, torch.T
 # ---------------------------------------------------------------- optimisation
 
 def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., dict], loss_of: Callable, *, lr: float,
-        fast: bool = True, weight_decay: float = 0.0, max_norm: float = 1.0, live: bool = False, checkpoint: Path | None = None,
-        save_every: int = 500, key: str = "", desc: str = "", quiet: bool = False) -> float:
+        fast: bool = True, weight_decay: float = 0.0, max_norm: float = 1.0, live: bool = False, ranks: tuple[int, int] = (0, 1),
+        checkpoint: Path | None = None, save_every: int = 500, key: str = "", desc: str = "", quiet: bool = False) -> float:
     """Optimises `model` in place; returns the training loss at the end, averaged over about 50 steps (0.0 when there is no step).
 
-    plan     yields the arguments of `make` for every step, `steps` of them; the same on every call (resume skips into it)
-    make     (*arguments) -> dict of tensors; runs in a thread, so that masks and padding cost the device nothing
-    loss_of  (model, tensors) -> scalar loss
+    plan     yields (epoch, rows) of every step, `steps` of them; the same on every call (resume skips into it)
+    make     (epoch, rows) -> dict of tensors; runs in a thread, so that masks and padding cost the device nothing
+    loss_of  (model, tensors) -> scalar loss, the mean over what "labels" holds (but for -100)
     live     `make` looks at the model: no thread, each batch is made just before its step
+    ranks    (rank, world) of the processes that share every batch, each its rows: gradients are those of the whole batch
     AdamW without weight decay, no warm-up, linear decay of the learning rate to 0, gradient norm clipped to 1 (the official code's).
     checkpoint: a file; written every `save_every` steps and on Ctrl-C, and read at the start when its `key` is the same.
     Raises KeyboardInterrupt after saving, UserError when the loss is no longer finite."""
-    dev = device()
+    dev, (rank, world) = device(), ranks
     model.to(dev).train()
     params = [p for p in model.parameters() if p.requires_grad]
     opt = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=dev.type in ("cpu", "cuda"))
@@ -207,28 +208,42 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
             opt.load_state_dict(state["opt"])
             schedule.load_state_dict(state["schedule"])
             done, average = state["done"], state["average"]
-            set_rng(state["rng"])
+            set_rng(state["rng"][rank % len(state["rng"])])
             print(f"resuming at step {done} of {steps} from {checkpoint}", flush=True)
 
     def save():
         state = {"key": key, "model": model.state_dict(), "opt": opt.state_dict(), "schedule": schedule.state_dict(),
-                 "done": done, "average": average, "rng": get_rng()}
-        checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        with beside(checkpoint) as tmp:
-            torch.save(state, tmp)
+                 "done": done, "average": average, "rng": gathered(get_rng()) if world > 1 else [get_rng()]}
+        if rank == 0:
+            with beside(checkpoint) as tmp:
+                torch.save(state, tmp)
+
+    def own(epoch, rows):                                           # this process's rows; where there are none, one that weighs nothing
+        mine = rows[rank::world]
+        tensors = make(epoch, mine if len(mine) else rows[:1])
+        return tensors | {"weight": (tensors["labels"] != -100).sum() * (len(mine) > 0)}
 
     def pinned(tensors):                                            # in the thread: what is pinned travels while the device computes
         return {k: v.pin_memory() for k, v in tensors.items()} if dev.type == "cuda" else tensors
 
-    ready = (pinned(make(*arguments)) for arguments in itertools.islice(plan, done, None))
+    ready = (pinned(own(*arguments)) for arguments in itertools.islice(plan, done, None))
     every = 0.1 if sys.stderr.isatty() else 60                      # seconds between two states of the bar: a log gets a line a minute
-    with tqdm(total=steps, initial=done, desc=desc, disable=quiet, mininterval=every, unit="step") as bar, interruptible() as stopped:
+    with tqdm(total=steps, initial=done, desc=desc, disable=quiet or rank > 0, mininterval=every, unit="step") as bar, interruptible() as hit:
         tokens = 0
         for tensors in () if done >= steps else ready if live else ahead(ready):
             tensors = to(tensors, dev)
+            weight = tensors.pop("weight")
             with autocast(dev, fast), quick_dropout(fast and dev.type == "cpu"):
                 loss = loss_of(model, tensors)
+            if world > 1:                                           # so that the losses of all add up to the mean
+                total = weight.clone()
+                distributed.all_reduce(total)
+                loss = loss * weight / total.clamp(min=1)
             loss.backward()
+            if world > 1:                                           # and all stop together
+                loss, stopped = add_up(params, loss.detach(), hit())
+            else:
+                stopped = hit()
             torch.nn.utils.clip_grad_norm_(params, max_norm)
             opt.step()
             schedule.step()
@@ -241,11 +256,21 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
                 if not average.isfinite():
                     raise UserError(f"{desc}: the loss became {average.item()} at step {done} of {steps}; a smaller --lr may help")
                 bar.set_postfix_str(f"loss {average.item():.3f}, {tokens / max(1e-9, bar.format_dict['elapsed']):,.0f} tokens/s", refresh=False)
-            if checkpoint and (stopped() or (done < steps and done % save_every == 0)):
+            if checkpoint and (stopped or (done < steps and done % save_every == 0)):
                 save()
-            if stopped():
+            if stopped:
                 raise KeyboardInterrupt
     return average.item()
+
+
+def add_up(params: list[torch.Tensor], loss: torch.Tensor, stopped: bool) -> tuple[torch.Tensor, bool]:
+    """Sums the gradients over all processes, in one message; returns the sum of their losses, and whether any is to stop."""
+    held = [p.grad for p in params if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in held] + [loss[None], torch.full_like(loss[None], stopped)])
+    distributed.all_reduce(flat)
+    for g, total in zip(held, flat[:-2].split([g.numel() for g in held]), strict=True):
+        g.copy_(total.view_as(g))
+    return flat[-2], bool(flat[-1])
 
 
 def with_head(lm: torch.nn.Module, auto: type, seed: int, **config) -> torch.nn.Module:
@@ -363,28 +388,6 @@ def claim(out: Path, run: dict, last: str = "run.json") -> bool:
 
 def checkpoint_of(out: Path) -> Path:
     return out.parent / f".{out.name}.checkpoint.pt"
-
-
-def add_result(results: str, row: dict) -> None:
-    """Appends the row to results.jsonl, unless a line of the same configuration is there."""
-    path = Path(results)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as f:
-        f.seek(0)
-        for n, line in enumerate(f, 1):
-            try:
-                if json.loads(line)["config"] == row["config"]:
-                    return
-            except (json.JSONDecodeError, KeyError):
-                raise UserError(f"{path}:{n}: not a line of results; mend or remove it, then start the same command again") from None
-        size = f.seek(0, os.SEEK_END)
-        try:
-            f.write(json.dumps(row) + "\n")
-            f.flush()
-        except OSError:
-            f.truncate(size)
-            raise
-    print(json.dumps({k: v for k, v in row.items() if k not in ("config", "versions")}))
 
 
 # ---------------------------------------------------------------- command line

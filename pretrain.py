@@ -7,6 +7,7 @@
 import functools
 import hashlib
 import json
+import os
 import subprocess
 import tempfile
 import time
@@ -21,7 +22,7 @@ import data_prep
 import maskers
 import toy
 from data_prep import Batch, Rows, Specials, blocks, gather
-from loop import UserError, add_result, autocast, batches, beside, by_length, checked, checkpoint_of, claim, cli, device, fit, to, torch_seed
+from loop import UserError, autocast, batches, beside, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, to, torch_seed
 
 
 def load_lm(name: str) -> torch.nn.Module:
@@ -110,10 +111,11 @@ def hidden_states(model: torch.nn.Module, fast: bool = True) -> Callable[[Batch]
 
 
 def pretrain(model: torch.nn.Module, pieces: Rows, masker: maskers.Masker, *, p: float = 0.15, epochs: int = 1, lr: float = 2e-5,
-             batch_size: int = 16, max_len: int = 512, seed: int = 0, remask: bool = True, fast: bool = True,
+             batch_size: int = 16, max_len: int = 512, seed: int = 0, remask: bool = True, fast: bool = True, ranks: tuple[int, int] = (0, 1),
              checkpoint: Path | None = None, key: str = "", desc: str = "MLM", quiet: bool = False) -> float:
     """Trains `model` in place on `pieces` (blocks of text); returns the mean loss. Dropout, order and masks are separate streams.
 
+    ranks: rank and number of the processes that share each batch (loop.fit).
     remask: masks anew each epoch (meta-testing), or the first epoch's in all (meta-training)."""
     multiple = 8 if device().type == "cuda" else 1
     plan = batches(pieces.length, batch_size, epochs, seed)
@@ -131,8 +133,8 @@ def pretrain(model: torch.nn.Module, pieces: Rows, masker: maskers.Masker, *, p:
         return lm(batch)
 
     masked_rows(pieces, masker, p, seed, 0, np.arange(1), seen)      # a masker that reads the LM gives itself away
-    torch_seed(seed, "dropout")
-    return fit(model, plan, steps, make, mlm_loss, lr=lr, fast=fast, live=live, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
+    torch_seed(seed, f"dropout{ranks[0] or ''}")
+    return fit(model, plan, steps, make, mlm_loss, lr=lr, fast=fast, live=live, ranks=ranks, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
 
 
 @torch.inference_mode()
@@ -179,6 +181,28 @@ def finish(folder: Path, results: str, run: dict, measures: tuple[str, ...]) -> 
     add_result(results, {"dataset": run["dataset"], "lm": origin["base"], "masker": origin["masker"], "seed": run["seed"], "split": run["split"],
                          **done["scores"], "predictions": str(folder / "predictions.jsonl"), "examples": str(examples), "config": run,
                          "versions": done["versions"]})
+
+
+def add_result(results: str, row: dict) -> None:
+    """Appends the row to results.jsonl, unless a line of the same configuration is there."""
+    path = Path(results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+") as f:
+        f.seek(0)
+        for n, line in enumerate(f, 1):
+            try:
+                if json.loads(line)["config"] == row["config"]:
+                    return
+            except (json.JSONDecodeError, KeyError):
+                raise UserError(f"{path}:{n}: not a line of results; mend or remove it, then start the same command again") from None
+        size = f.seek(0, os.SEEK_END)
+        try:
+            f.write(json.dumps(row) + "\n")
+            f.flush()
+        except OSError:
+            f.truncate(size)
+            raise
+    print(json.dumps({k: v for k, v in row.items() if k not in ("config", "versions")}))
 
 
 def lineage(lm: str) -> dict:
@@ -229,7 +253,7 @@ def main(
     fast: bool = True,                  # False: the plain path (rows padded to max_len, head on all positions, fp32)
     raw: str | None = None,             # folder with raw files of a named data set
     dev_share: float | None = None,     # share of train to cut as dev where there is none; None: 0.1 for paths
-    spacy_model: str = "en_core_web_sm",    # finds the named entities for --masker=entity
+    spacy_model: str | None = None,     # finds the named entities for --masker=entity; None: en_core_web_sm (the toy world's own rule there)
     out: str | None = None,             # folder of the adapted LM; None: runs/pretrain-DATASET-LM-MASKER-SEED
 ):
     run = checked(locals())
@@ -248,7 +272,7 @@ def main(
     if claim(out, run):
         return
     corpus = data.corpus
-    corpus.spacy_model = spacy_model
+    corpus.spacy_model = spacy_model or corpus.spacy_model
     model = load_lm(lm)
     run_len = fitting(model, max_len, 512 if data.kind == "qa" else 256)
     pieces = blocks(corpus, Specials.of(tok), run_len)
@@ -259,8 +283,10 @@ def main(
     begin, loss = time.time(), 0.0
     if masker != "none":
         loss = pretrain(model, pieces, mask, p=run["p"], epochs=run["epochs"], lr=run["lr"], batch_size=run["batch_size"],
-                        max_len=run_len, seed=seed, remask=remask, fast=fast, checkpoint=checkpoint_of(out),
+                        max_len=run_len, seed=seed, remask=remask, fast=fast, ranks=processes(), checkpoint=checkpoint_of(out),
                         key=json.dumps(run), desc=f"MLM {masker}")
+    if processes()[0]:
+        return
     run["seconds"] = round(time.time() - begin, 1)
     after = held_out_loss(model, held_out) if held_out else None
     save(model, tok, out, run | {"loss": loss, "held_out_loss": [before, after], "versions": versions()})

@@ -603,7 +603,7 @@ def main(
     paper = {"episodes": 200, "contexts": 200, "val_share": 0.1, "mlm_lr": 2e-5, "ft_epochs": 5 if data.kind == "cls" else 1,
              "ft_lr": 2e-5 if data.kind == "cls" else 3e-5, "batch_size": 16, "rl_lr": 1e-4, "updates": 10, "alpha": 0.01,
              "explore": 2, "explorer": "uniform", "continual": True, "metric": "accuracy", "credit": "play"}
-    embedded = lm == "tiny" and dataset in ("toycls", "toyqa")
+    embedded = lm == "tiny" and dataset in data_prep.EMBEDDED
     defaults = paper | ((toy.META if data.kind == "cls" else toy.META_QA) if embedded else {})
     run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum}
     allowed = {"metric": ("accuracy", "likelihood") + (("f1", "positions") if data.kind == "qa" else ()),
