@@ -92,12 +92,13 @@ def examples_of(line: dict, folder: Path) -> np.ndarray:
 
 def row_of(line: dict) -> str:
     """The name of a line's row: the paper's, with whatever a policy lacks of the paper's form."""
-    if not line["masker"].startswith("nmg:"):
+    if not line["masker"].startswith(("nmg:", "sampled:")):
         return NAMES.get(line["masker"], Path(line["masker"]).name)
     policy = (line["config"].get("pretraining") or {}).get("policy") or {}
     lacks = [what for knob, what in (("self_play", "self-play"), ("continual", "continual adaptation")) if policy.get(knob) is False]
     credit = policy.get("credit") or "play"
-    return "NMG" + " without " * bool(lacks) + " and ".join(lacks) + f", credit={credit}" * (credit != "play")
+    sampled = ", sampled" * line["masker"].startswith("sampled:")
+    return "NMG" + " without " * bool(lacks) + " and ".join(lacks) + f", credit={credit}" * (credit != "play") + sampled
 
 
 def place(row: str) -> tuple[int, str]:

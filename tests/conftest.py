@@ -1,4 +1,7 @@
 """Fixtures: a cache of its own for the whole run, tiny random LMs of several architectures, small data files."""
+import contextlib
+import importlib
+import io
 import json
 import os
 import re
@@ -10,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import loop
 
 os.environ.setdefault("NMG_CACHE", tempfile.mkdtemp(prefix="nmg-test-"))
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -25,6 +30,23 @@ def run(script: str, *flags: str, cwd: Path, **env: str) -> subprocess.Completed
     """A script of the project in a subprocess, as a user would start it."""
     return subprocess.run([sys.executable, str(ROOT / script), *flags], cwd=cwd, capture_output=True, text=True, timeout=600,
                           env=os.environ | {"PYTHONWARNINGS": "ignore"} | env)
+
+
+def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
+    """The same in this process, without the seconds that importing torch takes: for what many tests do, above all wrong flags."""
+    out, err, argv, place, code = io.StringIO(), io.StringIO(), sys.argv, os.getcwd(), 0
+    main = importlib.import_module(Path(script).stem).main
+    sys.argv = [script, *flags]
+    os.chdir(cwd)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            loop.cli(main)
+    except SystemExit as e:
+        code = e.code or 0
+    finally:
+        sys.argv = argv
+        os.chdir(place)
+    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
 
 
 def fast_tokenizer(kind: str):

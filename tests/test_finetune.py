@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TEXTS, fast_tokenizer, random_lm, run, squad
+from conftest import ROOT, TEXTS, call, fast_tokenizer, random_lm, run, squad
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
@@ -130,7 +130,7 @@ def test_the_whole_row_twice_is_the_same_to_the_last_digit(script, tmp_path, lm_
         rows.append(json.loads((tmp_path / place / "results.jsonl").read_text()))
     scores = [{k: v for k, v in r.items() if k in ("accuracy", "macro_f1", "em", "f1", "masker", "lm", "dataset")} for r in rows]
     assert scores[0] == scores[1] and scores[0]["masker"] == "whole" and scores[0]["lm"] == str(lm_folder)
-    again = run(script, f"--dataset={data}", "--lm=adapted", "--lr=1e-3", "--epochs=3", "--max_len=64", "--save_model", cwd=tmp_path / "two")
+    again = call(script, f"--dataset={data}", "--lm=adapted", "--lr=1e-3", "--epochs=3", "--max_len=64", "--save_model", cwd=tmp_path / "two")
     assert "already done" in again.stdout and len((tmp_path / "two/results.jsonl").read_text().splitlines()) == 1
     examples = [json.loads(line) for line in open(tmp_path / "one" / rows[0]["predictions"])]
     if script == "finetune_cls.py":
@@ -150,18 +150,18 @@ def test_nothing_of_the_users_is_overwritten(tmp_path, lm_folder, cls_folder):
     (tmp_path / "work/thesis.tex").write_text("years")
     flags = [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=1", "--max_len=32"]
     for out in ("work", str(lm_folder)):
-        result = run("finetune_cls.py", *flags, "--save_model", f"--out={out}", cwd=tmp_path)
+        result = call("finetune_cls.py", *flags, "--save_model", f"--out={out}", cwd=tmp_path)
         assert result.returncode == 2 and "is not a run of this script" in result.stderr
     assert (tmp_path / "work/thesis.tex").read_text() == "years"
-    assert run("finetune_cls.py", *flags, "--out=a", cwd=tmp_path).returncode == 0
-    result = run("finetune_cls.py", *flags, "--out=a", "--seed=1", cwd=tmp_path)
+    assert call("finetune_cls.py", *flags, "--out=a", cwd=tmp_path).returncode == 0
+    result = call("finetune_cls.py", *flags, "--out=a", "--seed=1", cwd=tmp_path)
     assert result.returncode == 2 and "seed=0 there, 1 here" in result.stderr
     with open(tmp_path / "results.jsonl", "a") as f:
         f.write('{"half a li')
-    result = run("finetune_cls.py", *flags, "--seed=1", cwd=tmp_path)
+    result = call("finetune_cls.py", *flags, "--seed=1", cwd=tmp_path)
     assert result.returncode == 2 and "results.jsonl:2: not a line of results" in result.stderr and "Traceback" not in result.stderr
     (tmp_path / "results.jsonl").write_text((tmp_path / "results.jsonl").read_text().splitlines()[0] + "\n")
-    assert run("finetune_cls.py", *flags, "--seed=1", cwd=tmp_path).returncode == 0          # done already: only the line was missing
+    assert call("finetune_cls.py", *flags, "--seed=1", cwd=tmp_path).returncode == 0          # done already: only the line was missing
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
 
 
@@ -193,7 +193,7 @@ def test_killed_in_fine_tuning_and_started_again(tmp_path, lm_folder, qa_folder)
 ])
 def test_wrong_flags(script, flags, said, tmp_path):
     (tmp_path / "empty").mkdir()
-    result = run(script, *flags, cwd=tmp_path)
+    result = call(script, *flags, cwd=tmp_path)
     assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr
     assert [f.name for f in tmp_path.iterdir()] == ["empty"]
 

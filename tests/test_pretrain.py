@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TEXTS, fast_tokenizer, random_lm, run
+from conftest import ROOT, TEXTS, call, fast_tokenizer, random_lm, run
 from safetensors.torch import load_file
 
 import data_prep
@@ -221,11 +221,11 @@ def test_killed_and_started_again(tmp_path, lm_folder, cls_folder):
     killed.kill()
     killed.wait()
     assert checkpoint.exists() and not (tmp_path / "killed").exists()
-    again = run("pretrain.py", *flags, "--out=killed", cwd=tmp_path)
+    again = call("pretrain.py", *flags, "--out=killed", cwd=tmp_path)
     assert "resuming at step" in again.stdout and not checkpoint.exists()
     assert (tmp_path / "clean/model.safetensors").read_bytes() == (tmp_path / "killed/model.safetensors").read_bytes()
-    assert "already done" in run("pretrain.py", *flags, "--out=killed", cwd=tmp_path).stdout
-    other = run("pretrain.py", *flags, "--out=killed", "--seed=3", cwd=tmp_path)
+    assert "already done" in call("pretrain.py", *flags, "--out=killed", cwd=tmp_path).stdout
+    other = call("pretrain.py", *flags, "--out=killed", "--seed=3", cwd=tmp_path)
     assert other.returncode == 2 and "seed=0 there, 3 here" in other.stderr
 
 
@@ -263,18 +263,18 @@ def test_ctrl_c_saves_and_says_so(tmp_path, lm_folder, cls_folder):
 def test_wrong_flags(flags, said, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.tex").touch()
-    result = run("pretrain.py", *flags, cwd=tmp_path)
+    result = call("pretrain.py", *flags, cwd=tmp_path)
     assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr
     assert result.stderr.count("\n") == 1 and sorted(f.name for f in tmp_path.iterdir()) == ["full"]
 
 
 def test_an_entity_masker_without_its_model(tmp_path, lm_folder, cls_folder):
-    result = run("pretrain.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--masker=entity", "--spacy_model=xx_none", cwd=tmp_path)
+    result = call("pretrain.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--masker=entity", "--spacy_model=xx_none", cwd=tmp_path)
     assert result.returncode == 2 and "python -m spacy download xx_none" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_too_long_for_the_lm_and_a_slow_tokenizer(tmp_path, lm_folder, cls_folder, monkeypatch):
-    result = run("pretrain.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=100", cwd=tmp_path)
+    result = call("pretrain.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=100", cwd=tmp_path)
     assert result.returncode == 2 and "takes at most 66 tokens" in result.stderr
     import transformers
 

@@ -249,7 +249,7 @@ def test_one_seed_is_mcnemars_test(tmp_path, rng):
 
 
 def test_question_answering_ablations_and_credit(tmp_path):
-    forms = {"nmg:a": {}, "nmg:b": {"self_play": False}, "nmg:c": {"continual": False}, "nmg:d": {"self_play": False, "continual": False},
+    forms = {"nmg:a": {}, "sampled:a": {}, "nmg:b": {"self_play": False}, "nmg:c": {"continual": False}, "nmg:d": {"self_play": False, "continual": False},
              "nmg:e": {"credit": "regression"}, "dir/my.py:rare": None, "random": None}
     for masker, policy in forms.items():
         for seed in range(2):
@@ -257,8 +257,8 @@ def test_question_answering_ablations_and_credit(tmp_path):
                 policy=None if policy is None else {"self_play": True, "continual": True, "credit": "play"} | policy)
     parts = parts_of(tmp_path)
     scores, ablations = table(parts, "scores"), table(parts, "ablations, scores")
-    assert list(scores) == ["Random", "NMG", "NMG, credit=regression", "my.py:rare"]
-    assert list(ablations) == ["NMG", "NMG, credit=regression", "NMG without self-play", "NMG without continual adaptation",
+    assert list(scores) == ["Random", "NMG", "NMG, credit=regression", "NMG, sampled", "my.py:rare"]
+    assert list(ablations) == ["NMG", "NMG, credit=regression", "NMG, sampled", "NMG without self-play", "NMG without continual adaptation",
                                "NMG without self-play and continual adaptation"]
     assert [ablations["NMG without self-play"][column] for column in ("paper", "paper*")] == [("48.64", ".27", ""), ("63.37", ".17", "")]
     assert scores["NMG, credit=regression"]["paper"] == "-"                 # not the paper's form

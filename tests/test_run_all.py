@@ -42,8 +42,8 @@ def test_subsets(env, count):
 
 def test_raw_files_and_more_knobs(tmp_path):
     (tmp_path / "chemprot").mkdir()
-    env = {"DATASETS": "chemprot", "MASKERS": "entity", "SEEDS": "0", "RAW": str(tmp_path), "PRETRAIN_FLAGS": "--lr=3e-4", "FINETUNE_FLAGS": "--lr=2e-4",
-           "SPACY_MODEL": "some_model"}
+    env = {"DATASETS": "chemprot", "MASKERS": "entity", "SEEDS": "0", "RAW": str(tmp_path), "SPACY_MODEL": "some_model",
+           "PRETRAIN_FLAGS": "--lr=3e-4", "FINETUNE_FLAGS": "--lr=2e-4"}
     before, _, after = listed(**env)[0].partition(" && ")
     assert f"--raw={tmp_path}/chemprot --spacy_model=some_model --lr=3e-4" in before and f"--raw={tmp_path}/chemprot --lr=2e-4" in after
     assert run_all("--lits").returncode == run_all(**env | {"MASKERS": "all"}).returncode == 2

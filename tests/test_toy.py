@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import ROOT, run
+from conftest import ROOT, call, run
 
 import data_prep
 import toy
@@ -80,11 +80,12 @@ def test_bench_prints_its_table(shown, tmp_path):
     ("data_prep.py", ["--dev_share=2"], "must be in (0, 1)"),
 ])
 def test_wrong_flags(script, flags, said, tmp_path):
-    result = run(script, *flags, cwd=tmp_path)
+    result = call(script, *flags, cwd=tmp_path)
     assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("script", ["data_prep.py", "train_nmg.py", "pretrain.py", "finetune_cls.py", "finetune_qa.py", "toy.py", "bench.py"])
+@pytest.mark.parametrize("script", ["data_prep.py", "train_nmg.py", "pretrain.py", "finetune_cls.py", "finetune_qa.py", "toy.py", "bench.py",
+                                    "report.py", "show_masks.py"])
 def test_help_shows_every_knob(script):
-    result = run(script, "--help", cwd=ROOT)
+    result = call(script, "--help", cwd=ROOT)
     assert result.returncode == 0 and result.stderr == "" and f"python {script}" in result.stdout and "# " in result.stdout

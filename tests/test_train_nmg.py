@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHARED, needs_shared, random_lm, run, write_jsonl
+from conftest import ROOT, SHARED, call, needs_shared, random_lm, run, write_jsonl
 
 import data_prep
 import maskers
@@ -404,9 +404,9 @@ def test_a_small_run(finished):
     metrics = [json.loads(line) for line in open(place / "whole/metrics.jsonl")]
     assert [m["episode"] for m in metrics] == [1, 2, 3, 4]
     assert metrics[0]["learner_entropy"] == pytest.approx(metrics[0]["uniform_entropy"]) != metrics[1]["learner_entropy"]   # explores, then plays
-    again = run("train_nmg.py", *SMALL, "--out=whole", cwd=place)
+    again = call("train_nmg.py", *SMALL, "--out=whole", cwd=place)
     assert again.returncode == 0 and "already done" in again.stdout
-    other = run("train_nmg.py", *SMALL, "--out=whole", "--seed=1", cwd=place)
+    other = call("train_nmg.py", *SMALL, "--out=whole", "--seed=1", cwd=place)
     assert other.returncode == 2 and "seed=0 there, 1 here" in other.stderr
 
 
@@ -460,7 +460,7 @@ def test_killed_while_comparing_it_still_compares(finished, tmp_path, monkeypatc
 
 
 def test_the_policy_is_a_masker(finished, tmp_path):
-    result = run("pretrain.py", f"--masker=nmg:{finished[0] / 'whole'}", "--epochs=1", "--out=o", cwd=tmp_path)
+    result = call("pretrain.py", f"--masker=nmg:{finished[0] / 'whole'}", "--epochs=1", "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     made = json.loads((tmp_path / "o/run.json").read_text())
     assert made["p"] == 0.05 and made["masker_file"] == data_prep.checksum(finished[0] / "whole/model.safetensors")
@@ -473,7 +473,7 @@ def test_the_policy_is_a_masker(finished, tmp_path):
     ["--dataset=toyqa", "--metric=f1", "--docs=4", "--ft_epochs=1", "--validation=12"],
 ])
 def test_switches(flags, tmp_path):
-    result = run("train_nmg.py", *SMALL[:3], "--episodes=2", "--compare=0", *flags, "--out=o", cwd=tmp_path)
+    result = call("train_nmg.py", *SMALL[:3], "--episodes=2", "--compare=0", *flags, "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     metrics = [json.loads(line) for line in open(tmp_path / "o/metrics.jsonl")]
     assert len(metrics) == 2 and ("opponent_score" in metrics[0]) != ("--self_play=False" in flags)
@@ -496,13 +496,13 @@ def test_chemprot_with_a_real_lm(tmp_path):
     (["--selfplay=False"], "did you mean 'self_play'?"),
 ])
 def test_wrong_flags(flags, said, tmp_path):
-    result = run("train_nmg.py", *flags, cwd=tmp_path)
+    result = call("train_nmg.py", *flags, cwd=tmp_path)
     assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr and not list(tmp_path.iterdir())
 
 
 def test_tensorboard(tmp_path):
     flags = [*SMALL[:3], "--episodes=1", "--compare=0", "--tensorboard=True", "--out=o"]
-    result = run("train_nmg.py", *flags, cwd=tmp_path)
+    result = call("train_nmg.py", *flags, cwd=tmp_path)
     if importlib.util.find_spec("tensorboard"):
         assert result.returncode == 0 and list(tmp_path.glob("o/tensorboard/events.*")), result.stderr
     else:
@@ -510,11 +510,11 @@ def test_tensorboard(tmp_path):
 
 
 def test_a_replay_that_holds_no_context(tmp_path):
-    result = run("train_nmg.py", *SMALL[:3], "--p=0.5", "--replay=3", "--out=o", cwd=tmp_path)
+    result = call("train_nmg.py", *SMALL[:3], "--p=0.5", "--replay=3", "--out=o", cwd=tmp_path)
     assert result.returncode == 2 and "--replay=3: a context alone brings about" in result.stderr and not list(tmp_path.iterdir())
 
 
 def test_a_masker_without_its_folder(tmp_path):
     for masker, said in (("nmg", "nmg:FOLDER"), ("sampled:nowhere", "no policy of train_nmg.py")):
-        result = run("pretrain.py", f"--masker={masker}", cwd=tmp_path)
+        result = call("pretrain.py", f"--masker={masker}", cwd=tmp_path)
         assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr
