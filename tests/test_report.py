@@ -249,8 +249,8 @@ def test_one_seed_is_mcnemars_test(tmp_path, rng):
 
 
 def test_question_answering_ablations_and_credit(tmp_path):
-    forms = {"nmg:a": {}, "sampled:a": {}, "nmg:b": {"self_play": False}, "nmg:c": {"continual": False}, "nmg:d": {"self_play": False, "continual": False},
-             "nmg:e": {"credit": "regression"}, "dir/my.py:rare": None, "random": None}
+    forms = {"nmg:a": {}, "sampled:a": {}, "nmg:b": {"self_play": False}, "nmg:c": {"continual": False},
+             "nmg:d": {"self_play": False, "continual": False}, "nmg:e": {"credit": "regression"}, "dir/my.py:rare": None, "random": None}
     for masker, policy in forms.items():
         for seed in range(2):
             add(tmp_path, masker, seed, np.stack([np.arange(50) < 20, np.linspace(0.2, 1, 50)], 1), "newsqa", "distilbert-base-uncased",
