@@ -151,7 +151,10 @@ def differing(rows: dict[str, dict[int, dict]]) -> list[str]:
     def at(where):
         return ", ".join(row if len(s) == len(rows[row]) else f"{row} (seed {', '.join(map(str, s))})" for row, s in where.items())
 
-    return [f"Not the same in all rows: {knob} is {'; '.join(f'{value} in {at(where)}' for value, where in values.items())}."
+    def short(value):                                               # a checksum by its first digits
+        return re.sub(r"^\"([0-9a-f]{8})[0-9a-f]{56}\"$", r"\1...", value)
+
+    return [f"Not the same in all rows: {knob} is {'; '.join(f'{short(value)} in {at(where)}' for value, where in values.items())}."
             for (knob, _), values in seen.items() if knob not in OF_ROW and len(values) > 1]
 
 
