@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification
 import data_prep
 import toy
 from data_prep import Rows, Specials, gather, heads
-from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, to, torch_seed, with_head
+from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, spent, to, torch_seed, with_head
 from pretrain import finish, fitting, label_of, lineage, load_lm, save, versions
 
 
@@ -89,7 +89,7 @@ def main(
     run["out"] = out or f"runs/cls-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}-{label_of(run)}"
     out = Path(run["out"])
     if not claim(out, run):
-        encoder, begin = load_lm(lm), time.time()
+        encoder, begin = load_lm(lm), time.time() - spent(checkpoint_of(out), json.dumps(run))
         length = fitting(encoder, max_len, 256)
         model = finetune(encoder, heads(train, specials, length), len(data.labels), epochs=run["epochs"], lr=run["lr"],
                          batch_size=run["batch_size"], max_len=length, seed=seed, fast=fast, ranks=processes(), checkpoint=checkpoint_of(out),

@@ -20,7 +20,7 @@ from transformers import AutoModelForQuestionAnswering
 import data_prep
 import toy
 from data_prep import Batch, Rows, Specials, gather, windows
-from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, to, torch_seed, with_head
+from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, spent, to, torch_seed, with_head
 from pretrain import finish, fitting, label_of, lineage, load_lm, save, versions
 
 
@@ -169,7 +169,7 @@ def main(
     run["out"] = out or f"runs/qa-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}-{label_of(run)}"
     out = Path(run["out"])
     if not claim(out, run):
-        encoder, begin = load_lm(lm), time.time()
+        encoder, begin = load_lm(lm), time.time() - spent(checkpoint_of(out), json.dumps(run))
         length = fitting(encoder, max_len, 384)
         shape = {"max_len": length, "overlap": min(overlap, length // 3), "max_question": max_question}
         pieces = windows(train, specials, **shape)

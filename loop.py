@@ -22,7 +22,9 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import typing
+import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -34,7 +36,13 @@ import torch.nn.functional as F
 from torch import distributed
 from tqdm import tqdm
 
+try:
+    import fcntl
+except ImportError:         # Windows has no such locks: there, nobody should start the same run twice at once
+    fcntl = None
+
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")      # read when torch first allocates: huge pages on Linux, fewer page faults on a CPU
+LOCKS: dict[Path, object] = {}          # of the runs that this process is at work on, held until it ends
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -52,7 +60,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 # ---------------------------------------------------------------- device and precision
 
 def device() -> torch.device:
-    """The best device of this machine: cuda, then mps, then cpu. On cuda the same command gives the same result."""
+    """The best device of this machine: cuda, then mps, then cpu. On cuda, deterministic wherever PyTorch has such a kernel."""
     if torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -80,6 +88,8 @@ def processes() -> tuple[int, int]:
     if "RANK" not in os.environ:
         return 0, 1
     if not distributed.is_initialized():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(device())
         distributed.init_process_group(timeout=datetime.timedelta(days=2))      # a play may take long; torchrun sees who died
     return distributed.get_rank(), distributed.get_world_size()
 
@@ -98,6 +108,22 @@ def gathered(value: object) -> list:
     if len(out) > 1:
         distributed.all_gather_object(out, value)
     return out
+
+
+def lock(path: Path, wait: bool) -> object:
+    """An open file that no other process can lock until it is closed or this process ends; None where another has it and `wait` is False."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = open(path, "a+")
+        try:
+            if fcntl:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            file.close()
+            return None
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            return file
+        file.close()                                                # its holder has just removed it: lock the one that is there now
 
 
 def share_weights(model: torch.nn.Module, source: int) -> None:
@@ -200,7 +226,7 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
     params = [p for p in model.parameters() if p.requires_grad]
     opt = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=dev.type in ("cpu", "cuda"))
     schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: max(0.0, 1 - s / max(1, steps)))
-    done, average = 0, torch.zeros((), device=dev)
+    done, average, begin = 0, torch.zeros((), device=dev), time.time() - spent(checkpoint, key)
     if checkpoint and checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True, map_location=dev)
         if state["key"] == key:
@@ -211,8 +237,11 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
             set_rng(state["rng"][rank % len(state["rng"])])
             print(f"resuming at step {done} of {steps} from {checkpoint}", flush=True)
 
+    if world > 1 and len(set(gathered(done))) > 1:
+        raise UserError(f"{checkpoint}: not every process sees this checkpoint; they need a folder in common")
+
     def save():
-        state = {"key": key, "model": model.state_dict(), "opt": opt.state_dict(), "schedule": schedule.state_dict(),
+        state = {"key": key, "seconds": time.time() - begin, "model": model.state_dict(), "opt": opt.state_dict(), "schedule": schedule.state_dict(),
                  "done": done, "average": average, "rng": gathered(get_rng()) if world > 1 else [get_rng()]}
         if rank == 0:
             with beside(checkpoint) as tmp:
@@ -263,6 +292,14 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
     return average.item()
 
 
+def spent(checkpoint: Path | None, key: str) -> float:
+    """Seconds that went into the checkpoint that `fit` would go on from; 0.0 where there is none."""
+    if not checkpoint or not checkpoint.exists():
+        return 0.0
+    state = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
+    return state["seconds"] if state["key"] == key else 0.0
+
+
 def add_up(params: list[torch.Tensor], loss: torch.Tensor, stopped: bool) -> tuple[torch.Tensor, bool]:
     """Sums the gradients over all processes, in one message; returns the sum of their losses, and whether any is to stop."""
     held = [p.grad for p in params if p.grad is not None]
@@ -305,13 +342,13 @@ def quick_dropout(wanted: bool) -> Iterator[None]:
 
 
 def get_rng() -> dict:
-    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+    return {"cpu": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []}
 
 
 def set_rng(state: dict) -> None:
     torch.set_rng_state(state["cpu"].cpu())
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"][0].cpu())
 
 
 @contextlib.contextmanager
@@ -344,11 +381,14 @@ def beside(path: Path) -> Iterator[Path]:
     """A path beside `path` to write a file or folder to; renamed into place when the block ends well, removed when it does not."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    tmp = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
         yield tmp
-        if not (tmp.is_dir() and path.is_dir() and any(path.iterdir())):        # else another process made the same folder meanwhile
+        try:
             os.replace(tmp, path)
+        except OSError as e:
+            if not (tmp.is_dir() and e.errno in (errno.ENOTEMPTY, errno.EEXIST)):       # another process made the same folder meanwhile
+                raise
     except Exception as e:                  # torch and safetensors say it each in their own way
         if getattr(e, "errno", 0) in FULL or re.search(r"os error (27|28)\b", str(e)) or shutil.disk_usage(path.parent).free < 1 << 20:
             raise UserError(f"{path}: cannot be written, the disk is full; free some space and start the same command again") from e
@@ -372,7 +412,12 @@ def checked(knobs: dict) -> dict:
 
 
 def claim(out: Path, run: dict, last: str = "run.json") -> bool:
-    """Whether the folder `out` already holds this very run, finished: with its `last` file. A folder with anything else is refused."""
+    """Whether the folder `out` already holds this very run, finished: with its `last` file. A folder with anything else is refused,
+    and so is one that another process is at work on."""
+    return shared(processes()[0] == 0 and holds(out, run, last))
+
+
+def holds(out: Path, run: dict, last: str) -> bool:
     if (out / "run.json").exists():
         there = json.loads((out / "run.json").read_text())
         changed = [f"{k}={there.get(k)} there, {v} here" for k, v in run.items() if there.get(k) != v]
@@ -380,9 +425,14 @@ def claim(out: Path, run: dict, last: str = "run.json") -> bool:
             raise UserError(f"--out={out}: holds another run ({', '.join(changed)}); choose another folder or remove it")
         if (out / last).exists():
             print(f"already done: {out}")
-        return (out / last).exists()
-    if out.exists() and (not out.is_dir() or any(not file.name.startswith(".") for file in out.iterdir())):
+            return True
+    elif out.exists() and (not out.is_dir() or any(not file.name.startswith(".") for file in out.iterdir())):
         raise UserError(f"--out={out}: exists and is not a run of this script; choose another folder")
+    file = out.resolve().parent / f".{out.name}.lock"
+    mine = LOCKS.get(file) or lock(file, wait=False)
+    if not mine:
+        raise UserError(f"--out={out}: another process is at work on it; wait for it, or choose another folder")
+    LOCKS[file] = mine
     return False
 
 
@@ -425,6 +475,11 @@ def cli(main: Callable) -> None:
             raise
         print(f"error: {e.strerror}: {e.filename or 'while writing'}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        while LOCKS:
+            path, file = LOCKS.popitem()
+            path.unlink(missing_ok=True)
+            file.close()
 
 
 def parse(name: str, kind: type, value: str) -> object:

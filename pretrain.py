@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 import data_prep
+import loop
 import maskers
 import toy
 from data_prep import Batch, Rows, Specials, blocks, gather
@@ -175,7 +176,7 @@ def finish(folder: Path, results: str, run: dict, measures: tuple[str, ...]) -> 
     measures of every example, (examples, measures) float32."""
     done, origin = json.loads((folder / "run.json").read_text()), run["pretraining"]
     each = np.array([[example[m] for m in measures] for example in map(json.loads, open(folder / "predictions.jsonl"))], np.float32)
-    examples = Path("scores") / f"{label_of(run)}.npy"
+    examples = Path("scores") / f"{label_of(run | {'into': str(folder)})}.npy"
     with beside(Path(results).parent / examples) as tmp, open(tmp, "wb") as f:
         np.save(f, each)
     add_result(results, {"dataset": run["dataset"], "lm": origin["base"], "masker": origin["masker"], "seed": run["seed"], "split": run["split"],
@@ -186,8 +187,7 @@ def finish(folder: Path, results: str, run: dict, measures: tuple[str, ...]) -> 
 def add_result(results: str, row: dict) -> None:
     """Appends the row to results.jsonl, unless a line of the same configuration is there."""
     path = Path(results)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as f:
+    with loop.lock(path, wait=True) as f:
         f.seek(0)
         for n, line in enumerate(f, 1):
             try:
@@ -220,7 +220,8 @@ def versions() -> dict[str, str]:
         commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True).stdout
     except OSError:
         commit = ""                                             # no git on this machine
-    return {"torch": torch.__version__, "transformers": transformers.__version__, "commit": commit.strip(), "device": device().type}
+    return {"torch": torch.__version__, "transformers": transformers.__version__, "commit": commit.strip(), "device": device().type,
+            "processes": processes()[1]}
 
 
 @functools.cache
@@ -260,7 +261,8 @@ def main(
     mask = maskers.find(masker)
     if masker in ("oracle", "anti") and lineage(lm)["base"] != "tiny":
         raise UserError(f"--masker={masker}: knows the words of the toy world only; allowed with --lm=tiny")
-    out = Path(out or f"runs/pretrain-{Path(dataset).stem}-{Path(lm).name}-{Path(masker.rpartition(':')[2]).name}-{seed}")
+    kind, _, what = masker.rpartition(":")
+    out = Path(out or f"runs/pretrain-{Path(dataset).stem}-{Path(lm).name}-{'sampled-' * (kind == 'sampled')}{Path(what).name}-{seed}")
     tok = data_prep.load_tokenizer(lm)
     data = data_prep.load(dataset, tok, raw, dev_share)
     learned = maskers.is_learned(masker)                             # the paper's meta-test: few tokens, more epochs
@@ -280,7 +282,7 @@ def main(
     masked_rows(pieces, mask, run["p"], seed, 0, np.arange(1), hidden_states(model))     # a masker that fails (or must find entities) does so now
     held_out = blocks(data.splits["dev"], pieces.specials, run_len) if "dev" in data.splits else None
     before = held_out_loss(model, held_out) if held_out else None
-    begin, loss = time.time(), 0.0
+    begin, loss = time.time() - loop.spent(checkpoint_of(out), json.dumps(run)), 0.0
     if masker != "none":
         loss = pretrain(model, pieces, mask, p=run["p"], epochs=run["epochs"], lr=run["lr"], batch_size=run["batch_size"],
                         max_len=run_len, seed=seed, remask=remask, fast=fast, ranks=processes(), checkpoint=checkpoint_of(out),

@@ -41,9 +41,11 @@ READING = (
     "Scores in percent: mean over seeds and, lowered, their standard deviation. Of the rows with every seed the best mean is bold and the second "
     "underlined: the paper's convention, no finding. paper: its own figures. hours: of one seed (further pre-training, fine-tuning, scoring), mean.",
     "difference: to Random, in points, over the seeds that both rows have, on the same examples. Its 95 % interval is a bootstrap (10,000) over "
-    "examples and, independently, over seeds; as a bootstrap of few seeds is too narrow, their deviations are stretched to Student's t.",
+    "examples and, independently, over seeds; as a bootstrap of few seeds is too narrow, their deviations are stretched to Student's t. Examples "
+    "count as independent: where many ask about one text, or sentences repeat, intervals are too narrow and p (examples) too small.",
     "p (seeds): exact sign-flip test on the seeds' differences. p (examples): exact sign test on the examples' differences averaged over seeds (one "
-    "seed, scores 0 or 1: McNemar's); it speaks of these very models, not of what other seeds would bring. No p is corrected for the number of rows.",
+    "seed, scores 0 or 1: McNemar's): of how many examples got better, not of the mean, and of these very models, not of what other seeds would "
+    "bring. No p is corrected for the number of rows.",
     "detectable: the true difference that a paired t test would find with power 80 % at a level of 5 %, with so many seeds that scatter as these do.")
 
 

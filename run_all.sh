@@ -19,10 +19,11 @@ fi
 SEEDS=${SEEDS:-0 1 2} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
 QA=${QA-squad emrqa newsqa} CLS=${CLS-chemprot imdb}
 policies=() rows=()
+case "$OUT${RAW:-}$PYTHON" in *[[:space:]]*) echo "error: OUT, RAW and PYTHON must be without spaces" >&2; exit 2;; esac
 
 chosen() { [[ -z "$2" || " $2 " == *" $1 "* ]]; }                  # NAME LIST: whether the list is empty or holds the name
-raw() { [ ! -d "${RAW:-}/$1" ] || echo "--raw=$RAW/$1"; }
-name() { basename "${1%.*}"; }
+raw() { [ -z "${RAW:-}" ] || [ ! -d "$RAW/$1" ] || echo "--raw=$RAW/$1"; }
+name() { local last=${1%/}; echo "${last##*/}"; }
 
 policy() {                                                          # DATASET LM NAME [flags]: meta-trains the policy that row uses
     chosen "$1" "${DATASETS:-}" && chosen nmg "${MASKERS:-}" || return 0
@@ -84,12 +85,13 @@ done
 
 # ---------------------------------------------------------------- run them
 if [ "${1:-}" = --list ]; then
-    printf '%s\n' ${policies[@]+"${policies[@]}"} ${rows[@]+"${rows[@]}"} | tr -s ' '
+    [ ${#rows[@]} = 0 ] || printf '%s\n' ${policies[@]+"${policies[@]}"} "${rows[@]}" | tr -s ' '
     exit
 fi
 [ $# = 0 ] || { echo "error: $*: run_all.sh takes --list or nothing; all else are environment variables (see its first lines)" >&2; exit 2; }
 [ ${#rows[@]} -gt 0 ] || { echo "error: no row is left: check LMS, DATASETS and MASKERS" >&2; exit 2; }
 mkdir -p "$OUT/logs"
+total=$(( ${#policies[@]} + ${#rows[@]} ))
 rm -f "$OUT/failed"
 export OUT OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(( ($(getconf _NPROCESSORS_ONLN) + JOBS - 1) / JOBS ))}
 
@@ -102,12 +104,27 @@ job() {                                                             # one comman
     if [ $ended = 0 ]; then printf '%s\n' "$1" > "$log.done"; else echo "FAILED ($ended): $1; log: $log" | tee -a "$OUT/failed" >&2; fi
 }
 export -f job
-all() { [ $# = 0 ] || printf '%s\0' "$@" | xargs -0 -n 1 -P "$JOBS" bash -c 'job "$0"'; }
+all() {                                                             # in the background, so that the trap acts at once and no new one starts
+    [ $# -gt 0 ] || return 0
+    printf '%s\0' "$@" > "$OUT/logs/todo"
+    xargs -0 -n 1 -P "$JOBS" "$BASH" -c 'job "$0"' < "$OUT/logs/todo" &
+    trap "kill $! 2>/dev/null; exit 143" TERM HUP
+    wait $!
+}
 all ${policies[@]+"${policies[@]}"}
-all "${rows[@]}"
-$PYTHON report.py --results="$OUT/results.jsonl" --out="$OUT/report"
+if [ -s "$OUT/failed" ]; then                                       # the rows of a policy that failed would take one that is not theirs
+    left=()
+    for row in "${rows[@]}"; do
+        if [[ $row == *--masker=nmg:* ]]; then echo "NOT STARTED, as a policy failed: $row" | tee -a "$OUT/failed" >&2; else left+=("$row"); fi
+    done
+    rows=(${left[@]+"${left[@]}"})
+fi
+all ${rows[@]+"${rows[@]}"}
+reported=0
+$PYTHON report.py --results="$OUT/results.jsonl" --out="$OUT/report" || reported=$?
 if [ -s "$OUT/failed" ]; then
-    printf '\n%s of %s commands failed; the same command runs them again:\n' "$(wc -l < "$OUT/failed")" $(( ${#policies[@]} + ${#rows[@]} )) >&2
+    printf '\n%s of %s commands failed; the same command runs them again:\n' $(wc -l < "$OUT/failed") $total >&2
     cat "$OUT/failed" >&2
     exit 1
 fi
+exit $reported

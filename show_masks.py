@@ -4,7 +4,8 @@
     python show_masks.py --dataset=newsqa --lm=bert-base-uncased --maskers=random,nmg:runs/nmg-newsqa-bert-base-uncased-0
     python show_masks.py --dataset=chemprot --lm=bert-base-uncased --spacy_model=en_core_web_sm       # with parts of speech and entities
 
-All maskers choose beside the LM as it is now, at the same budget: the masks of the first epoch of pretrain.py with that seed and p.
+All maskers choose beside the LM as it is now, at the same budget: the masks of the first epoch of pretrain.py with that seed and p (of a
+learned masker as long as training has not moved the LM).
 """
 import itertools
 import json

@@ -1,6 +1,7 @@
 """EM and F1 against torchmetrics, predictions against brute force, and both scripts as a user runs them."""
 import json
 import random
+import signal
 import string
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from torchmetrics.text import SQuAD
 import data_prep
 import finetune_cls
 import finetune_qa
+import loop
 from data_prep import Specials, gather, windows
 
 answer = st.text(alphabet=st.sampled_from("aAbt heTn,.-'é 1"), max_size=15)
@@ -232,3 +234,47 @@ def test_batches_cover_every_row_once_an_epoch():
     assert padded < 1.1 * 3 * length.sum()
     covered = np.concatenate(list(loop.by_length(length, 500)))
     assert sorted(covered) == list(range(1000)) and (np.diff(length[covered]) <= 0).all()
+
+
+def test_a_run_that_another_process_is_at_work_on(lm_folder, cls_folder, tmp_path):
+    """The second of two equal commands at once is refused; when the first is gone, it runs, and no lock is left."""
+    flags = [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--out=o"]
+    with loop.lock(tmp_path / ".o.lock", wait=False):
+        assert loop.lock(tmp_path / ".o.lock", wait=False) is None
+        result = call("finetune_cls.py", *flags, cwd=tmp_path)
+        assert result.returncode == 2 and "another process is at work on it" in result.stderr and not (tmp_path / "o").exists()
+    assert call("finetune_cls.py", *flags, cwd=tmp_path).returncode == 0 and not (tmp_path / ".o.lock").exists()
+
+
+def test_the_same_configuration_in_two_folders_keeps_the_scores_of_both(lm_folder, cls_folder, tmp_path):
+    for out in ("a", "b"):
+        assert call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", f"--out={out}", cwd=tmp_path).returncode == 0
+    rows = [json.loads(line) for line in open(tmp_path / "results.jsonl")]
+    assert len({row["examples"] for row in rows}) == 2
+    for row in rows:
+        assert 100 * np.load(tmp_path / row["examples"]).mean() == pytest.approx(row["accuracy"])
+
+
+def test_seconds_are_those_of_all_processes_of_a_run(tmp_path):
+    """What a killed process spent is in its checkpoint and counts."""
+    assert loop.spent(None, "k") == loop.spent(tmp_path / "none.pt", "k") == 0.0
+    model, plan = torch.nn.Linear(2, 1), [(0, np.arange(4))] * 4
+
+    def fit(checkpoint, limit):
+        def make(epoch, rows):
+            time.sleep(0.05)
+            return {"input_ids": torch.ones(4, 2), "labels": torch.ones(4)}
+
+        def loss_of(model, t):
+            if len(seen) == limit:
+                signal.raise_signal(signal.SIGINT)
+            seen.append(1)
+            return (model(t["input_ids"])[:, 0] - t["labels"]).square().mean()
+
+        seen = []
+        return loop.fit(model, iter(plan), 4, make, loss_of, lr=0.1, checkpoint=checkpoint, key="k", quiet=True)
+
+    for limit in (0, 1):
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / "c.pt", limit)
+    assert loop.spent(tmp_path / "c.pt", "k") > 0.1 and loop.spent(tmp_path / "c.pt", "other") == 0.0

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT
@@ -40,13 +41,21 @@ def test_subsets(env, count):
     assert len(listed(**env)) == count
 
 
+def test_paths_keep_their_names(tmp_path):
+    """Data sets and LMs in other folders, by relative and by absolute paths, go into folders of their own."""
+    (tmp_path / "data").mkdir()
+    commands = listed(QA=f"../x/data ../x/other {tmp_path}/data2", CLS="", LMS="../lm/m-1.0 ../lm/m-1.5", MASKERS="none", SEEDS="0")
+    assert len({c.rpartition("--out=")[2] for c in commands}) == len(commands) == 6
+    assert run_all("--list", OUT="with space").returncode == 2
+
+
 def test_raw_files_and_more_knobs(tmp_path):
     (tmp_path / "chemprot").mkdir()
     env = {"DATASETS": "chemprot", "MASKERS": "entity", "SEEDS": "0", "RAW": str(tmp_path), "SPACY_MODEL": "some_model",
            "PRETRAIN_FLAGS": "--lr=3e-4", "FINETUNE_FLAGS": "--lr=2e-4"}
     before, _, after = listed(**env)[0].partition(" && ")
     assert f"--raw={tmp_path}/chemprot --spacy_model=some_model --lr=3e-4" in before and f"--raw={tmp_path}/chemprot --lr=2e-4" in after
-    assert run_all("--lits").returncode == run_all(**env | {"MASKERS": "all"}).returncode == 2
+    assert run_all("--lits").returncode == run_all(**env | {"MASKERS": "all"}).returncode == 2 and not listed(MASKERS="all")
 
 
 def test_a_failed_row_says_so_and_nothing_is_run_twice(tmp_path):
@@ -59,3 +68,36 @@ def test_a_failed_row_says_so_and_nothing_is_run_twice(tmp_path):
     third = run_all(**QUICK, MASKERS="none entity", OUT=str(tmp_path))
     assert third.returncode == 0 and third.stdout.count("done before") == 2
     assert third.stdout[third.stdout.index("| Entity"):] == second.stdout[second.stdout.index("| Entity"):]
+
+
+STUB = """#!/usr/bin/env bash
+echo "$@" >> "$STUB_LOG"
+case "$*" in *--dataset=bad*|*report.py*) exit 3;; *slow*) sleep 2;; esac
+"""
+
+
+@pytest.fixture
+def stub(tmp_path):
+    """A PYTHON that writes down what it was asked to run, fails for the data set `bad` and for the report, and is slow for `slow`."""
+    file = tmp_path / "python"
+    file.write_text(STUB)
+    file.chmod(0o755)
+    return {"PYTHON": str(file), "STUB_LOG": str(tmp_path / "log"), "OUT": str(tmp_path / "out"), "LMS": "x", "QA": "", "SEEDS": "0"}
+
+
+def test_rows_do_not_take_a_policy_that_failed(stub, tmp_path):
+    result = run_all(**stub | {"CLS": "bad good", "MASKERS": "none nmg"})
+    ran = (tmp_path / "log").read_text().splitlines()
+    assert result.returncode == 1 and "4 of 6 commands failed" in result.stderr and result.stderr.count("NOT STARTED") == 2 * 2
+    assert not any("pretrain.py" in line for line in ran) and sum("finetune_cls.py" in line for line in ran) == 2
+
+
+def test_when_it_is_terminated_no_other_row_starts(stub, tmp_path):
+    child = subprocess.Popen(["bash", str(ROOT / "run_all.sh")], env=os.environ | stub | {"CLS": "slow", "MASKERS": "none", "SEEDS": "0 1 2 3 4"},
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "log").exists():
+        time.sleep(0.05)
+    child.terminate()
+    assert child.wait(5) == 143
+    time.sleep(5)
+    assert len((tmp_path / "log").read_text().splitlines()) == 1
