@@ -411,6 +411,7 @@ def curves(metrics: list[dict], file: Path) -> None:
     regret.set(title="episodes lost against random, so far", ylim=(0, None))
     entropy.set(title="mean entropy of the policy, nats", ylim=(0, None))
     loss.set(title="loss of an action in replay")
+    regret.yaxis.get_major_locator().set_params(integer=True)
     for ax in (regret, entropy, loss):
         ax.set(xlabel="episode", xlim=(0, len(x) + 1))
         ax.xaxis.get_major_locator().set_params(integer=True)
@@ -623,9 +624,10 @@ def main(
         file.unlink()
     picture = out / "comparison.png"
     if embedded and compare and not picture.exists():               # with a control: the learner before it learned anything
-        torch_seed(seed, "learner")
+        hidden = NMG.load(str(out)).hidden
+        torch_seed(seed, "learner")                                 # drawing the same weights again
         (out / "untrained").mkdir(exist_ok=True)
-        NMG(NMG.load(str(out)).hidden, lm=lm, episodes=0).save(out / "untrained")
+        NMG(hidden, lm=lm, episodes=0).save(out / "untrained")
         shown = {"none": "none", "random": "random", "nmg sampled": f"sampled:{out}", "nmg": f"nmg:{out}", "untrained": f"nmg:{out}/untrained",
                  "oracle": "oracle"}
         toy.compare(data, shown, range(seed, seed + compare), picture)
