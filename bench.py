@@ -1,101 +1,352 @@
-"""How fast an MLM step is: the plain path (rows padded, fp32, head on every position) and the fast one, in turn, in one run.
+"""What an episode of meta-training costs, stage by stage: as a careful user writes it with Hugging Face's Trainer, and as here, in one run.
 
     python bench.py                                                             # toycls, tiny LM
-    python bench.py --dataset=chemprot --lm=distilbert-base-uncased --batch_sizes=8,32
+    python bench.py --dataset=chemprot --lm=distilbert-base-uncased --plain=True
+    python bench.py --scaling=True                                              # and how the cost grows with length, batch, width and contexts
 
-Ratios carry over to other machines, seconds do not. The table is also written as JSON.
+Ratios carry over to other machines, seconds do not. Needs `pip install accelerate` (Trainer's own requirement).
 """
+import contextlib
+import copy
+import importlib.util
 import json
 import platform
 import re
 import resource
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 import data_prep
+import finetune_cls
+import finetune_qa
 import maskers
-from data_prep import Rows, Specials, blocks
-from loop import UserError, beside, checked, cli, device, has_bf16
-from pretrain import fitting, load_lm, pretrain, versions
+import train_nmg
+from data_prep import Rows, Specials, gather
+from loop import UserError, beside, checked, cli, device, has_bf16, stream
+from pretrain import fitting, hidden_states, load_lm, masked_rows, pretrain, versions
+
+STAGES = ("masking", "MLM", "fine-tuning", "validation", "policy updates")
+
+
+# ---------------------------------------------------------------- the work, three ways
+
+class Here:
+    """The stages of a play, and the updates of both agents, with the functions that train_nmg.py calls; `fast` False: their plain path."""
+
+    def __init__(self, work: SimpleNamespace, fast: bool = True):
+        self.w, self.fast, self.finetune = work, fast, finetune_cls if work.task.kind == "cls" else finetune_qa
+        self.random = maskers.find("random")
+
+    def masking(self) -> None:
+        for epoch in range(self.w.mlm_epochs):
+            for rows in np.array_split(np.arange(len(self.w.sub.contexts)), -(-len(self.w.sub.contexts) // self.w.batch_size)):
+                masked_rows(self.w.sub.contexts, self.random, self.w.p, 0, epoch, rows)
+
+    def mlm(self) -> None:
+        self.adapted = copy.deepcopy(self.w.model)
+        pretrain(self.adapted, self.w.sub.contexts, self.random, p=self.w.p, epochs=self.w.mlm_epochs, batch_size=self.w.batch_size,
+                 max_len=self.w.block, fast=self.fast, quiet=True)
+
+    def finetuning(self) -> None:
+        labels = (self.w.task.labels,) if self.w.task.kind == "cls" else ()
+        self.tuned = self.finetune.finetune(self.adapted, self.w.sub.train, *labels, epochs=self.w.ft_epochs, batch_size=self.w.batch_size,
+                                            max_len=self.w.length, fast=self.fast, quiet=True)
+
+    def validation(self) -> None:
+        self.finetune.predict(self.tuned, self.w.sub.val, fast=self.fast, quiet=True)
+
+    def updates(self) -> None:
+        contexts, rng = self.w.sub.contexts, np.random.default_rng(0)
+        batch = gather(contexts, np.arange(len(contexts)))
+        mask = self.random(batch, maskers.budget(batch, self.w.p), maskers.RowRandom(0, "mask", 0, batch.rows))
+        log_p, R = train_nmg.log_softmax(np.where(batch.ok, 0.0, -np.inf)), rng.choice([-1.0, 0.0, 1.0], mask.shape)
+        memory = {0: train_nmg.States.of(self.w.model, contexts)}
+        for _ in range(2):
+            agent = train_nmg.Agent(maskers.NMG(self.w.hidden), 1e-4)
+            agent.store(train_nmg.actions(0, mask, R, log_p, np.zeros(len(mask)), batch.ids, "linear"), 50_000)
+            agent.learn(memory, rng, self.w.updates, self.w.minibatch, "linear", None)
+
+
+class Baseline:
+    """The same with Trainer: batches padded to their longest row, head on every position, models saved and loaded between stages, and
+    policies that learn from states padded to the longest block. What its n-best search over answers would cost is left out."""
+
+    def __init__(self, work: SimpleNamespace, folder: Path):
+        import transformers as hf
+        self.w, self.folder, self.lm = work, folder, hf.AutoModelForMaskedLM
+        self.task = hf.AutoModelForSequenceClassification if work.task.kind == "cls" else hf.AutoModelForQuestionAnswering
+        self.shape = {"num_labels": work.task.labels} if work.task.kind == "cls" else {}
+        self.mask, self.pad = hf.DataCollatorForLanguageModeling(work.tok, mlm_probability=work.p), hf.DataCollatorWithPadding(work.tok)
+        self.contexts, self.train, self.val = ([self.example(rows, i) for i in range(len(rows))] for rows in
+                                               (work.sub.contexts, work.sub.train, work.sub.val))
+
+    def example(self, rows: Rows, i: int) -> dict:
+        batch = gather(rows, np.array([i]))
+        if rows.question is not None:
+            first, last = finetune_qa.targets(batch, rows)[0].tolist()
+            return {"input_ids": batch.ids[0].tolist(), "start_positions": first, "end_positions": last} | (
+                {} if batch.types is None else {"token_type_ids": batch.types[0].tolist()})
+        return {"input_ids": batch.ids[0].tolist()} | ({} if rows is self.w.sub.contexts else {"labels": int(rows.split.label[rows.row[i]])})
+
+    def trainer(self, model: torch.nn.Module, examples: list[dict] | None, collate: Callable, epochs: int):
+        from transformers import Trainer, TrainingArguments
+        options = TrainingArguments(str(self.folder / "trainer"), num_train_epochs=epochs, per_device_train_batch_size=self.w.batch_size,
+                                    learning_rate=2e-5, per_device_eval_batch_size=4 * self.w.batch_size, bf16=has_bf16(device().type),
+                                    use_cpu=device().type == "cpu", save_strategy="no", logging_strategy="no", report_to="none", disable_tqdm=True)
+        return Trainer(model, options, train_dataset=examples, data_collator=collate)
+
+    def masking(self) -> None:
+        for _ in range(self.w.mlm_epochs):
+            for i in range(0, len(self.contexts), self.w.batch_size):
+                self.mask(self.contexts[i:i + self.w.batch_size])
+
+    def mlm(self) -> None:
+        trainer = self.trainer(self.lm.from_pretrained(data_prep.find_lm(self.w.lm)), self.contexts, self.mask, self.w.mlm_epochs)
+        trainer.train()
+        trainer.model.save_pretrained(self.folder / "adapted")
+
+    def finetuning(self) -> None:
+        trainer = self.trainer(self.task.from_pretrained(self.folder / "adapted", **self.shape), self.train, self.pad, self.w.ft_epochs)
+        trainer.train()
+        trainer.model.save_pretrained(self.folder / "tuned")
+
+    def validation(self) -> None:
+        self.trainer(self.task.from_pretrained(self.folder / "tuned"), None, self.pad, 1).predict(self.val)
+
+    def updates(self) -> None:
+        batch, rng, dev = gather(self.w.sub.contexts, np.arange(len(self.w.sub.contexts)), self.w.block), np.random.default_rng(0), device()
+        encode = hidden_states(self.w.model)
+        states = torch.cat([encode(gather(self.w.sub.contexts, rows, self.w.block)).cpu()
+                            for rows in np.array_split(batch.rows, -(-len(batch.rows) // self.w.batch_size))])
+        real, ok = torch.from_numpy(batch.real), torch.from_numpy(batch.ok)
+        for _ in range(2):
+            policy = maskers.NMG(self.w.hidden).to(dev)
+            optimizer = torch.optim.Adam(policy.parameters(), lr=1e-4)
+            for _ in range(self.w.updates):
+                rows = torch.from_numpy(rng.integers(len(states), size=self.w.minibatch))
+                action = torch.from_numpy(np.stack([rng.choice(np.flatnonzero(batch.ok[r])) for r in rows]))
+                logits, value = policy(states[rows].to(dev), real[rows].to(dev), ok[rows].to(dev))
+                reward = torch.from_numpy(rng.choice([-1.0, 1.0], len(rows))).float().to(dev)
+                policy_loss, value_loss = train_nmg.losses(logits, value, action.to(dev), reward, -ok[rows].sum(1).log().to(dev))
+                optimizer.zero_grad()
+                (policy_loss + value_loss).backward()
+                optimizer.step()
+
+
+def episode(w: SimpleNamespace, folder: Path) -> dict:
+    """One whole episode by train_nmg.py in a process of its own: its line of metrics (seconds of each stage, peak memory)."""
+    flags = {"dataset": w.dataset, "lm": w.lm, "raw": w.raw, "episodes": 1, "contexts": w.n_contexts, "examples": w.examples,
+             "validation": w.validation, "val_share": 0.1, "p": w.p, "mlm_epochs": w.mlm_epochs, "mlm_lr": 2e-5, "ft_epochs": w.ft_epochs,
+             "ft_lr": 2e-5, "rl_lr": 1e-4, "batch_size": w.batch_size, "max_len": w.block, "updates": w.updates, "minibatch": w.minibatch,
+             "explore": 0, "continual": True, "credit": "play", "explorer": "uniform", "alpha": 0.01, "metric": "accuracy", "compare": 0,
+             "out": folder / "episode"}
+    done = subprocess.run([sys.executable, str(Path(__file__).with_name("train_nmg.py")), *(f"--{k}={v}" for k, v in flags.items())],
+                          capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"train_nmg.py failed: {done.stderr.strip().splitlines()[-1]}")
+    return json.loads((folder / "episode/metrics.jsonl").read_text())
+
+
+# ---------------------------------------------------------------- measuring
+
+@contextlib.contextmanager
+def measured(into: list) -> Iterator[None]:
+    """Appends (seconds, peak memory in GB) of the block: of the device's memory on a GPU, else of this process."""
+    peak = Path("/proc/self/clear_refs")
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    elif peak.exists():
+        peak.write_text("5")                                    # Linux: sets the highest resident size back to the present one
+    begin = time.perf_counter()
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    if torch.cuda.is_available():
+        gb = torch.cuda.max_memory_allocated() / 1e9
+    elif peak.exists():
+        gb = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024 / 1e9
+    else:
+        gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024) / 1e9
+    into.append((seconds, gb))
 
 
 def product_rate(dtype: torch.dtype, n: int = 2048) -> float:
-    """Floating-point operations a second of square matrix products, in GFLOP/s: the limit of any training on this machine."""
+    """Floating-point operations a second of square matrix products: the limit of any training on this machine."""
     a, b, best = torch.randn(n, n, device=device()).to(dtype), torch.randn(n, n, device=device()).to(dtype), 0.0
     for _ in range(8):
         begin = time.perf_counter()
         (a @ b)[0, 0].item()
-        best = max(best, 2 * n**3 / (time.perf_counter() - begin) / 1e9)
+        best = max(best, 2 * n**3 / (time.perf_counter() - begin))
     return best
 
 
-def rows_per_second(model: torch.nn.Module, pieces: Rows, batch_size: int, max_len: int, fast: bool) -> float:
-    """Masking, batches, forward, backward, clipping and optimizer of one epoch over `pieces`."""
-    begin = time.perf_counter()
-    pretrain(model, pieces, maskers.find("random"), batch_size=batch_size, max_len=max_len, fast=fast, quiet=True)
-    return len(pieces) / (time.perf_counter() - begin)
+def cost(model: torch.nn.Module) -> tuple[Callable[[np.ndarray], float], float]:
+    """Operations of a forward pass of the encoder over rows of given lengths (a L + b L^2 each, from two counts), and of the MLM head a token."""
+    def count(module: torch.nn.Module, n: int) -> int:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            module(input_ids=torch.ones(1, n, dtype=torch.long, device=device()))
+        return counter.get_total_flops()
+    model.to(device()).eval()
+    short, long = count(model.base_model, 64) / 64, count(model.base_model, 128) / 128
+    b = (long - short) / 64
+    return (lambda n: float(((short - 64 * b) * n + b * n.astype(float)**2).sum())), (count(model, 64) - 64 * short) / 64
 
 
-def masking_rate(pieces: Rows, name: str, batch_size: int) -> float:
-    """Rows a second of a masker alone, on batches that are already there."""
-    batches = [data_prep.gather(pieces, rows) for rows in np.array_split(np.arange(len(pieces)), max(1, len(pieces) // batch_size))]
-    begin = time.perf_counter()
-    for batch in batches:
-        maskers.find(name)(batch, maskers.budget(batch, 0.15), maskers.RowRandom(0, "mask", 0, batch.rows))
-    return len(pieces) / (time.perf_counter() - begin)
+def operations(w: SimpleNamespace) -> dict[str, float]:
+    """Operations of the matrix products that the stages of one play cannot do without: real tokens, head on masked positions (a backward
+    pass counts twice its forward pass)."""
+    encoder, head = cost(w.model)
+    masked = maskers.budget(gather(w.sub.contexts, np.arange(len(w.sub.contexts))), w.p).sum()
+    return {"MLM": 3 * w.mlm_epochs * (encoder(w.sub.contexts.length) + head * masked), "fine-tuning": 3 * w.ft_epochs * encoder(w.sub.train.length),
+            "validation": encoder(w.sub.val.length)}
+
+
+def steps(lm: torch.nn.Module, data: data_prep.Data, specials: Specials, length: int, batch_size: int) -> tuple[float, float, float]:
+    """Rows a second, useful operations a second and peak memory of two MLM steps on full blocks of `length` tokens."""
+    n, text = 2 * batch_size, data.corpus
+    lo = np.arange(n) * 97 % max(1, len(text.ids) - length)                                         # blocks cut without regard to texts
+    pieces = Rows(text, specials, np.zeros(n, np.int64), lo, lo + length - len(specials.prefix) - len(specials.suffix))
+    seen, (encoder, head) = [], cost(lm)
+    pretrain(lm, pieces.take(np.arange(batch_size)), maskers.find("random"), batch_size=batch_size, quiet=True)
+    with measured(seen):
+        pretrain(lm, pieces, maskers.find("random"), batch_size=batch_size, quiet=True)
+    operations = 3 * (encoder(pieces.length) + head * maskers.budget(gather(pieces, np.arange(n)), 0.15).sum())
+    return n / seen[0][0], operations / seen[0][0], seen[0][1]
+
+
+def fresh_bert(hidden: int, vocabulary: int) -> torch.nn.Module:
+    """A BERT of BERT-base's shape at this width (12 layers from 768 on, 6 below), random weights."""
+    from transformers import BertConfig, BertForMaskedLM
+    config = BertConfig(vocab_size=vocabulary, hidden_size=hidden, num_hidden_layers=12 if hidden >= 768 else 6, num_attention_heads=hidden // 64,
+                        intermediate_size=4 * hidden)
+    config._attn_implementation = None if device().type == "cuda" else "eager"
+    return BertForMaskedLM(config)
+
+
+def table(heading: list[str], lines: list[list[str]]) -> None:
+    widths = [max(len(line[i]) for line in [heading, *lines]) for i in range(len(heading))]
+    for line in [heading, *lines]:
+        print("  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))))
 
 
 def main(
     dataset: str = "toycls",            # a name or a path (see data_prep.py)
     lm: str = "tiny",                   # tiny, a Hugging Face folder or hub name
     raw: str | None = None,             # folder with raw files of a named data set
-    max_len: int = 256,                 # tokens a block, and what the plain path pads to
-    batch_sizes: str = "8,32",          # rows a step
-    rows: int = 320,                    # blocks of one measurement, a random sample of the corpus
-    repeats: int = 3,                   # of each measurement, plain and fast in turn; the table shows medians
-    spacy_model: str | None = None,     # also time the entity masker, with this spaCy model
+    contexts: int | None = None,        # texts of the sub-task; None: 64, question answering 32
+    examples: int | None = None,        # labelled examples, at most; None: 64, question answering 200
+    validation: int = 300,              # validation examples, at most
+    p: float = 0.05,                    # share of tokens to mask
+    mlm_epochs: int = 3,                # of pre-training
+    ft_epochs: int | None = None,       # None: 5, question answering 1
+    batch_size: int = 8,                # rows a step
+    max_len: int | None = None,         # tokens a block; None: 256, question answering 512, or the LM's most
+    updates: int = 10,                  # minibatches an agent learns from
+    minibatch: int = 64,                # actions
+    repeats: int = 3,                   # of everything, in turn; the table shows medians
+    plain: bool = False,                # also time the plain path: rows padded to max_len, fp32, head on every position
+    scaling: bool = False,              # also time MLM steps at other lengths, batches and widths, and plays of other numbers of contexts
     out: str = "runs/bench.json",       # the figures
 ):
-    checked(locals())
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", batch_sizes):
-        raise UserError(f"--batch_sizes={batch_sizes}: numbers with commas between them, such as 8,32")
-    sizes = [int(size) for size in batch_sizes.split(",")]
+    run = checked(locals())
+    if not importlib.util.find_spec("accelerate"):
+        raise UserError("bench.py compares with Hugging Face's Trainer, which needs a package that is not installed: pip install accelerate")
     tok = data_prep.load_tokenizer(lm)
-    corpus = data_prep.load(dataset, tok, raw).corpus
-    model = load_lm(lm)
-    max_len = min(max_len, fitting(model, None, max_len))
-    pieces = blocks(corpus, Specials.of(tok), max_len)
-    pieces = pieces.take(np.random.default_rng(0).permutation(len(pieces))[:rows])
-    figures = {"dataset": dataset, "lm": lm, "machine": platform.processor() or platform.machine(), "threads": torch.get_num_threads(),
-               "device": device().type, "native bf16": has_bf16(device().type), **versions(), "mean length": float(pieces.length.mean()),
-               "products, GFLOP/s": {str(d).removeprefix("torch."): round(product_rate(d)) for d in (torch.float32, torch.bfloat16)},
-               "masking, rows/s": {}, "MLM, rows/s": {}}
-    if spacy_model:
-        corpus.spacy_model = spacy_model
-    for name in ["random", "whole", "span", "punct"] + (["entity"] if spacy_model else []):
-        figures["masking, rows/s"][name] = round(np.median([masking_rate(pieces, name, 32) for _ in range(repeats + 1)]))
-    rates = {(size, fast): [] for size in sizes for fast in (False, True)}
-    for size, fast in rates:                                                     # warm up both paths
-        rows_per_second(model, pieces.take(np.arange(min(2 * size, len(pieces)))), size, max_len, fast)
-    for _ in tqdm(range(repeats), desc="repeats", disable=None):
-        for (size, fast), seen in rates.items():
-            seen.append(rows_per_second(model, pieces, size, max_len, fast))
-    print(", ".join(f"{k} {v}" for k, v in figures.items() if "rows/s" not in k))
-    print("masking alone, rows/s: " + ", ".join(f"{n} {r:,}" for n, r in figures["masking, rows/s"].items()))
-    print(f"\n{'MLM step':>12} {'plain':>9} {'fast':>9} {'ratio':>7}   rows/s, medians of {repeats}; in brackets the lowest and the highest ratio")
-    for size in sizes:
-        plain, quick = np.array(rates[size, False]), np.array(rates[size, True])
-        figures["MLM, rows/s"][size] = {"plain": plain.tolist(), "fast": quick.tolist()}
-        ratios = quick / plain
-        print(f"{'batch ' + str(size):>12} {np.median(plain):9.1f} {np.median(quick):9.1f} {np.median(ratios):7.1f}   "
-              f"({ratios.min():.1f} to {ratios.max():.1f})")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if platform.system() != "Darwin" else 1 << 30)
-    figures["peak memory, GB"] = round(peak, 2)
-    print(f"peak memory {peak:.2f} GB")
+    data, model = data_prep.load(dataset, tok, raw), load_lm(lm)
+    if data.kind == "text":
+        raise UserError(f"--dataset={dataset}: has no labelled examples")
+    qa, specials = data.kind == "qa", Specials.of(tok)
+    block, length = fitting(model, max_len, 512 if qa else 256), fitting(model, None, 384 if qa else 256)
+    task = train_nmg.Task(data, specials, 0.1, block, length)
+
+    def sized(n: int, examples: int) -> SimpleNamespace:
+        sub = task.sample(stream(0, "sub-task"), n, None, examples, validation)
+        return SimpleNamespace(**run | {"contexts": None, "examples": examples, "ft_epochs": ft_epochs or (1 if qa else 5)}, n_contexts=n, task=task,
+                               sub=sub, tok=tok, model=model, block=block, length=length, hidden=model.config.hidden_size)
+
+    w = sized(contexts or (32 if qa else 64), examples or (200 if qa else 64))
+    limit = {str(d).removeprefix("torch."): product_rate(d) for d in (torch.float32, torch.bfloat16)}
+    best = limit["bfloat16" if has_bf16(device().type) else "float32"]
+    figures = {"dataset": dataset, "lm": lm, "contexts": len(w.sub.contexts), "labelled": len(w.sub.train), "validation": len(w.sub.val),
+               "mean length": round(float(w.sub.contexts.length.mean()), 1), "batch": batch_size,
+               "machine": platform.processor() or platform.machine(), "threads": torch.get_num_threads(), "native bf16": has_bf16(device().type),
+               **versions(), "matrix products, GFLOP/s": {k: round(v / 1e9) for k, v in limit.items()}}
+    print(", ".join(f"{k} {v}" for k, v in figures.items()), flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {"plain": Here(w, fast=False)} if plain else {}
+        sides |= {"baseline": Baseline(w, Path(folder)), "ours": Here(w)}
+        seen, whole = {(side, stage): [] for side in sides for stage in STAGES}, []
+        with tqdm(total=repeats * (1 + len(seen)), desc="measuring", disable=None) as bar:
+            for _ in range(repeats):
+                for stage in STAGES:
+                    for name, side in sides.items():
+                        with measured(seen[name, stage]):
+                            getattr(side, stage.replace("policy ", "").replace("-", "").lower())()
+                        bar.update()
+                whole.append(episode(w, Path(tempfile.mkdtemp(dir=folder))))
+                bar.update()
+
+    useful, trained = operations(w), w.mlm_epochs * len(w.sub.contexts)
+    useful["whole episode"] = 3 * sum(useful.values())
+    rows = {"masking": trained, "MLM": trained, "fine-tuning": w.ft_epochs * len(w.sub.train), "validation": len(w.sub.val),
+            "policy updates": 2 * updates * minibatch}
+    seconds = {key: np.array([s for s, _ in some]) for key, some in seen.items()}                  # (repeats,) each
+    for side in sides:
+        seconds[side, "whole episode"] = 3 * sum(seconds[side, s] for s in STAGES[1:4]) + seconds[side, "policy updates"]
+        seen[side, "whole episode"] = [(0, max(gb for s in STAGES for _, gb in seen[side, s]))]
+    seconds["ours", "whole episode"] = np.array([m["seconds"]["episode"] for m in whole])
+    seen["ours", "whole episode"] = [(0, max(m["peak_gb"] for m in whole))]
+    others = [side for side in sides if side != "ours"]
+    lines, figures["stages"] = [], {}
+    for stage in (*STAGES, "whole episode"):
+        took = {side: float(np.median(seconds[side, stage])) for side in sides}
+        gb = {side: max(g for _, g in seen[side, stage]) for side in sides}
+        ratios = {side: seconds[side, stage] / seconds["ours", stage] for side in others}
+        rate = rows.get(stage, 0) / took["ours"]
+        share = useful.get(stage, 0) / took["ours"] / best
+        figures["stages"][stage] = {"seconds": {side: seconds[side, stage].tolist() for side in sides}, "peak GB": gb, "rows/s": rate, "share": share}
+        lines.append([stage, *(f"{took[side]:.2f}" for side in sides),
+                      *(f"{np.median(r):.1f} ({r.min():.1f} to {r.max():.1f})" for r in ratios.values()), f"{rate:,.0f}" if rate else "",
+                      f"{share:.0%}" if share else "", *(f"{gb[side]:.2f}" for side in sides)])
+    print()
+    table(["seconds, medians", *sides, *(f"{side} / ours" for side in others), "rows/s", "of limit", *(f"{side}, GB" for side in sides)], lines)
+    rest = [1 - sum(v for k, v in m["seconds"].items() if k != "episode") / m["seconds"]["episode"] for m in whole]
+    figures["rest of an episode"] = rest
+    print(f"whole episode: ours measured, by train_nmg.py; the others three plays and the updates. Of ours {np.median(rest):.1%} goes into "
+          "everything but MLM, fine-tuning, validation and updates.\nrows/s: ours; of limit: useful operations a second (real tokens, head on masked "
+          "positions) as a share of the matrix products' above; GB: peak of the process", flush=True)
+
+    if scaling:
+        print()
+        lines, figures["scaling"] = [], []
+        points = [(n, 16, 384) for n in (128, 256, 384, 512)] + [(128, b, 384) for b in (8, 32, 64)] + [(128, 16, h) for h in (128, 256, 768)]
+        for n, b, h in tqdm(points, desc="scaling", disable=None):
+            rate, done, gb = steps(fresh_bert(h, len(tok)), data, specials, n, b)
+            figures["scaling"].append({"length": n, "batch": b, "hidden": h, "rows/s": rate, "share": done / best, "peak GB": gb})
+            lines.append([f"{n}", f"{b}", f"{h}", f"{rate:.1f}", f"{done / best:.0%}", f"{gb:.2f}"])
+        table(["MLM steps: length", "batch", "hidden", "rows/s", "of limit", "GB"], lines)
+        lines = []
+        for n in (w.n_contexts // 4, w.n_contexts // 2, w.n_contexts, 2 * w.n_contexts):
+            some, took = Here(sized(n, n * w.examples // w.n_contexts)), []
+            for stage in (some.mlm, some.finetuning, some.validation):
+                with measured(took):
+                    stage()
+            figures["scaling"].append({"contexts": n, "seconds": [s for s, _ in took]})
+            lines.append([f"{n}", *(f"{s:.1f}" for s, _ in took), f"{max(gb for _, gb in took):.2f}"])
+        print()
+        table(["one play: contexts", *STAGES[1:4], "GB"], lines)
     with beside(Path(out)) as tmp:
         tmp.write_text(json.dumps(figures, indent=1))
 

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.nn.utils.rnn import pad_sequence
@@ -173,24 +174,30 @@ class States:
         return self.h[self.start[context] + torch.from_numpy(position)].double().numpy()
 
 
-def padded(memory: dict[int, States], episode: np.ndarray, context: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """States (B, L, H), real (B, L) and ok (B, L) of some contexts of some episodes."""
+def evaluate(policy: NMG, memory: dict[int, States], episode: np.ndarray, context: np.ndarray,
+             tokens: int = 2048) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (B, L), -inf beyond the end, and values (B,) of some contexts of some episodes; in chunks of similar length, as padding costs."""
     spans = [(memory[e], int(memory[e].start[c]), int(memory[e].start[c + 1])) for e, c in zip(episode.tolist(), context.tolist(), strict=True)]
-    states = pad_sequence([s.h[lo:hi] for s, lo, hi in spans], batch_first=True).float()
-    real = pad_sequence([torch.ones(hi - lo, dtype=torch.bool) for _, lo, hi in spans], batch_first=True)
-    ok = pad_sequence([s.ok[lo:hi] for s, lo, hi in spans], batch_first=True)
-    return states.to(device()), real.to(device()), ok.to(device())
+    n, chunks, logits, values = np.array([hi - lo for _, lo, hi in spans]), [], [], []
+    for rows in by_length(n, tokens):
+        some = [spans[row] for row in rows]
+        states = pad_sequence([s.h[lo:hi] for s, lo, hi in some], batch_first=True).float()
+        ok = pad_sequence([s.ok[lo:hi] for s, lo, hi in some], batch_first=True)
+        real = torch.arange(n[rows[0]]) < torch.from_numpy(n[rows])[:, None]
+        out, value = policy(states.to(device()), real.to(device()), ok.to(device()))
+        chunks.append(rows)
+        logits.append(F.pad(out, (0, n.max() - out.shape[1]), value=-torch.inf))
+        values.append(value)
+    back = torch.from_numpy(np.argsort(np.concatenate(chunks))).to(device())
+    return torch.cat(logits)[back], torch.cat(values)[back]
 
 
 @torch.no_grad()
-def policy_of(policy: NMG, states: States, width: int) -> tuple[np.ndarray, np.ndarray]:
+def policy_of(policy: NMG, states: States) -> tuple[np.ndarray, np.ndarray]:
     """Logits (N, L) and values (N,) of all contexts of an episode."""
-    n = np.diff(states.start.numpy())
-    logits, values = np.full((len(n), width), -np.inf), np.zeros(len(n))
-    for rows in by_length(n):
-        out, value = policy(*padded({0: states}, np.zeros(len(rows), int), rows))
-        logits[rows, :out.shape[1]], values[rows] = out.cpu().numpy(), value.cpu().numpy()
-    return logits, values
+    contexts = np.arange(len(states.start) - 1)
+    logits, values = evaluate(policy, {0: states}, np.zeros_like(contexts), contexts)
+    return logits.cpu().numpy(), values.cpu().numpy()
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -258,11 +265,11 @@ class Agent:
                 keys = np.log(self.replay["priority"]) + rng.gumbel(size=len(self.replay))      # the top of these: drawn without replacement
             rows = np.argsort(-keys, kind="stable")[:minibatch]
             a = self.replay[rows]
-            states, real, ok = padded(memory, a["episode"], a["context"])
             reward, log_old, position = (torch.from_numpy(a[f].copy()).to(device()) for f in ("reward", "log_old", "position"))
             if worth is not None:
-                reward = states[torch.arange(len(rows)), position.long()] @ torch.from_numpy(worth).to(states)      # (B,)
-            logits, value = self.policy(states, real, ok)
+                h = torch.stack([memory[e].h[memory[e].start[c] + p] for e, c, p in a[["episode", "context", "position"]].tolist()])    # (B, H)
+                reward = (h.float() @ torch.from_numpy(worth).float()).to(device())
+            logits, value = evaluate(self.policy, memory, a["episode"], a["context"])
             policy_loss, value_loss = losses(logits, value, position.long(), reward, log_old, **loss)
             self.optimizer.zero_grad()
             (policy_loss + value_loss).backward()
@@ -477,12 +484,12 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
             for name in players:
                 logits = np.where(batch.ok, 0.0, -np.inf)
                 if name != "random":
-                    learned, values[name] = policy_of(agents[name].policy, states, batch.ids.shape[1])
+                    learned, values[name] = policy_of(agents[name].policy, states)
                     if n >= k.explore:
                         logits = learned
                     elif k.explorer == "network":
                         torch_seed(k.seed, f"{name} explores {n}")
-                        logits = sharpened(policy_of(NMG(hidden).to(device()), states, batch.ids.shape[1])[0])
+                        logits = sharpened(policy_of(NMG(hidden).to(device()), states)[0])
                 log_p[name] = log_softmax(logits)
                 gumbel = -np.log(-np.log(RowRandom(k.seed, f"{name} acts", n, batch.rows).random(batch.ids.shape) + 1e-300))
                 masks[name] = maskers.pick(logits + gumbel, batch, maskers.budget(batch, k.p))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, call, run
 
+import bench
 import data_prep
 import toy
 
@@ -63,19 +64,32 @@ def test_a_row_of_the_toy_world_by_the_scripts(shown, tmp_path):
     assert f"seed 0  oracle    {row['accuracy']:6.2f}" in shown[1].stdout
 
 
-def test_bench_prints_its_table(shown, tmp_path):
-    result = run("bench.py", "--rows=64", "--repeats=1", "--batch_sizes=8,16", "--max_len=64", cwd=tmp_path)
+def test_bench_prints_its_tables(shown, tmp_path):
+    """Every stage three ways, in one run; useful operations are those that a count by hand gives."""
+    result = run("bench.py", "--contexts=8", "--examples=16", "--validation=16", "--ft_epochs=1", "--updates=1", "--repeats=1", "--plain=True",
+                 cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "batch 8" in result.stdout and "batch 16" in result.stdout and "peak memory" in result.stdout
+    assert "baseline / ours" in result.stdout and "Traceback" not in result.stderr
     figures = json.loads((tmp_path / "runs/bench.json").read_text())
-    assert set(figures["MLM, rows/s"]) == {"8", "16"} and set(figures["masking, rows/s"]) == {"random", "whole", "span", "punct"}
+    assert list(figures["stages"]) == ["masking", "MLM", "fine-tuning", "validation", "policy updates", "whole episode"]
+    assert all(s > 0 for stage in figures["stages"].values() for side in ("plain", "baseline", "ours") for s in stage["seconds"][side])
+    assert 0 < figures["stages"]["MLM"]["share"] < 1 and 0 < figures["rest of an episode"][0] < 1
+
+
+def test_operations_are_counted_as_by_hand():
+    model = toy.blank()
+    model.set_attn_implementation("eager")                      # as load_lm does on a CPU
+    encoder, head = bench.cost(model)
+    n, h, layers, inner = np.array([7, 30]), model.config.hidden_size, model.config.num_hidden_layers, model.config.intermediate_size
+    assert encoder(n) == layers * (2 * n * (4 * h * h + 2 * h * inner) + 4 * n**2 * h).sum()
+    assert head == 2 * h * (h + len(toy.tokenizer()))
 
 
 @pytest.mark.parametrize(("script", "flags", "said"), [
     ("toy.py", ["--seeds=0"], "--seeds=0: must be positive"),
     ("toy.py", ["--maskers=none,rndom"], "did you mean 'random'?"),
     ("toy.py", ["--dataset=imdb"], "must be toycls or toyqa"),
-    ("bench.py", ["--batch_sizes=8;16"], "numbers with commas"),
+    ("bench.py", ["--max_len=4096"], "--max_len=4096: this LM takes at most"),
     ("bench.py", ["--repeats=0"], "--repeats=0: must be positive"),
     ("data_prep.py", ["--dev_share=2"], "must be in (0, 1)"),
 ])

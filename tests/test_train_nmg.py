@@ -329,6 +329,27 @@ def test_replay_is_bounded_and_loses_whole_contexts():
     assert sorted(memory) == [2] and set(agent.replay["episode"]) == {2}
 
 
+def test_contexts_are_evaluated_in_chunks_as_each_alone():
+    """Logits, values and gradients of a shuffled selection are those of one context at a time."""
+    torch.manual_seed(0)
+    policy, rng = NMG(8), np.random.default_rng(0)
+    lengths = [rng.integers(2, 30, 5) for _ in range(2)]
+    memory = {e: train_nmg.States(torch.randn(n.sum(), 8).half(), torch.from_numpy(np.concatenate(([0], n.cumsum()))), torch.rand(n.sum()) < 0.7)
+              for e, n in enumerate(lengths)}
+    episode, context = rng.integers(2, size=12), rng.integers(5, size=12)
+    alone, grads = [], []
+    for e, c in zip(episode, context, strict=True):
+        of = slice(*memory[e].start[c:c + 2])
+        alone.append(policy(memory[e].h[None, of].float(), torch.ones(1, lengths[e][c], dtype=torch.bool), memory[e].ok[None, of]))
+    weights = torch.randn(12)
+    for logits, values in ((torch.nn.utils.rnn.pad_sequence([o[0][0] for o in alone], True, -torch.inf), torch.cat([o[1] for o in alone])),
+                           train_nmg.evaluate(policy, memory, episode, context, tokens=40)):
+        policy.zero_grad()
+        (weights @ (logits.masked_fill(logits.isinf(), 0).square().sum(1) + values)).backward()
+        grads.append([logits, values, *(p.grad.clone() for p in policy.parameters())])
+    torch.testing.assert_close(*grads)
+
+
 # ---------------------------------------------------------------- learning, with the inner loop replaced by a known reward
 
 def meta_train(monkeypatch, tmp_path, seed, effect, **knobs):
