@@ -210,8 +210,10 @@ def with_docs(records: Iterable[dict]) -> Iterator[dict]:
     """Adds `doc` where the format has none: texts of a task that are equal once entity markers (<< >>, [[ ]]) are gone share one."""
     seen = {}
     for i, record in enumerate(records):
-        if "doc" not in record:
-            plain = re.sub(r"<<|>>|\[\[|\]\]|\s+", "", record["text"]).lower() if len(record) > 1 else i      # a corpus: each its own
+        if len(record) == 1:
+            record["doc"] = i                       # a corpus: each its own, with nothing to remember however long it is
+        elif "doc" not in record:
+            plain = re.sub(r"<<|>>|\[\[|\]\]|\s+", "", record["text"]).lower()
             record["doc"] = seen.setdefault(hash(plain), i)
         yield record
 
@@ -658,7 +660,8 @@ def describe(folder: Path, name: str) -> str:
     out = [f"{name} ({meta['kind']}) in {folder}"]
     for s in meta["splits"]:
         split = Split(folder / s)
-        text = f"  {s:6} {len(split):>9,} rows  {len(split.ids):>11,} tokens  {len(np.unique(split.doc)):>9,} documents"
+        docs = 1 + np.count_nonzero(np.diff(np.sort(split.doc)))             # np.unique hashes: 2.7 s for 2,000,000 rows, this 0.03
+        text = f"  {s:6} {len(split):>9,} rows  {len(split.ids):>11,} tokens  {docs:>9,} documents"
         if hasattr(split, "q_row"):
             text += f"  {len(split.q_row):,} questions"
         if hasattr(split, "label"):
@@ -719,11 +722,11 @@ class Rows:
 
     @functools.cached_property
     def length(self) -> np.ndarray:
-        """(M,) tokens of each piece with its question and its special tokens."""
+        """(M,) int32 tokens of each piece with its question and its special tokens."""
         s, extra = self.specials, 0
         if self.question is not None:
             extra = np.minimum(np.diff(self.split.q_start)[self.question], self.max_question) + len(s.middle)
-        return (self.hi - self.lo) + extra + len(s.prefix) + len(s.suffix)
+        return (self.hi - self.lo + (extra + len(s.prefix) + len(s.suffix))).astype(np.int32)
 
     def take(self, rows: np.ndarray) -> "Rows":
         question = None if self.question is None else self.question[rows]
@@ -733,12 +736,14 @@ class Rows:
 def blocks(split: Split, specials: Specials, max_len: int) -> Rows:
     """Every text in non-overlapping blocks of at most max_len tokens with the special ones; the tail is kept, empty texts give none."""
     room = max(1, max_len - len(specials.prefix) - len(specials.suffix))
-    n = np.diff(split.start)
-    count = -(-n // room)                                                    # (N,) blocks of each text
-    row = np.repeat(np.arange(len(n)), count)                                # (M,)
-    index = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    lo = split.start[row] + index * room
-    return Rows(split, specials, row, lo, np.minimum(lo + room, split.start[row + 1]))
+    count = -(-np.diff(split.start) // room)                                 # (N,) blocks of each text
+    row = np.repeat(np.arange(len(count), dtype=np.int32), count)            # (M,)
+    edge = np.arange(len(row) + 1)                                           # (M + 1,) each block ends where the next begins
+    edge[:-1] -= (np.cumsum(count) - count)[row]                             # in place: a corpus may have 10^8 rows
+    edge[:-1] *= room
+    edge[:-1] += split.start[row]
+    edge[-1] = split.start[-1]
+    return Rows(split, specials, row, edge[:-1], edge[1:])
 
 
 def heads(split: Split, specials: Specials, max_len: int) -> Rows:

@@ -155,9 +155,10 @@ def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iter
     length: (N,) tokens of each row. Rows are sorted by length only within pools of 32 batches, so batches stay random."""
     rng = stream(seed, "order")
     for epoch in range(epochs):
-        order = rng.permutation(len(length))
-        pools = np.array_split(order, max(1, round(len(order) / (32 * batch_size))))
-        order = np.concatenate([pool[np.argsort(length[pool], kind="stable")] for pool in pools])
+        order = np.arange(len(length), dtype=np.int32)
+        rng.shuffle(order)
+        for pool in np.array_split(order, max(1, round(len(order) / (32 * batch_size)))):
+            pool[:] = pool[np.argsort(length[pool], kind="stable")]
         starts = np.arange(0, len(order), batch_size)
         for start in rng.permutation(starts):
             yield epoch, order[start:start + batch_size]

@@ -70,8 +70,7 @@ class Task:
         self.kind, self.labels, self.name = data.kind, len(data.labels), data.name
         self.join = "text" if corpus is train else "document" if data.joined else None
         pieces = blocks(corpus, specials, block)
-        words = np.concatenate(([0], np.cumsum(np.asarray(corpus.word) >= 0)))
-        self.blocks = pieces.take(np.flatnonzero(words[pieces.hi] > words[pieces.lo]))              # those with something to mask
+        self.blocks = pieces.take(np.flatnonzero(np.maximum.reduceat(corpus.word, pieces.lo) >= 0))     # those with something to mask
         self.pieces = heads(train, specials, length) if self.kind == "cls" else windows(train, specials, length, min(128, length // 3), 64)
         held = np.unique(train.doc[data_prep.cut_docs(np.asarray(train.doc), val_share)])
         labelled = np.unique(train.doc)

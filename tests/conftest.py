@@ -5,10 +5,13 @@ import io
 import json
 import os
 import re
+import signal
 import string
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,16 @@ def run(script: str, *flags: str, cwd: Path, **env: str) -> subprocess.Completed
     """A script of the project in a subprocess, as a user would start it."""
     return subprocess.run([sys.executable, str(ROOT / script), *flags], cwd=cwd, capture_output=True, text=True, timeout=600,
                           env=os.environ | {"PYTHONWARNINGS": "ignore"} | env)
+
+
+def kill_when(ready: Callable[[], bool], script: str, *flags: str, cwd: Path, **env: str) -> None:
+    """Starts a script as `run` does and sends it SIGKILL as soon as `ready`; it must still be at work then."""
+    child = subprocess.Popen([sys.executable, str(ROOT / script), *flags], cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                             env=os.environ | env)
+    while child.poll() is None and not ready():
+        time.sleep(0.02)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
 
 
 def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:

@@ -1,17 +1,21 @@
 """Every format, the views (blocks, windows, batches) against naive or Hugging Face's own, downloads, and bad input."""
+import collections
 import functools
 import gzip
 import http.server
 import json
+import os
 import re
 import tarfile
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
 from conftest import SHARED, TEXTS, fast_tokenizer, needs_shared, squad, write_jsonl
 
 import data_prep
+import loop
 from data_prep import Specials, blocks, gather, heads, load, windows
 from loop import UserError
 
@@ -161,8 +165,11 @@ def test_a_cache_is_keyed_by_file_tokenizer_and_cut(tmp_path, tok):
     again = load(str(file), tok)
     cut = load(str(file), tok, dev_share=0.5)
     other = load(str(file), fast_tokenizer("bpe"))
+    before = file.stat()
     write_jsonl(file, [{"text": f"text {i}", "label": "b"} for i in range(20)])
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))            # of the same size and age, as rsync or tar may leave it
     changed = load(str(file), tok)
+    assert file.stat().st_size == before.st_size and changed.labels == ["b"]
     assert one.checksum == again.checksum and len({d.checksum for d in (one, cut, other, changed)}) == 4
 
 
@@ -217,6 +224,24 @@ def test_a_text_of_nothing_but_what_the_tokenizer_drops(tmp_path, tok):
     data = load(str(file), tok, dev_share=0.2)
     pieces = blocks(data["train"], Specials.of(tok), 24)
     assert len(pieces) == np.sum(np.diff(data["train"].start) > 0)
+
+
+def test_what_a_run_keeps_in_memory_of_a_corpus(tmp_path, tok):
+    """At most 24 bytes a block, order included (2.4 GB for 10^8); to number the texts of a corpus takes nothing."""
+    n = 100_000
+    for name, values in (("start", np.arange(n + 1) * 9), ("doc", np.arange(n)), ("ids", np.zeros(9 * n))):
+        values.astype(data_prep.DTYPE[name]).tofile(tmp_path / f"{name}.bin")
+    tracemalloc.start()
+    pieces = blocks(data_prep.Split(tmp_path), Specials.of(tok), 8)
+    plan = loop.batches(pieces.length, 16, 1, seed=0)
+    next(plan)
+    assert len(pieces) == 2 * n and tracemalloc.get_traced_memory()[0] < 24 * len(pieces)
+    tracemalloc.reset_peak()
+    kept = tracemalloc.get_traced_memory()[0]
+    assert [r["doc"] for r in data_prep.with_docs({"text": "a"} for _ in range(3))] == [0, 1, 2]
+    collections.deque(data_prep.with_docs({"text": "a"} for _ in range(n)), maxlen=0)
+    assert tracemalloc.get_traced_memory()[1] < kept + 100_000
+    tracemalloc.stop()
 
 
 def test_special_tokens_written_in_a_text_are_never_masked(tmp_path, tok):
@@ -392,7 +417,7 @@ def test_an_answer_that_no_window_holds_is_trained_as_absent(tmp_path, tok):
         windows(split, Specials.of(tok), 16, 8, 64)
 
 
-def test_documents_by_number(tmp_path):
+def test_documents_by_number(tmp_path, capsys):
     """A `doc` in the records says which texts belong together, and joins a corpus to train; without it each text is its own."""
     write_jsonl(tmp_path / "a/train.jsonl", [{"text": f"alpha {i}", "label": "xy"[i % 2], "doc": 7 + i // 4} for i in range(16)])
     write_jsonl(tmp_path / "a/corpus.jsonl", [{"text": f"beta {i}", "doc": 7} for i in range(3)])
@@ -400,6 +425,8 @@ def test_documents_by_number(tmp_path):
     write_jsonl(tmp_path / "b/corpus.jsonl", [{"text": f"beta {i}"} for i in range(3)])
     a, b = (data_prep.load(str(tmp_path / name), fast_tokenizer("wordpiece"), dev_share=0.1) for name in "ab")
     assert a.joined and len(a["dev"]) == 4 and len(set(a["dev"].doc)) == 1 and set(a["train"].doc) | set(a["dev"].doc) == {7, 8, 9, 10}
+    counts = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert counts[0][1:4:2] == ["12 rows", "3 documents"] and counts[2][1:4:2] == ["3 rows", "1 documents"]
     assert a.corpus.doc.tolist() == [7, 7, 7] and not b.joined and b.corpus.doc.tolist() == [0, 1, 2]
     write_jsonl(tmp_path / "c/train.jsonl", [{"text": "alpha", "label": "x", "doc": -1}])
     with pytest.raises(UserError, match=r"train.jsonl:1: the field 'doc' is -1"):

@@ -3,14 +3,12 @@ import json
 import random
 import signal
 import string
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TEXTS, call, fast_tokenizer, random_lm, run, squad
+from conftest import TEXTS, call, fast_tokenizer, kill_when, random_lm, run, squad
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
@@ -171,13 +169,8 @@ def test_killed_in_fine_tuning_and_started_again(tmp_path, lm_folder, qa_folder)
     """SIGKILL after the first checkpoint; the same command again gives the undisturbed predictions and leaves no checkpoint."""
     flags = [f"--dataset={qa_folder}", f"--lm={lm_folder}", "--epochs=60", "--batch_size=4", "--lr=1e-3", "--max_len=48"]
     assert run("finetune_qa.py", *flags, "--out=clean", cwd=tmp_path).returncode == 0
-    killed = subprocess.Popen([sys.executable, str(ROOT / "finetune_qa.py"), *flags, "--out=killed"], cwd=tmp_path, stdout=subprocess.DEVNULL)
     checkpoint = tmp_path / ".killed.checkpoint.pt"
-    while killed.poll() is None and not checkpoint.exists():
-        time.sleep(0.05)
-    killed.kill()
-    killed.wait()
-    assert checkpoint.exists()
+    kill_when(checkpoint.exists, "finetune_qa.py", *flags, "--out=killed", cwd=tmp_path)
     again = run("finetune_qa.py", *flags, "--out=killed", cwd=tmp_path)
     assert "resuming at step" in again.stdout and not checkpoint.exists()
     assert (tmp_path / "clean/predictions.jsonl").read_text() == (tmp_path / "killed/predictions.jsonl").read_text()

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TEXTS, call, fast_tokenizer, random_lm, run
+from conftest import ROOT, TEXTS, call, fast_tokenizer, kill_when, random_lm, run
 from safetensors.torch import load_file
 
 import data_prep
@@ -214,13 +214,9 @@ def test_killed_and_started_again(tmp_path, lm_folder, cls_folder):
     flags = [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=120", "--batch_size=4", "--lr=1e-3", "--max_len=32"]
     clean = run("pretrain.py", *flags, "--out=clean", cwd=tmp_path)
     assert clean.returncode == 0, clean.stderr
-    killed = subprocess.Popen([sys.executable, str(ROOT / "pretrain.py"), *flags, "--out=killed"], cwd=tmp_path, stdout=subprocess.PIPE)
     checkpoint = tmp_path / ".killed.checkpoint.pt"
-    while killed.poll() is None and not checkpoint.exists():
-        time.sleep(0.05)
-    killed.kill()
-    killed.wait()
-    assert checkpoint.exists() and not (tmp_path / "killed").exists()
+    kill_when(checkpoint.exists, "pretrain.py", *flags, "--out=killed", cwd=tmp_path)
+    assert not (tmp_path / "killed").exists()
     again = call("pretrain.py", *flags, "--out=killed", cwd=tmp_path)
     assert "resuming at step" in again.stdout and not checkpoint.exists()
     assert (tmp_path / "clean/model.safetensors").read_bytes() == (tmp_path / "killed/model.safetensors").read_bytes()

@@ -6,7 +6,6 @@ import math
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHARED, call, needs_shared, random_lm, run, write_jsonl
+from conftest import ROOT, SHARED, call, kill_when, needs_shared, random_lm, run, write_jsonl
 
 import data_prep
 import maskers
@@ -398,18 +397,6 @@ def finished(tmp_path_factory):
     return place, run("train_nmg.py", *SMALL, "--out=whole", cwd=place, **ONE)
 
 
-def start(place, *flags):
-    return subprocess.Popen([sys.executable, str(ROOT / "train_nmg.py"), *SMALL, "--out=whole", *flags], cwd=place, stdout=subprocess.DEVNULL,
-                            stderr=subprocess.DEVNULL, env=os.environ | ONE)
-
-
-def kill_when(child, ready):
-    while child.poll() is None and not ready():
-        time.sleep(0.02)
-    child.kill()
-    assert child.wait() == -signal.SIGKILL
-
-
 def ends_as(place, finished):
     """Policy and metrics are those of the run that nobody killed."""
     policies = [(p / "whole/model.safetensors").read_bytes() for p in (place, finished)]
@@ -434,8 +421,8 @@ def test_a_small_run(finished):
 def test_killed_at_any_moment_it_ends_the_same(finished, tmp_path):
     rng, log = random.Random(0), tmp_path / "whole/metrics.jsonl"
     for n in (1, 2, 3):                                                 # after each more episode than before, saved or not
-        child = start(tmp_path)
-        kill_when(child, lambda n=n: log.exists() and len(log.read_text().splitlines()) >= n and not time.sleep(rng.uniform(0, 0.3)))
+        kill_when(lambda n=n: log.exists() and len(log.read_text().splitlines()) >= n and not time.sleep(rng.uniform(0, 0.3)),
+                  "train_nmg.py", *SMALL, "--out=whole", cwd=tmp_path, **ONE)
         (tmp_path / f"whole/.checkpoint-0000{n}.pt.1.tmp").write_bytes(b"half")
     result = run("train_nmg.py", *SMALL, "--out=whole", cwd=tmp_path, **ONE)
     assert result.returncode == 0 and "resuming after episode" in result.stdout, result.stderr
@@ -445,7 +432,7 @@ def test_killed_at_any_moment_it_ends_the_same(finished, tmp_path):
 
 @pytest.mark.parametrize("what", ["checkpoint-*.pt", "states-*.safetensors"])
 def test_a_damaged_file_is_passed_over(what, finished, tmp_path):
-    kill_when(start(tmp_path), lambda: len(list(tmp_path.glob("whole/checkpoint-*.pt"))) == 2)
+    kill_when(lambda: len(list(tmp_path.glob("whole/checkpoint-*.pt"))) == 2, "train_nmg.py", *SMALL, "--out=whole", cwd=tmp_path, **ONE)
     newest = sorted(tmp_path.glob(f"whole/{what}"))[-1]
     newest.write_bytes(newest.read_bytes()[:1000])
     result = run("train_nmg.py", *SMALL, "--out=whole", cwd=tmp_path, **ONE)
