@@ -52,8 +52,7 @@ def loss_of(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def finetune(lm: torch.nn.Module, pieces: Rows, *, epochs: int = 2, lr: float = 3e-5, batch_size: int = 16, max_len: int = 384, seed: int = 0,
-             fast: bool = True, ranks: tuple[int, int] = (0, 1), checkpoint: Path | None = None, key: str = "", desc: str = "fine-tuning",
-             quiet: bool = False) -> torch.nn.Module:
+             fast: bool = True, checkpoint: Path | None = None, key: str = "", desc: str = "fine-tuning", quiet: bool = False) -> torch.nn.Module:
     """A span predictor around a copy of `lm`, all of it trained on `pieces` (windows). Order, head and dropout: separate streams."""
     model = with_head(lm, AutoModelForQuestionAnswering, seed)
     plan = batches(pieces.length, batch_size, epochs, seed)
@@ -63,9 +62,8 @@ def finetune(lm: torch.nn.Module, pieces: Rows, *, epochs: int = 2, lr: float = 
         batch = gather(pieces, rows, None if fast else max_len, multiple)
         return tensors(batch) | {"labels": targets(batch, pieces)}
 
-    torch_seed(seed, f"dropout{ranks[0] or ''}")
-    fit(model, plan, epochs * -(-len(pieces) // batch_size), make, loss_of, lr=lr, fast=fast, ranks=ranks, checkpoint=checkpoint, key=key, desc=desc,
-        quiet=quiet)
+    torch_seed(seed, f"dropout{processes()[0] or ''}")
+    fit(model, plan, epochs * -(-len(pieces) // batch_size), make, loss_of, lr=lr, fast=fast, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
     return model
 
 
@@ -176,7 +174,7 @@ def main(
         lost = len(train.q_row) - len(np.unique(pieces.question[whole_answer(pieces, np.arange(len(pieces)))]))
         print(f"{len(pieces):,} windows of {len(train.q_row):,} questions; the answers of {lost:,} are cut off in every window: trained as absent")
         model = finetune(encoder, pieces, epochs=run["epochs"], lr=run["lr"], batch_size=run["batch_size"], max_len=length, seed=seed,
-                         fast=fast, ranks=processes(), checkpoint=checkpoint_of(out), key=json.dumps(run))
+                         fast=fast, checkpoint=checkpoint_of(out), key=json.dumps(run))
         if processes()[0]:
             return
         trained = time.time()

@@ -10,6 +10,7 @@ whoever's masks did better than the others' is rewarded for the tokens that the 
 import copy
 import importlib.util
 import json
+import os
 import pickle
 import resource
 import sys
@@ -32,7 +33,7 @@ import finetune_qa
 import maskers
 import toy
 from data_prep import Rows, Specials, blocks, gather, heads, windows
-from loop import UserError, beside, by_length, checked, claim, cli, device, gathered, processes, share_weights, shared, stream, torch_seed
+from loop import UserError, beside, by_length, checked, claim, cli, device, gathered, processes, share_weights, shared, stream, team, torch_seed
 from maskers import NMG, RowRandom
 from pretrain import fitting, hidden_states, load_lm, pretrain, versions
 
@@ -433,7 +434,8 @@ def tensorboard_writer(out: Path, done: int):
 def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None:
     """The algorithm; `k` holds every knob of main. Ends with the learner's policy in `out`.
 
-    Under torchrun every process plays its share of an episode's plays, and the first does all the rest."""
+    Under torchrun every process plays its share of an episode's plays, each play by a team where there are more processes than plays,
+    and the first process does all the rest."""
     rank, world = processes()
     model = load_lm(k.lm).to(device())
     block = fitting(model, k.max_len, 512 if data.kind == "qa" else 256)
@@ -443,6 +445,7 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
     ft = {"epochs": k.ft_epochs, "lr": k.ft_lr, "batch_size": k.batch_size, "max_len": length}
     players = PLAYERS if k.self_play else ("random", "learner")
     names, agents, memory = players[1:], {}, {}
+    size = max(1, world // len(players))                            # processes of a team
     for name in names:
         torch_seed(k.seed, name)
         agents[name] = Agent(NMG(hidden), k.rl_lr)
@@ -489,16 +492,17 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
         masks = shared(masks)
         # play
         plays, adapted = {}, model
-        for i, name in enumerate(players):
-            if i % world == rank:
-                bar.set_description(f"{name} plays")
-                play_seed = sub.seed if k.common else sub.seed + 1 + PLAYERS.index(name)
-                scored, adapted, took = play(model, task, sub, masks[name], play_seed, k.metric, mlm, ft)
-                plays[name] = scored, took
+        with team(size):
+            for i, name in enumerate(players):
+                if i % (world // size) == rank // size:
+                    bar.set_description(f"{name} plays")
+                    play_seed = sub.seed if k.common else sub.seed + 1 + PLAYERS.index(name)
+                    scored, adapted, took = play(model, task, sub, masks[name], play_seed, k.metric, mlm, ft)
+                    plays[name] = scored, took
         plays = {name: p for some in gathered(plays) for name, p in some.items()}
         if k.continual:                                                                             # the learner plays last
             model = adapted
-            share_weights(model, (len(players) - 1) % world)
+            share_weights(model, (len(players) - 1) % (world // size) * size)
         if rank:
             continue
         # reward, store, learn: the opponent against the learner and random, then the learner against the opponent and random
@@ -596,7 +600,9 @@ def main(
     raw: str | None = None,             # folder with raw files of a named data set
     out: str | None = None,             # folder of the policy; None: runs/nmg-DATASET-LM-SEED
 ):
-    run = checked(locals())
+    run, world, plays = checked(locals()), int(os.environ.get("WORLD_SIZE", 1)), 3 if self_play else 2      # torchrun's word
+    if world > plays and world % plays:
+        raise UserError(f"{world} processes cannot share the {plays} plays of an episode; allowed are 1 to {plays}, and multiples of {plays}")
     tok = data_prep.load_tokenizer(lm)
     data = data_prep.load(dataset, tok, raw)
     if data.kind == "text":
@@ -630,7 +636,8 @@ def main(
         NMG(hidden, lm=lm, episodes=0).save(out / "untrained")
         shown = {"none": "none", "random": "random", "nmg sampled": f"sampled:{out}", "nmg": f"nmg:{out}", "untrained": f"nmg:{out}/untrained",
                  "oracle": "oracle"}
-        toy.compare(data, shown, range(seed, seed + compare), picture)
+        with team(1):                                               # the other processes have left
+            toy.compare(data, shown, range(seed, seed + compare), picture)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -442,6 +443,25 @@ def test_the_plays_of_an_episode_in_processes_of_their_own(finished, tmp_path):
     assert ends_as(tmp_path / "three", tmp_path / "one") and result.stdout.count("policy: ") == 1
 
 
+def test_a_play_shared_by_processes(tmp_path):
+    """torchrun with four processes, two a play: one is killed, which ends the run, and the same command goes on to what one process finds."""
+    flags = [*SMALL, "--episodes=3", "--self_play=False", "--continual=True", "--metric=likelihood", "--credit=play", "--out=whole"]
+    four = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=4", str(ROOT / "train_nmg.py"), *flags]
+    child = subprocess.Popen(four, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | ONE)
+    while child.poll() is None and not list(tmp_path.glob("whole/checkpoint-*.pt")):
+        time.sleep(0.1)
+    workers = [int(w) for w in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()]
+    os.kill(workers[-1], signal.SIGKILL)
+    assert "Signal 9 (SIGKILL)" in child.communicate()[1] and child.returncode != 0
+    again = subprocess.run(four, cwd=tmp_path, capture_output=True, text=True, env=os.environ | ONE)
+    assert again.returncode == 0 and again.stdout.count("resuming after episode") == 1, again.stderr
+    (tmp_path / "one").mkdir()
+    assert call("train_nmg.py", *flags, cwd=tmp_path / "one").returncode == 0
+    metrics = [[{k: v for k, v in json.loads(line).items() if k not in ("seconds", "peak_gb")} for line in open(folder / "whole/metrics.jsonl")]
+               for folder in (tmp_path, tmp_path / "one")]
+    assert len(metrics[0]) == 3 and all(shared == pytest.approx(alone, rel=0.01) for shared, alone in zip(*metrics, strict=True))
+
+
 def test_killed_while_comparing_it_still_compares(finished, tmp_path, monkeypatch):
     folder, compared = shutil.copytree(finished[0] / "whole", tmp_path / "whole"), []
 
@@ -500,6 +520,13 @@ def test_chemprot_with_a_real_lm(tmp_path):
 def test_wrong_flags(flags, said, tmp_path):
     result = call("train_nmg.py", *flags, cwd=tmp_path)
     assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("world", "flags"), [(4, []), (3, ["--self_play=False"])])
+def test_processes_that_cannot_share_the_plays(world, flags, monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    result = call("train_nmg.py", *flags, cwd=tmp_path)
+    assert result.returncode == 2 and f"{world} processes cannot share the {world - 1} plays" in result.stderr and not list(tmp_path.iterdir())
 
 
 def test_tensorboard(tmp_path):
