@@ -424,8 +424,8 @@ def checked(knobs: dict) -> dict:
     for name, value in knobs.items():
         if name == "p" and value is not None and not 0 < value <= 1:
             raise UserError(f"--p={value}: the share of tokens to mask must be in (0, 1]")
-        if name == "val_share" and value is not None and not 0 < value < 1:
-            raise UserError(f"--val_share={value}: must be in (0, 1)")
+        if name in ("val_share", "sequential") and value is not None and not 0 < value < 1:
+            raise UserError(f"--{name}={value}: must be in (0, 1)")
         if isinstance(value, int | float) and not isinstance(value, bool):
             least = {"seed": 0, "overlap": 0, "explore": 0, "compare": 0, "alpha": 0, "max_len": 8}.get(name, 1 if isinstance(value, int) else 1e-12)
             if not least <= value < float("inf"):
