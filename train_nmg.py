@@ -173,10 +173,10 @@ def verdict(d: np.ndarray, V: int, error: float) -> tuple[np.ndarray, np.ndarray
     """Which of two players is better, (...) -1, 0 or 1, and where it is 0, whether more examples may tell, (...) bool. d (..., n): the
     differences between their scores on the first n of V examples in random order.
 
-    A group-sequential test with one boundary for |Z| at all looks, Z = sum(d) / sqrt(sum(d^2)) (Pocock 1977): among equal players (the V
-    examples are drawn from a world where they are, or they are so on these V) a sign appears at any look with probability `error` at most.
-    With all V examples, Z will be normal with mean Z / sqrt(t) and variance (1 - t) / t, t = n / V; where it will be beyond the boundary
-    with probability below `error`, more examples are futile (Spiegelhalter et al. 1986)."""
+    A group-sequential test with one boundary for |Z| at all looks (Pocock 1977), Z = sum(d) / sqrt(sum(d^2)): among players that are equal,
+    in the world that the V examples come from or on those V, a sign appears at any look with probability `error` at most; among others
+    the wrong sign with less than half of that. After all V, Z will be normal with mean Z / sqrt(t) and variance (1 - t) / t, t = n / V;
+    where it will be beyond the boundary with probability below `error`, more examples are futile (Spiegelhalter et al. 1986)."""
     z, t, c = d.sum(-1) / np.sqrt(np.maximum(1e-12, (d**2).sum(-1))), d.shape[-1] / V, boundary(error)
     cdf, lead, spread = np.vectorize(NormalDist().cdf), np.abs(z) / np.sqrt(t), np.sqrt(max(1e-12, 1 - t) / t)
     return np.sign(z) * (np.abs(z) > c), (np.abs(z) <= c) & (cdf((lead - c) / spread) + cdf((-lead - c) / spread) >= error)
