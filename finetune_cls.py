@@ -32,14 +32,14 @@ def loss_of(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def finetune(lm: torch.nn.Module, pieces: Rows, labels: int, *, epochs: int = 3, lr: float = 2e-5, batch_size: int = 16, max_len: int = 256,
-             seed: int = 0, fast: bool = True, ranks: tuple[int, int] = (0, 1), checkpoint: Path | None = None, key: str = "",
-             desc: str = "fine-tuning", quiet: bool = False) -> torch.nn.Module:
+             seed: int = 0, fast: bool = True, checkpoint: Path | None = None, key: str = "", desc: str = "fine-tuning",
+             quiet: bool = False) -> torch.nn.Module:
     """A classifier around a copy of `lm`, all of it trained on `pieces`. Order, head and dropout are separate streams of `seed`."""
     model = with_head(lm, AutoModelForSequenceClassification, seed, num_labels=labels)
     plan = batches(pieces.length, batch_size, epochs, seed)
-    torch_seed(seed, f"dropout{ranks[0] or ''}")
+    torch_seed(seed, f"dropout{processes()[0] or ''}")
     fit(model, plan, epochs * -(-len(pieces) // batch_size), lambda _, rows: tensors(pieces, rows, None if fast else max_len), loss_of,
-        lr=lr, fast=fast, ranks=ranks, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
+        lr=lr, fast=fast, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
     return model
 
 
@@ -92,7 +92,7 @@ def main(
         encoder, begin = load_lm(lm), time.time() - spent(checkpoint_of(out), json.dumps(run))
         length = fitting(encoder, max_len, 256)
         model = finetune(encoder, heads(train, specials, length), len(data.labels), epochs=run["epochs"], lr=run["lr"],
-                         batch_size=run["batch_size"], max_len=length, seed=seed, fast=fast, ranks=processes(), checkpoint=checkpoint_of(out),
+                         batch_size=run["batch_size"], max_len=length, seed=seed, fast=fast, checkpoint=checkpoint_of(out),
                          key=json.dumps(run))
         if processes()[0]:
             return

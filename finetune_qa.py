@@ -52,8 +52,7 @@ def loss_of(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def finetune(lm: torch.nn.Module, pieces: Rows, *, epochs: int = 2, lr: float = 3e-5, batch_size: int = 16, max_len: int = 384, seed: int = 0,
-             fast: bool = True, ranks: tuple[int, int] = (0, 1), checkpoint: Path | None = None, key: str = "", desc: str = "fine-tuning",
-             quiet: bool = False) -> torch.nn.Module:
+             fast: bool = True, checkpoint: Path | None = None, key: str = "", desc: str = "fine-tuning", quiet: bool = False) -> torch.nn.Module:
     """A span predictor around a copy of `lm`, all of it trained on `pieces` (windows). Order, head and dropout: separate streams."""
     model = with_head(lm, AutoModelForQuestionAnswering, seed)
     plan = batches(pieces.length, batch_size, epochs, seed)
@@ -63,9 +62,8 @@ def finetune(lm: torch.nn.Module, pieces: Rows, *, epochs: int = 2, lr: float = 
         batch = gather(pieces, rows, None if fast else max_len, multiple)
         return tensors(batch) | {"labels": targets(batch, pieces)}
 
-    torch_seed(seed, f"dropout{ranks[0] or ''}")
-    fit(model, plan, epochs * -(-len(pieces) // batch_size), make, loss_of, lr=lr, fast=fast, ranks=ranks, checkpoint=checkpoint, key=key, desc=desc,
-        quiet=quiet)
+    torch_seed(seed, f"dropout{processes()[0] or ''}")
+    fit(model, plan, epochs * -(-len(pieces) // batch_size), make, loss_of, lr=lr, fast=fast, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
     return model
 
 
@@ -98,7 +96,7 @@ def predict(model: torch.nn.Module, pieces: Rows, max_answer: int = 30, n_best: 
 
 @torch.inference_mode()
 def positions(model: torch.nn.Module, pieces: Rows, fast: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Of every window (M,): the share of start and end hit by the argmax over all tokens (the official code's accuracy), and the log
+    """Of every window (M,): the share of start and end hit by the argmax over all its tokens (the official code's accuracy), and the log
     probability of both; 0 and nan where the window does not hold all of the answer."""
     dev, whole = device(), whole_answer(pieces, np.arange(len(pieces)))
     hit, log_p = np.zeros(len(pieces)), np.full(len(pieces), np.nan)
@@ -108,7 +106,7 @@ def positions(model: torch.nn.Module, pieces: Rows, fast: bool = True) -> tuple[
         batch = gather(pieces, rows, None, 8 if dev.type == "cuda" else 1)
         with autocast(dev, fast):
             out = model(**to(tensors(batch), dev))
-        logits = torch.stack((out.start_logits, out.end_logits), 1).float().cpu()                   # (B, 2, L)
+        logits = torch.stack((out.start_logits, out.end_logits), 1).float().cpu().masked_fill(~torch.from_numpy(batch.real)[:, None], -torch.inf)
         gold = targets(batch, pieces)                                                               # (B, 2)
         hit[rows] = (logits.argmax(-1) == gold).float().mean(1).numpy()
         log_p[rows] = logits.log_softmax(-1).gather(-1, gold[..., None]).sum((1, 2)).numpy()
@@ -176,7 +174,7 @@ def main(
         lost = len(train.q_row) - len(np.unique(pieces.question[whole_answer(pieces, np.arange(len(pieces)))]))
         print(f"{len(pieces):,} windows of {len(train.q_row):,} questions; the answers of {lost:,} are cut off in every window: trained as absent")
         model = finetune(encoder, pieces, epochs=run["epochs"], lr=run["lr"], batch_size=run["batch_size"], max_len=length, seed=seed,
-                         fast=fast, ranks=processes(), checkpoint=checkpoint_of(out), key=json.dumps(run))
+                         fast=fast, checkpoint=checkpoint_of(out), key=json.dumps(run))
         if processes()[0]:
             return
         trained = time.time()

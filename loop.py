@@ -1,7 +1,7 @@
 """What every stage shares: the optimisation loop, the device, the random streams, the command line.
 
     device, precision   what the machine really has                    `device`, `autocast`
-    processes           of torchrun: what each of them knows           `processes`, `shared`, `gathered`
+    processes           of torchrun, all or a team: what each knows    `team`, `processes`, `shared`, `gathered`
     random streams      one seed, one independent stream per purpose   `stream`
     batches             rows of similar length together, shuffled      `batches`
     optimisation        AdamW, linear decay, clipping, resume          `fit`
@@ -83,22 +83,44 @@ def autocast(dev: torch.device, fast: bool = True) -> contextlib.AbstractContext
 
 # ---------------------------------------------------------------- several processes (torchrun)
 
+PATIENCE = datetime.timedelta(days=2)           # a play may take long; torchrun sees who died
+ALONE = object()
+GROUP = None                                    # whom this process works with: None, all that torchrun started; ALONE; or those of its team
+
+
+@contextlib.contextmanager
+def team(size: int) -> Iterator[None]:
+    """While open, only `size` processes of consecutive ranks work together, and everything below speaks of this process's team and of
+    ranks in it. All processes must come here, in the same order, unless the size is 1 (each by itself); it must divide their number."""
+    global GROUP
+    before, GROUP = GROUP, ALONE if size == 1 else teams(size)
+    try:
+        yield
+    finally:
+        GROUP = before
+
+
+@functools.cache
+def teams(size: int) -> distributed.ProcessGroup:
+    return distributed.new_subgroups(size, timeout=PATIENCE)[0]
+
+
 def processes() -> tuple[int, int]:
-    """The rank of this process and the number of processes that torchrun started; 0 and 1 without it."""
-    if "RANK" not in os.environ:
+    """The rank of this process and the number of processes that work together: those that torchrun started, or a `team`; 0 and 1 without."""
+    if "RANK" not in os.environ or GROUP is ALONE:
         return 0, 1
     if not distributed.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(device())
-        distributed.init_process_group(timeout=datetime.timedelta(days=2))      # a play may take long; torchrun sees who died
-    return distributed.get_rank(), distributed.get_world_size()
+        distributed.init_process_group(timeout=PATIENCE)
+    return distributed.get_rank(GROUP), distributed.get_world_size(GROUP)
 
 
 def shared(value: object, source: int = 0) -> object:
     """The value that process `source` has, in every process."""
     box = [value]
     if processes()[1] > 1:
-        distributed.broadcast_object_list(box, source)
+        distributed.broadcast_object_list(box, group=GROUP, group_src=source)
     return box[0]
 
 
@@ -106,7 +128,7 @@ def gathered(value: object) -> list:
     """The values of all processes, in every process, by rank."""
     out = [value] * processes()[1]
     if len(out) > 1:
-        distributed.all_gather_object(out, value)
+        distributed.all_gather_object(out, value, GROUP)
     return out
 
 
@@ -131,7 +153,7 @@ def share_weights(model: torch.nn.Module, source: int) -> None:
     if processes()[1] > 1:
         for weight in model.state_dict().values():
             there = weight.cpu()
-            distributed.broadcast(there, source)
+            distributed.broadcast(there, group=GROUP, group_src=source)
             weight.copy_(there)
 
 
@@ -210,7 +232,7 @@ def to(tensors: dict[str, torch.Tensor], dev: torch.device) -> dict[str, torch.T
 # ---------------------------------------------------------------- optimisation
 
 def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., dict], loss_of: Callable, *, lr: float,
-        fast: bool = True, weight_decay: float = 0.0, max_norm: float = 1.0, live: bool = False, ranks: tuple[int, int] = (0, 1),
+        fast: bool = True, weight_decay: float = 0.0, max_norm: float = 1.0, live: bool = False,
         checkpoint: Path | None = None, save_every: int = 500, key: str = "", desc: str = "", quiet: bool = False) -> float:
     """Optimises `model` in place; returns the training loss at the end, averaged over about 50 steps (0.0 when there is no step).
 
@@ -218,11 +240,11 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
     make     (epoch, rows) -> dict of tensors; runs in a thread, so that masks and padding cost the device nothing
     loss_of  (model, tensors) -> scalar loss, the mean over what "labels" holds (but for -100)
     live     `make` looks at the model: no thread, each batch is made just before its step
-    ranks    (rank, world) of the processes that share every batch, each its rows: gradients are those of the whole batch
+    Processes share every batch, each its rows: gradients are those of the whole batch.
     AdamW without weight decay, no warm-up, linear decay of the learning rate to 0, gradient norm clipped to 1 (the official code's).
     checkpoint: a file; written every `save_every` steps and on Ctrl-C, and read at the start when its `key` is the same.
     Raises KeyboardInterrupt after saving, UserError when the loss is no longer finite."""
-    dev, (rank, world) = device(), ranks
+    dev, (rank, world) = device(), processes()
     model.to(dev).train()
     params = [p for p in model.parameters() if p.requires_grad]
     opt = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=dev.type in ("cpu", "cuda"))
@@ -267,7 +289,7 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
                 loss = loss_of(model, tensors)
             if world > 1:                                           # so that the losses of all add up to the mean
                 total = weight.clone()
-                distributed.all_reduce(total)
+                distributed.all_reduce(total, group=GROUP)
                 loss = loss * weight / total.clamp(min=1)
             loss.backward()
             if world > 1:                                           # and all stop together
@@ -305,7 +327,7 @@ def add_up(params: list[torch.Tensor], loss: torch.Tensor, stopped: bool) -> tup
     """Sums the gradients over all processes, in one message; returns the sum of their losses, and whether any is to stop."""
     held = [p.grad for p in params if p.grad is not None]
     flat = torch.cat([g.flatten() for g in held] + [loss[None], torch.full_like(loss[None], stopped)])
-    distributed.all_reduce(flat)
+    distributed.all_reduce(flat, group=GROUP)
     for g, total in zip(held, flat[:-2].split([g.numel() for g in held]), strict=True):
         g.copy_(total.view_as(g))
     return flat[-2], bool(flat[-1])
@@ -404,8 +426,8 @@ def checked(knobs: dict) -> dict:
     for name, value in knobs.items():
         if name == "p" and value is not None and not 0 < value <= 1:
             raise UserError(f"--p={value}: the share of tokens to mask must be in (0, 1]")
-        if name == "val_share" and value is not None and not 0 < value < 1:
-            raise UserError(f"--val_share={value}: must be in (0, 1)")
+        if name in ("val_share", "sequential") and value is not None and not 0 < value < 1:
+            raise UserError(f"--{name}={value}: must be in (0, 1)")
         if isinstance(value, int | float) and not isinstance(value, bool):
             least = {"seed": 0, "overlap": 0, "explore": 0, "compare": 0, "alpha": 0, "max_len": 8}.get(name, 1 if isinstance(value, int) else 1e-12)
             if not least <= value < float("inf"):

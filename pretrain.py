@@ -112,11 +112,10 @@ def hidden_states(model: torch.nn.Module, fast: bool = True) -> Callable[[Batch]
 
 
 def pretrain(model: torch.nn.Module, pieces: Rows, masker: maskers.Masker, *, p: float = 0.15, epochs: int = 1, lr: float = 2e-5,
-             batch_size: int = 16, max_len: int = 512, seed: int = 0, remask: bool = True, fast: bool = True, ranks: tuple[int, int] = (0, 1),
+             batch_size: int = 16, max_len: int = 512, seed: int = 0, remask: bool = True, fast: bool = True,
              checkpoint: Path | None = None, key: str = "", desc: str = "MLM", quiet: bool = False) -> float:
     """Trains `model` in place on `pieces` (blocks of text); returns the mean loss. Dropout, order and masks are separate streams.
 
-    ranks: rank and number of the processes that share each batch (loop.fit).
     remask: masks anew each epoch (meta-testing), or the first epoch's in all (meta-training)."""
     multiple = 8 if device().type == "cuda" else 1
     plan = batches(pieces.length, batch_size, epochs, seed)
@@ -134,8 +133,8 @@ def pretrain(model: torch.nn.Module, pieces: Rows, masker: maskers.Masker, *, p:
         return lm(batch)
 
     masked_rows(pieces, masker, p, seed, 0, np.arange(1), seen)      # a masker that reads the LM gives itself away
-    torch_seed(seed, f"dropout{ranks[0] or ''}")
-    return fit(model, plan, steps, make, mlm_loss, lr=lr, fast=fast, live=live, ranks=ranks, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
+    torch_seed(seed, f"dropout{processes()[0] or ''}")
+    return fit(model, plan, steps, make, mlm_loss, lr=lr, fast=fast, live=live, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
 
 
 @torch.inference_mode()
@@ -231,7 +230,7 @@ def tiny() -> Path:
     source = [toy.general(), toy.GENERAL, tok.backend_tokenizer.to_str(), model.config.to_dict()]
     folder = data_prep.CACHE / f"tiny-{hashlib.sha256(json.dumps(source).encode()).hexdigest()[:12]}"
     if not folder.exists():
-        with tempfile.TemporaryDirectory() as tmp:
+        with loop.team(1), tempfile.TemporaryDirectory() as tmp:     # the same LM, however many processes ask for it
             text = Path(tmp) / "general"
             data_prep.write_split(({"text": t, "doc": i} for i, t in enumerate(toy.general())), tok, text, "text", [], "the toy world's general text")
             pieces = blocks(data_prep.Split(text), Specials.of(tok), 128)
@@ -285,7 +284,7 @@ def main(
     begin, loss = time.time() - loop.spent(checkpoint_of(out), json.dumps(run)), 0.0
     if masker != "none":
         loss = pretrain(model, pieces, mask, p=run["p"], epochs=run["epochs"], lr=run["lr"], batch_size=run["batch_size"],
-                        max_len=run_len, seed=seed, remask=remask, fast=fast, ranks=processes(), checkpoint=checkpoint_of(out),
+                        max_len=run_len, seed=seed, remask=remask, fast=fast, checkpoint=checkpoint_of(out),
                         key=json.dumps(run), desc=f"MLM {masker}")
     if processes()[0]:
         return

@@ -8,8 +8,12 @@ An episode: sample a sub-task; three players (random, opponent, learner) each ma
 whoever's masks did better than the others' is rewarded for the tokens that the others did not mask; both agents learn from replay.
 """
 import copy
+import functools
 import importlib.util
+import itertools
 import json
+import math
+import os
 import pickle
 import resource
 import sys
@@ -17,6 +21,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,7 +38,7 @@ import finetune_qa
 import maskers
 import toy
 from data_prep import Rows, Specials, blocks, gather, heads, windows
-from loop import UserError, beside, by_length, checked, claim, cli, device, gathered, processes, share_weights, shared, stream, torch_seed
+from loop import UserError, beside, by_length, checked, claim, cli, device, gathered, processes, share_weights, shared, stream, team, torch_seed
 from maskers import NMG, RowRandom
 from pretrain import fitting, hidden_states, load_lm, pretrain, versions
 
@@ -51,9 +56,14 @@ class SubTask:
     seed: int
 
     @property
+    def example(self) -> np.ndarray:
+        """Which of the V validation examples each piece of val belongs to: all windows of a question are of one."""
+        return np.arange(len(self.val)) if self.val.question is None else np.unique(self.val.question, return_inverse=True)[1]
+
+    @property
     def doc(self) -> tuple[np.ndarray, np.ndarray]:
         """The document of each context (N,) and of each validation example (V,), in the order of its scores."""
-        first = slice(None) if self.val.question is None else np.unique(self.val.question, return_index=True)[1]
+        first = np.unique(self.example, return_index=True)[1]
         return self.contexts.split.doc[self.contexts.row], self.val.split.doc[self.val.row[first]]
 
 
@@ -113,37 +123,91 @@ class Task:
 
 # ---------------------------------------------------------------- 2. the inner loop (PAPER: InnerLoop)
 
-def play(lm: torch.nn.Module, task: Task, sub: SubTask, mask: np.ndarray, seed: int, metric: str, mlm: dict,
-         ft: dict) -> tuple[np.ndarray, torch.nn.Module, dict[str, float]]:
-    """Pre-trains a copy of `lm` on the contexts under `mask` (N, L), fine-tunes a copy of that, and scores it on the validation examples.
+def play(lm: torch.nn.Module, task: Task, sub: SubTask, mask: np.ndarray, seed: int, mlm: dict,
+         ft: dict) -> tuple[torch.nn.Module, torch.nn.Module, dict[str, float]]:
+    """Pre-trains a copy of `lm` on the contexts under `mask` (N, L) and fine-tunes a copy of that.
 
-    Returns the score of each example (V,), the adapted LM, and the seconds of each stage. What the seed moves (order, corruption, dropout,
-    head) is common to the players of an episode: between them only the masks differ. Fork here to reward something else."""
+    Returns the fine-tuned model, the adapted LM, and the seconds of each stage. What the seed moves (order, corruption, dropout, head) is
+    common to the players of an episode: between them only the masks differ."""
     adapted, clock = copy.deepcopy(lm), [time.time()]
     mask = np.pad(mask, ((0, 0), (0, 8)))                           # a batch may be padded to a multiple of 8
     pretrain(adapted, sub.contexts, lambda batch, k, rng, lm: mask[batch.rows, :batch.ids.shape[1]], seed=seed, remask=False, quiet=True, **mlm)
     clock.append(time.time())
     if task.kind == "cls":
         model = finetune_cls.finetune(adapted, sub.train, task.labels, seed=seed, quiet=True, **ft)
-        clock.append(time.time())
-        logits = finetune_cls.predict(model, sub.val, quiet=True)                                   # (V, C)
-        gold = sub.val.split.label[sub.val.row]
-        log_p = logits - np.logaddexp.reduce(logits, 1, keepdims=True)
-        scores = logits.argmax(1) == gold if metric == "accuracy" else log_p[np.arange(len(gold)), gold]
     else:
         model = finetune_qa.finetune(adapted, sub.train, seed=seed, quiet=True, **ft)
-        clock.append(time.time())
-        asked, at = np.unique(sub.val.question, return_inverse=True)
-        if metric in ("accuracy", "f1"):
-            said = finetune_qa.predict(model, sub.val, quiet=True)
-            both = [finetune_qa.em_f1(s[0]["text"] if s else "", sub.val.split.questions[q]["scored"]) for s, q in zip(said, asked, strict=True)]
-            scores = np.array(both)[:, ("accuracy", "f1").index(metric)]
-        else:
-            hit, log_p = finetune_qa.positions(model, sub.val)
-            there, value = ~np.isnan(log_p), hit if metric == "positions" else log_p                # windows that hold the whole answer
-            scores = np.bincount(at[there], value[there], len(asked)) / np.maximum(1, np.bincount(at[there], minlength=len(asked)))
     clock.append(time.time())
-    return scores.astype(float), adapted, dict(zip(("mlm", "fine-tuning", "validation"), np.diff(clock).tolist(), strict=True))
+    return model, adapted, dict(zip(("mlm", "fine-tuning"), np.diff(clock).tolist(), strict=True))
+
+
+def score(model: torch.nn.Module, task: Task, sub: SubTask, some: np.ndarray, metric: str) -> np.ndarray:
+    """(v,) scores of a fine-tuned model on `some` (v,) of the validation examples, by rising index. Fork here to reward something else."""
+    val = sub.val.take(np.flatnonzero(np.isin(sub.example, some)))
+    if task.kind == "cls":
+        logits = finetune_cls.predict(model, val, quiet=True)                                       # (v, C)
+        gold = val.split.label[val.row]
+        log_p = logits - np.logaddexp.reduce(logits, 1, keepdims=True)
+        return (logits.argmax(1) == gold if metric == "accuracy" else log_p[np.arange(len(gold)), gold]).astype(float)
+    asked, at = np.unique(val.question, return_inverse=True)
+    if metric in ("accuracy", "f1"):
+        said, which = finetune_qa.predict(model, val, quiet=True), ("accuracy", "f1").index(metric)
+        return np.array([finetune_qa.em_f1(s[0]["text"] if s else "", val.split.questions[q]["scored"])[which]
+                         for s, q in zip(said, asked, strict=True)], float)
+    hit, log_p = finetune_qa.positions(model, val)
+    there, value = ~np.isnan(log_p), hit if metric == "positions" else log_p                        # windows that hold the whole answer
+    return np.bincount(at[there], value[there], len(asked)) / np.maximum(1, np.bincount(at[there], minlength=len(asked)))
+
+
+LOOKS = (1/8, 1/4, 1/2, 3/4, 1)         # shares of the validation examples after which sequential validation may stop
+
+
+@functools.cache
+def boundary(error: float, looks: tuple[float, ...] = LOOKS) -> float:
+    """What |Z| exceeds at one look or more with probability `error` where two players are equal; from half a million Brownian paths."""
+    steps = stream(0, "boundary").normal(size=(500_000, len(looks))) * np.sqrt(np.diff(looks, prepend=0))
+    return float(np.quantile(np.abs(np.cumsum(steps, 1) / np.sqrt(looks)).max(1), 1 - error))
+
+
+def verdict(d: np.ndarray, V: int, error: float) -> tuple[np.ndarray, np.ndarray]:
+    """Which of two players is better, (...) -1, 0 or 1, and where it is 0, whether more examples may tell, (...) bool. d (..., n): the
+    differences between their scores on the first n of V examples in random order.
+
+    A group-sequential test with one boundary for |Z| at all looks (Pocock 1977), Z = sum(d) / sqrt(sum(d^2)): among players that are equal,
+    in the world that the V examples come from or on those V, a sign appears at any look with probability `error` at most; among others
+    the wrong sign with less than half of that. After all V, Z will be normal with mean Z / sqrt(t) and variance (1 - t) / t, t = n / V;
+    where it will be beyond the boundary with probability below `error`, more examples are futile (Spiegelhalter et al. 1986)."""
+    z, t, c = d.sum(-1) / np.sqrt(np.maximum(1e-12, (d**2).sum(-1))), d.shape[-1] / V, boundary(error)
+    cdf, lead, spread = np.vectorize(NormalDist().cdf), np.abs(z) / np.sqrt(t), np.sqrt(max(1e-12, 1 - t) / t)
+    return np.sign(z) * (np.abs(z) > c), (np.abs(z) <= c) & (cdf((lead - c) / spread) + cdf((-lead - c) / spread) >= error)
+
+
+def validate(tuned: dict[str, torch.nn.Module], players: tuple[str, ...], task: Task, sub: SubTask, metric: str, error: float | None,
+             size: int) -> tuple[dict[str, np.ndarray], dict[tuple[str, str], float], float]:
+    """Scores of each player (v,) on the same validation examples, the sign of each comparison (-1, 0, 1) by (player, other), and seconds.
+
+    Without `error`: all examples, signs of the mean differences. With it: parts in random order until every `verdict` is a sign or final.
+    tuned: the models of this process's team, each of whose `size` processes scores its share of a part."""
+    rank, V, seconds = processes()[0], len(sub.doc[1]), 0.0
+    order, looks = (stream(sub.seed, "validation").permutation(V), LOOKS) if error else (np.arange(V), (1,))
+    scores, wins = np.zeros((len(players), V)), np.zeros((len(players), len(players)))
+    for lo, hi in itertools.pairwise([0, *(math.ceil(V * t) for t in looks)]):
+        shares, begin = [np.sort(order[lo:hi][r::size]) for r in range(size)], time.time()
+        said = {name: score(model, task, sub, shares[rank % size], metric) for name, model in tuned.items()}
+        seconds += time.time() - begin
+        for r, some in enumerate(gathered(said)):
+            for name, s in some.items():
+                scores[players.index(name), shares[r % size]] = s
+        if error:
+            signs, more = verdict(scores[:, None, order[:hi]] - scores[None, :, order[:hi]], V, error)
+            wins = np.where(wins, wins, signs)
+            if not np.triu(more & (wins == 0), 1).any():
+                break
+    seen = {name: s[order[:hi]] for name, s in zip(players, scores, strict=True)}
+    if not error:
+        r = [float(s.mean()) for s in seen.values()]
+        wins = np.sign(np.subtract.outer(r, r))
+    return seen, {(a, b): wins[i, j] for i, a in enumerate(players) for j, b in enumerate(players)}, seconds
 
 
 # ---------------------------------------------------------------- 3. states, actions, rewards, replay
@@ -203,17 +267,18 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.logaddexp.reduce(logits, 1, keepdims=True, initial=-np.inf)
 
 
-def rewards(own: np.ndarray, random: np.ndarray, other: np.ndarray | None, r: np.ndarray, r_random: np.ndarray, r_other: np.ndarray | None,
+def rewards(own: np.ndarray, random: np.ndarray, other: np.ndarray | None, beats_random: np.ndarray, beats_other: np.ndarray | None,
             ) -> tuple[np.ndarray, np.ndarray]:
-    """R (N, L) of a player's actions and which of them count, (N, L) bool (PAPER: OuterLoop). Masks (N, L) bool; scores (N,) or ().
+    """R (N, L) of a player's actions and which of them count, (N, L) bool (PAPER: OuterLoop). Masks (N, L) bool; comparisons (N,) or ():
+    1 where the player did better, 0, -1.
 
     1. an action that neither other player took: the worse of the two comparisons
     2. one that only random took: the comparison with the opponent; one that only the opponent took: the comparison with random
     3. one that both took: skipped. A tie is 0. Without self-play (`other` is None): compared with random alone, skipped if random took it."""
-    beats_random = np.broadcast_to(np.sign(r - r_random)[..., None], own.shape)
+    beats_random = np.broadcast_to(beats_random[..., None], own.shape)
     if other is None:
         return beats_random, own & ~random
-    beats_other = np.broadcast_to(np.sign(r - r_other)[..., None], own.shape)
+    beats_other = np.broadcast_to(beats_other[..., None], own.shape)
     R = np.where(random, beats_other, np.where(other, beats_random, np.minimum(beats_random, beats_other)))
     return R, own & ~(random & other)
 
@@ -395,8 +460,13 @@ def load_checkpoint(folder: Path, agents: dict[str, Agent], memory: dict[int, St
     return 0, np.zeros((0, agents["learner"].policy.hidden + 1)), []
 
 
+def won(m: dict, name: str) -> float:
+    """1, 0 or -1: whether a player won an episode against random, by what sequential validation decided or else by the scores."""
+    return m.get(f"{name}_won", np.sign(m[f"{name}_score"] - m["random_score"]))
+
+
 def won_lost(metrics: list[dict]) -> str:
-    ahead = [m["learner_score"] - m["random_score"] for m in metrics]
+    ahead = [won(m, "learner") for m in metrics]
     return f"won {sum(a > 0 for a in ahead)} and lost {sum(a < 0 for a in ahead)} against random"
 
 
@@ -410,7 +480,7 @@ def curves(metrics: list[dict], file: Path) -> None:
     regret.plot(x, x, color="grey", linewidth=1, label="worst case")
     for name, color in (("learner", "#1f3b57"), ("opponent", "#d08c3c")):
         if f"{name}_score" in metrics[0]:
-            regret.plot(x, np.cumsum([m[f"{name}_score"] < m["random_score"] for m in metrics]), color=color, label=name)
+            regret.plot(x, np.cumsum([won(m, name) < 0 for m in metrics]), color=color, label=name)
             entropy.plot(x, [m[f"{name}_entropy"] for m in metrics], color=color, label=name)
             loss.plot(x, [m[f"{name}_policy_loss"] + m[f"{name}_value_loss"] for m in metrics], color=color, label=name)
     entropy.plot(x, [m["uniform_entropy"] for m in metrics], color="grey", linewidth=1, label="uniform")
@@ -439,7 +509,8 @@ def tensorboard_writer(out: Path, done: int):
 def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None:
     """The algorithm; `k` holds every knob of main. Ends with the learner's policy in `out`.
 
-    Under torchrun every process plays its share of an episode's plays, and the first does all the rest."""
+    Under torchrun every process plays its share of an episode's plays, each play by a team where there are more processes than plays,
+    and the first process does all the rest."""
     rank, world = processes()
     model = load_lm(k.lm).to(device())
     block = fitting(model, k.max_len, 512 if data.kind == "qa" else 256)
@@ -449,6 +520,7 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
     ft = {"epochs": k.ft_epochs, "lr": k.ft_lr, "batch_size": k.batch_size, "max_len": length}
     players = PLAYERS if k.self_play else ("random", "learner")
     names, agents, memory = players[1:], {}, {}
+    size = max(1, world // len(players))                            # processes of a team
     for name in names:
         torch_seed(k.seed, name)
         agents[name] = Agent(NMG(hidden), k.rl_lr)
@@ -494,23 +566,26 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
                 masks[name] = maskers.pick(logits + gumbel, batch, maskers.budget(batch, k.p))
         masks = shared(masks)
         # play
-        plays, adapted = {}, model
-        for i, name in enumerate(players):
-            if i % world == rank:
-                bar.set_description(f"{name} plays")
-                play_seed = sub.seed if k.common else sub.seed + 1 + PLAYERS.index(name)
-                scored, adapted, took = play(model, task, sub, masks[name], play_seed, k.metric, mlm, ft)
-                plays[name] = scored, took
-        plays = {name: p for some in gathered(plays) for name, p in some.items()}
+        tuned, adapted, took = {}, model, Counter()
+        with team(size):
+            for i, name in enumerate(players):
+                if i % (world // size) == rank // size:
+                    bar.set_description(f"{name} plays")
+                    play_seed = sub.seed if k.common else sub.seed + 1 + PLAYERS.index(name)
+                    tuned[name], adapted, stages = play(model, task, sub, masks[name], play_seed, mlm, ft)
+                    took.update(stages)
+        scores, wins, took["validation"] = validate(tuned, players, task, sub, k.metric, k.sequential, size)
+        seconds = sum(gathered(took)[::size], Counter())                                            # of the first of each team
         if k.continual:                                                                             # the learner plays last
             model = adapted
-            share_weights(model, (len(players) - 1) % world)
+            share_weights(model, (len(players) - 1) % (world // size) * size)
         if rank:
             continue
         # reward, store, learn: the opponent against the learner and random, then the learner against the opponent and random
-        scores = {name: plays[name][0] for name in players}
         r, started = {name: float(s.mean()) for name, s in scores.items()}, time.time()
         row = {"episode": n + 1, "uniform_entropy": float(np.log(batch.ok.sum(1)).mean())} | {f"{o}_score": r[o] for o in r}
+        if k.sequential:
+            row |= {"validated": len(scores["random"])} | {f"{name}_won": int(wins[name, "random"]) for name in names}
         worth = None
         if k.credit == "regression":
             new = np.stack([trial(sub, states, masks[name], scores[name], task.join == "document") for name in players])   # (players, U, H + 1)
@@ -518,7 +593,7 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
             worth = worth_of(trials, states.h.float().std(0).numpy(), len(players))
         for name in names:
             other = next((o for o in names if o != name), None)
-            R, counts = rewards(masks[name], masks["random"], masks.get(other), r[name], r["random"], r.get(other))
+            R, counts = rewards(masks[name], masks["random"], masks.get(other), wins[name, "random"], wins.get((name, other)))
             if worth is not None:                                   # which needs no disjoint actions
                 R, counts = np.zeros(R.shape), masks[name]
                 R[counts] = states.at(counts) @ worth
@@ -530,9 +605,6 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
                                         alpha=k.alpha, entropy=k.entropy, clip=k.clip)
             row |= {f"{name}_policy_loss": learnt[0], f"{name}_value_loss": learnt[1]}
         # log, save
-        seconds = Counter()
-        for _, took in plays.values():
-            seconds.update(took)
         seconds.update({"learning": time.time() - started, "episode": time.time() - begin})
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform != "darwin" else 1 << 30)
         row |= {"replay": len(agents["learner"].replay), "peak_gb": round(peak, 2)}
@@ -571,6 +643,7 @@ def main(
     docs: int | None = None,            # documents that they come from; None: any
     examples: int = 1000,               # labelled examples of a sub-task, at most
     validation: int = 10_000,           # validation examples of an episode, at most
+    sequential: float | None = None,    # error rate at which validation stops early, in parts; undecided are ties; None: all examples (paper)
     val_share: float | None = None,     # share of train's documents that is D_val; None: 0.1
     p: float = 0.05,                    # share of tokens to mask
     mlm_epochs: int = 3,                # of pre-training on a sub-task
@@ -602,7 +675,9 @@ def main(
     raw: str | None = None,             # folder with raw files of a named data set
     out: str | None = None,             # folder of the policy; None: runs/nmg-DATASET-LM-SEED
 ):
-    run = checked(locals())
+    run, world, plays = checked(locals()), int(os.environ.get("WORLD_SIZE", 1)), 3 if self_play else 2      # torchrun's word
+    if world > plays and world % plays:
+        raise UserError(f"{world} processes cannot share the {plays} plays of an episode; allowed are 1 to {plays}, and multiples of {plays}")
     tok = data_prep.load_tokenizer(lm)
     data = data_prep.load(dataset, tok, raw)
     if data.kind == "text":
@@ -618,6 +693,8 @@ def main(
     for name, values in allowed.items():
         if run[name] not in values:
             raise UserError(f"--{name}={run[name]}: allowed are {', '.join(values)}")
+    if sequential and run["credit"] == "regression":
+        raise UserError(f"--sequential={sequential}: --credit=regression reads every score; allowed with --credit=play")
     run["out"] = out or f"runs/nmg-{Path(dataset).stem}-{Path(lm).name}-{seed}"
     out = Path(run["out"])
     if tensorboard and not importlib.util.find_spec("tensorboard"):
@@ -636,7 +713,8 @@ def main(
         NMG(hidden, lm=lm, episodes=0).save(out / "untrained")
         shown = {"none": "none", "random": "random", "nmg sampled": f"sampled:{out}", "nmg": f"nmg:{out}", "untrained": f"nmg:{out}/untrained",
                  "oracle": "oracle"}
-        toy.compare(data, shown, range(seed, seed + compare), picture)
+        with team(1):                                               # the other processes have left
+            toy.compare(data, shown, range(seed, seed + compare), picture)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,17 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, SHARED, call, kill_when, needs_shared, random_lm, run, write_jsonl
+from transformers import AutoModelForQuestionAnswering
 
 import data_prep
+import loop
 import maskers
 import pretrain
 import toy
@@ -36,9 +40,9 @@ def test_rewards_are_the_papers_outer_loop(seed, by_context):
     rng = np.random.default_rng(seed)
     own, psi, other = rng.random((3, 6, 9)) < 0.4
     r, r_psi, r_other = rng.integers(0, 3, (3, 6) if by_context else (3, 1)) / 2
-    scores = (r, r_psi, r_other) if by_context else (r[0], r_psi[0], r_other[0])
-    R, counts = train_nmg.rewards(own, psi, other, *scores)
-    alone, alone_counts = train_nmg.rewards(own, psi, None, scores[0], scores[1], None)
+    beats = [np.sign(r - r_psi), np.sign(r - r_other)] if by_context else [np.sign(r - r_psi)[0], np.sign(r - r_other)[0]]
+    R, counts = train_nmg.rewards(own, psi, other, *beats)
+    alone, alone_counts = train_nmg.rewards(own, psi, None, beats[0], None)
     for s, a in itertools.product(range(6), range(9)):
         mine, random_, theirs = (x[s if by_context else 0] for x in (r, r_psi, r_other))
         if own[s, a] and not psi[s, a] and not other[s, a]:
@@ -288,6 +292,10 @@ def test_a_sub_task_without_examples_says_so(tmp_path):
         task.sample(np.random.default_rng(0), 60, None, 1000, 1000)
 
 
+def likelihoods(lm, task, sub, *play):
+    return train_nmg.score(train_nmg.play(lm, task, sub, *play)[0], task, sub, np.arange(len(sub.doc[1])), "likelihood")
+
+
 def test_masks_fit_batches_that_are_padded_further(monkeypatch, tiny_data):
     """As on a GPU, where batches are padded to a multiple of 8."""
     task, lm = Task(tiny_data, Specials.of(toy.tokenizer()), 0.5, 64, 64), pretrain.load_lm("tiny")
@@ -295,7 +303,7 @@ def test_masks_fit_batches_that_are_padded_further(monkeypatch, tiny_data):
     mask = gather(sub.contexts, np.arange(len(sub.contexts))).ok
     monkeypatch.setattr(pretrain, "gather", lambda pieces, rows, width=None, multiple=1: gather(pieces, rows, width, 8))
     mlm, ft = ({"epochs": 1, "lr": 1e-3, "batch_size": 16, "max_len": 64} for _ in range(2))
-    assert np.isfinite(train_nmg.play(lm, task, sub, mask, 0, "likelihood", mlm | {"p": 1.0}, ft)[0]).all()
+    assert np.isfinite(likelihoods(lm, task, sub, mask, 0, mlm | {"p": 1.0}, ft)).all()
 
 
 def test_equal_masks_score_equally_and_only_common_seeds_do(tiny_data):
@@ -304,8 +312,93 @@ def test_equal_masks_score_equally_and_only_common_seeds_do(tiny_data):
     batch = gather(sub.contexts, np.arange(len(sub.contexts)))
     mask = maskers.find("random")(batch, maskers.budget(batch, 0.05), RowRandom(0, "x", 0, batch.rows))
     mlm, ft = ({"epochs": 1, "lr": 1e-3, "batch_size": 16, "max_len": 64} for _ in range(2))
-    scores = [train_nmg.play(lm, task, sub, mask, seed, "likelihood", mlm | {"p": 0.05}, ft)[0] for seed in (1, 1, 2)]
+    scores = [likelihoods(lm, task, sub, mask, seed, mlm | {"p": 0.05}, ft) for seed in (1, 1, 2)]
     assert np.array_equal(scores[0], scores[1]) and not np.array_equal(scores[0], scores[2])
+
+
+# ---------------------------------------------------------------- sequential validation
+
+@pytest.mark.parametrize(("looks", "constant"), [(2, 2.178), (3, 2.289), (5, 2.413)])
+def test_the_boundary_is_pococks(looks, constant):
+    """Jennison and Turnbull 2000, table 2.1, two-sided at 0.05."""
+    assert train_nmg.boundary(0.05, tuple(np.arange(1, looks + 1) / looks)) == pytest.approx(constant, abs=0.01)
+
+
+def sequential(d, error):
+    """Sign and share of examples used of many validations at once, d (R, V) the differences in the order of the examples."""
+    V, sign, used, going = d.shape[1], np.zeros(len(d)), np.zeros(len(d)), np.full(len(d), True)
+    for look in train_nmg.LOOKS:
+        if not going.any():
+            break
+        n = math.ceil(V * look)
+        signs, more = train_nmg.verdict(d[going, :n].astype(int), V, error)
+        sign[going], used[going] = signs, n / V
+        going[going] = more
+    return sign, used
+
+
+def populations(rng, R, V, difference, world):
+    """(R, V) paired differences of 0/1 scores, not equal in a quarter of the examples: V examples of a world with the given mean difference,
+    or V examples with exactly that one, in random order."""
+    if world:
+        u = rng.random((R, V), np.float32)
+        return (u < (0.25 + difference) / 2).astype(np.int8) - (u > 1 - (0.25 - difference) / 2)
+    net, unequal = round(difference * V), round(0.25 * V)
+    one = np.zeros(V, np.int8)
+    one[:unequal], one[:(unequal - net) // 2] = 1, -1
+    one[unequal - (unequal - net) % 2:unequal] = 0                      # so that the sum is `net`
+    assert one.sum() == net
+    return rng.permuted(np.tile(one, (R, 1)), axis=1)
+
+
+@pytest.mark.parametrize("error", [0.05, 0.2])
+@pytest.mark.parametrize(("V", "R"), [(417, 4000), (10_000, 400)])
+def test_wrong_signs_stay_below_the_error_rate(V, R, error):
+    """Printed: percent of wrong signs, of ties, and of the examples that were used."""
+    rng = np.random.default_rng(0)
+    for world, difference in itertools.product((True, False), (0, 0.005, 0.01, 0.02, 0.05)):
+        sign, used = sequential(populations(rng, R, V, difference, world), error)
+        wrong, tie = (sign < 0 if difference else sign != 0).mean(), (sign == 0).mean()
+        print(f"{V:6} {error:4} {'world' if world else 'exact'} {100 * difference:4}: {100 * wrong:5.1f} {100 * tie:5.1f} {100 * used.mean():5.1f}")
+        assert wrong < (error if difference == 0 else error / 2) + 3 * math.sqrt(error * (1 - error) / R)
+        if difference == 0.05 and V == 10_000:
+            assert (sign == 1).all() and used.mean() < 0.2
+        if difference == 0 and world:
+            assert wrong > error / 2 and used.mean() < 0.8              # neither always a tie nor always all examples
+
+
+@pytest.mark.parametrize(("right", "error", "used"), [((0.5, 0.05, 0.95), 0.05, 1 / 8), ((0.5, 0.5, 0.5), 0.2, 1 / 2), ((0.5, 0.05, 0.95), None, 1)])
+def test_all_players_are_scored_on_the_same_examples_until_every_comparison_is_decided(right, error, used, tiny_data, monkeypatch):
+    """Players that are equal on every example tie as soon as all of them would hardly tell them apart."""
+    task, u, asked = Task(tiny_data, Specials.of(toy.tokenizer()), 0.5, 64, 64), np.random.default_rng(0), []
+    sub, players = task.sample(np.random.default_rng(0), 1000, None, 1000, 1000), ("random", "opponent", "learner")
+    u = u.random(len(sub.doc[1]))
+    tuned = {name: (u < p).astype(float) for name, p in zip(players, right, strict=True)}
+
+    def known(scores, task, sub, some, metric):
+        asked.append(some)
+        return scores[some]
+
+    monkeypatch.setattr(train_nmg, "score", known)
+    seen, wins, _ = train_nmg.validate(tuned, players, task, sub, "accuracy", error, 1)
+    parts = [np.sort(np.concatenate(asked[i::3])) for i in range(3)]
+    assert len(set(parts[0])) == len(parts[0]) == math.ceil(len(u) * used) and all(np.array_equal(parts[0], part) for part in parts)
+    assert all(np.array_equal(np.sort(seen[name]), np.sort(tuned[name][parts[0]])) for name in players)
+    assert wins == {(a, b): np.sign(right[i] - right[j]) for i, a in enumerate(players) for j, b in enumerate(players)}
+
+
+def test_parts_of_the_validation_examples_score_as_in_the_whole(qa_folder):
+    """A question keeps all of its windows, though the processes of a team and the looks of a sequential validation share the questions."""
+    data = data_prep.load(str(qa_folder), toy.tokenizer(), dev_share=0.1)
+    pieces = data_prep.windows(data["train"], Specials.of(toy.tokenizer()), 64, 16, 32)
+    sub, task = train_nmg.SubTask(pieces, pieces, pieces, 0), SimpleNamespace(kind="qa")
+    model, V = loop.with_head(random_lm("bert", len(toy.tokenizer())), AutoModelForQuestionAnswering, 0), len(sub.doc[1])
+    assert len(pieces) > V > 4
+    whole = train_nmg.score(model, task, sub, np.arange(V), "f1")
+    assert len(set(whole)) > 2
+    for some in (np.arange(1, V, 3), np.array([V - 1]), np.arange(0)):
+        np.testing.assert_allclose(train_nmg.score(model, task, sub, some, "f1"), whole[some])
+    assert not len(train_nmg.score(model, task, sub, np.arange(0), "likelihood"))
 
 
 # ---------------------------------------------------------------- replay
@@ -361,9 +454,10 @@ def meta_train(monkeypatch, tmp_path, seed, effect, **knobs):
         good = (mask & toy.informative()[batch.ids]).sum(1)
         of_context, of_val = sub.doc
         score = {d: effect * good[of_context == d].sum() + noise.normal(0, 0.25) for d in np.unique(of_val)}
-        return np.array([score[d] for d in of_val]), lm, {}
+        return np.array([score[d] for d in of_val]), lm, {}         # in the place of a fine-tuned model: its scores
 
     monkeypatch.setattr(train_nmg, "play", known)
+    monkeypatch.setattr(train_nmg, "score", lambda scores, task, sub, some, metric: scores[some])
     monkeypatch.setattr(train_nmg, "curves", lambda *_: None)
     train_nmg.main(seed=seed, out=str(tmp_path / str(seed)), compare=0, save_every=1000, **knobs)
     metrics = [json.loads(line) for line in open(tmp_path / str(seed) / "metrics.jsonl")]
@@ -450,6 +544,27 @@ def test_the_plays_of_an_episode_in_processes_of_their_own(finished, tmp_path):
     assert ends_as(tmp_path / "three", tmp_path / "one") and result.stdout.count("policy: ") == 1
 
 
+def test_a_play_shared_by_processes(tmp_path):
+    """torchrun with four processes, two a play: what one process finds, but for rounding. Before, one of two is killed, which ends that run; the
+    same command goes on, with however many processes."""
+    flags = [*SMALL, "--episodes=3", "--self_play=False", "--continual=True", "--metric=likelihood", "--credit=play", "--sequential=0.3",
+             "--out=whole"]
+    two, four = ([sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n}", str(ROOT / "train_nmg.py"), *flags] for n in (2, 4))
+    child = subprocess.Popen(two, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | ONE)
+    while child.poll() is None and not list(tmp_path.glob("whole/checkpoint-*.pt")):
+        time.sleep(0.1)
+    workers = [int(w) for w in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()]
+    os.kill(workers[-1], signal.SIGKILL)
+    assert "Signal 9 (SIGKILL)" in child.communicate()[1] and child.returncode != 0
+    again = subprocess.run(four, cwd=tmp_path, capture_output=True, text=True, env=os.environ | ONE)
+    assert again.returncode == 0 and again.stdout.count("resuming after episode") == 1, again.stderr
+    (tmp_path / "one").mkdir()
+    assert call("train_nmg.py", *flags, cwd=tmp_path / "one").returncode == 0
+    metrics = [[{k: v for k, v in json.loads(line).items() if k not in ("seconds", "peak_gb")} for line in open(folder / "whole/metrics.jsonl")]
+               for folder in (tmp_path, tmp_path / "one")]
+    assert len(metrics[0]) == 3 and all(shared == pytest.approx(alone, rel=0.01) for shared, alone in zip(*metrics, strict=True))
+
+
 def test_killed_while_comparing_it_still_compares(finished, tmp_path, monkeypatch):
     folder, compared = shutil.copytree(finished[0] / "whole", tmp_path / "whole"), []
 
@@ -480,13 +595,14 @@ def test_the_policy_is_a_masker(finished, tmp_path):
     ["--self_play=False", "--continual=True", "--credit=play", "--entropy=mean", "--priority_form=exp", "--clip=0.2"],
     ["--dataset=toyqa", "--metric=positions", "--explorer=network", "--common=False", "--docs=4", "--ft_epochs=1"],
     ["--dataset=toyqa", "--metric=likelihood", "--docs=4", "--ft_epochs=1", "--replay=60", "--replay_gb=0.0001"],
-    ["--dataset=toyqa", "--metric=f1", "--docs=4", "--ft_epochs=1", "--validation=12"],
+    ["--dataset=toyqa", "--metric=f1", "--docs=4", "--ft_epochs=1", "--validation=12", "--credit=play", "--sequential=0.2"],
 ])
 def test_switches(flags, tmp_path):
     result = call("train_nmg.py", *SMALL[:3], "--episodes=2", "--compare=0", *flags, "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     metrics = [json.loads(line) for line in open(tmp_path / "o/metrics.jsonl")]
     assert len(metrics) == 2 and ("opponent_score" in metrics[0]) != ("--self_play=False" in flags)
+    assert all((m.get("validated") in range(2, 13)) == ("--sequential=0.2" in flags) for m in metrics)
     assert all(np.isfinite(v) for m in metrics for v in m.values() if not isinstance(v, dict))
 
 
@@ -503,11 +619,20 @@ def test_chemprot_with_a_real_lm(tmp_path):
     (["--metric=f1"], "--metric=f1: allowed are accuracy, likelihood"),
     (["--episodes=0"], "--episodes=0: must be positive"),
     (["--val_share=2"], "--val_share=2.0: must be in (0, 1)"),
+    (["--sequential=1"], "--sequential=1.0: must be in (0, 1)"),
+    (["--sequential=0.1"], "--sequential=0.1: --credit=regression reads every score"),
     (["--selfplay=False"], "did you mean 'self_play'?"),
 ])
 def test_wrong_flags(flags, said, tmp_path):
     result = call("train_nmg.py", *flags, cwd=tmp_path)
     assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("world", "flags"), [(4, []), (3, ["--self_play=False"])])
+def test_processes_that_cannot_share_the_plays(world, flags, monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    result = call("train_nmg.py", *flags, cwd=tmp_path)
+    assert result.returncode == 2 and f"{world} processes cannot share the {world - 1} plays" in result.stderr and not list(tmp_path.iterdir())
 
 
 def test_tensorboard(tmp_path):
