@@ -6,6 +6,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
