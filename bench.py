@@ -111,7 +111,7 @@ class Baseline:
                 self.mask(self.contexts[i:i + self.w.batch_size])
 
     def mlm(self) -> None:
-        trainer = self.trainer(self.lm.from_pretrained(data_prep.find_lm(self.w.lm)), self.contexts, self.mask, self.w.mlm_epochs)
+        trainer = self.trainer(self.lm.from_pretrained(data_prep.find_lm(self.w.lm), dtype=torch.float32), self.contexts, self.mask, self.w.mlm_epochs)
         trainer.train()
         trainer.model.save_pretrained(self.folder / "adapted")
 
