@@ -111,7 +111,8 @@ class Baseline:
                 self.mask(self.contexts[i:i + self.w.batch_size])
 
     def mlm(self) -> None:
-        trainer = self.trainer(self.lm.from_pretrained(data_prep.find_lm(self.w.lm), dtype=torch.float32), self.contexts, self.mask, self.w.mlm_epochs)
+        lm = self.lm.from_pretrained(data_prep.find_lm(self.w.lm), dtype=torch.float32)
+        trainer = self.trainer(lm, self.contexts, self.mask, self.w.mlm_epochs)
         trainer.train()
         trainer.model.save_pretrained(self.folder / "adapted")
 
