@@ -41,7 +41,6 @@ try:
 except ImportError:         # Windows has no such locks: there, nobody should start the same run twice at once
     fcntl = None
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")      # read when torch first allocates: huge pages on Linux, fewer page faults on a CPU
 LOCKS: dict[Path, object] = {}          # of the runs that this process is at work on, held until it ends
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -186,9 +185,11 @@ def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iter
             yield epoch, order[start:start + batch_size]
 
 
-def by_length(length: np.ndarray, tokens: int = 8192) -> Iterator[np.ndarray]:
-    """Rows for evaluation, longest first, in batches of about `tokens` tokens counting padding. length: (N,)"""
-    order = np.argsort(-length, kind="stable")
+def by_length(length: np.ndarray, tokens: int | None = None) -> Iterator[np.ndarray]:
+    """Rows for evaluation, longest first, in batches of about `tokens` tokens counting padding. length: (N,)
+
+    None: 2,048 on a CPU, where 8,192 took 1.4 times as long and 0.4 GB more (six layers of 384), else 8,192."""
+    order, tokens = np.argsort(-length, kind="stable"), tokens or (2048 if device().type == "cpu" else 8192)
     while len(order):
         size = max(1, tokens // max(1, int(length[order[0]])))
         yield order[:size]

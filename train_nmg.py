@@ -238,7 +238,7 @@ class States:
 
 
 def evaluate(policy: NMG, memory: dict[int, States], episode: np.ndarray, context: np.ndarray,
-             tokens: int = 2048) -> tuple[torch.Tensor, torch.Tensor]:
+             tokens: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (B, L), -inf beyond the end, and values (B,) of some contexts of some episodes; in chunks of similar length, as padding costs."""
     spans = [(memory[e], int(memory[e].start[c]), int(memory[e].start[c + 1])) for e, c in zip(episode.tolist(), context.tolist(), strict=True)]
     n, chunks, logits, values = np.array([hi - lo for _, lo, hi in spans]), [], [], []
