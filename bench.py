@@ -182,6 +182,15 @@ def measured(into: list) -> Iterator[None]:
     into.append((seconds, gb))
 
 
+def masking_rate(pieces: Rows, name: str) -> float:
+    """Rows a second of a masker alone, on batches of 32 that are already there."""
+    batches = [gather(pieces, rows) for rows in np.array_split(np.arange(len(pieces)), -(-len(pieces) // 32))]
+    begin = time.perf_counter()
+    for batch in batches:
+        maskers.find(name)(batch, maskers.budget(batch, 0.15), maskers.RowRandom(0, "mask", 0, batch.rows))
+    return len(pieces) / (time.perf_counter() - begin)
+
+
 def product_rate(dtype: torch.dtype, n: int = 2048) -> float:
     """Floating-point operations a second of square matrix products: the limit of any training on this machine."""
     a, b, best = torch.randn(n, n, device=device()).to(dtype), torch.randn(n, n, device=device()).to(dtype), 0.0
@@ -256,6 +265,7 @@ def main(
     updates: int = 10,                  # minibatches an agent learns from
     minibatch: int = 64,                # actions
     repeats: int = 3,                   # of everything, in turn; the table shows medians
+    spacy_model: str | None = None,     # also time the entity masker, with this spaCy model
     plain: bool = False,                # also time the plain path: rows padded to max_len, fp32, head on every position
     scaling: bool = False,              # also time MLM steps at other lengths, batches and widths, and plays of other numbers of contexts
     out: str = "runs/bench.json",       # the figures
@@ -284,6 +294,14 @@ def main(
                "machine": platform.processor() or platform.machine(), "threads": torch.get_num_threads(), "native bf16": has_bf16(device().type),
                **versions(), "matrix products, GFLOP/s": {k: round(v / 1e9) for k, v in limit.items()}}
     print(", ".join(f"{k} {v}" for k, v in figures.items()), flush=True)
+
+    names = ["random", "whole", "span", "punct"]
+    if spacy_model:
+        data.corpus.spacy_model = spacy_model
+        names.append("entity")
+    figures["maskers, rows/s"] = {n: round(np.median([masking_rate(task.blocks.take(np.arange(min(320, len(task.blocks)))), n)
+                                                      for _ in range(repeats + 1)])) for n in names}
+    print("maskers alone, rows/s: " + ", ".join(f"{n} {r:,}" for n, r in figures["maskers, rows/s"].items()), flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
         sides = {"plain": Here(w, fast=False)} if plain else {}

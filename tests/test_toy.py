@@ -73,6 +73,7 @@ def test_bench_prints_its_tables(shown, tmp_path):
     figures = json.loads((tmp_path / "runs/bench.json").read_text())
     assert list(figures["stages"]) == ["masking", "MLM", "fine-tuning", "validation", "policy updates", "whole episode"]
     assert all(s > 0 for stage in figures["stages"].values() for side in ("plain", "baseline", "ours") for s in stage["seconds"][side])
+    assert set(figures["maskers, rows/s"]) == {"random", "whole", "span", "punct"}
     assert 0 < figures["stages"]["MLM"]["share"] < 1 and 0 < figures["rest of an episode"][0] < 1
 
 
