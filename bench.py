@@ -12,7 +12,6 @@ import importlib.util
 import json
 import platform
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -32,10 +31,11 @@ import finetune_qa
 import maskers
 import train_nmg
 from data_prep import Rows, Specials, gather
-from loop import UserError, beside, checked, cli, device, has_bf16, stream
+from loop import UserError, beside, checked, cli, device, has_bf16, peak_gb, stream
 from pretrain import fitting, hidden_states, load_lm, masked_rows, pretrain, versions
 
 STAGES = ("masking", "MLM", "fine-tuning", "validation", "policy updates")
+POINTS = [(n, 16, 384) for n in (128, 256, 384, 512)] + [(128, b, 384) for b in (8, 32, 64)] + [(128, 16, h) for h in (128, 256, 768)]
 
 
 # ---------------------------------------------------------------- the work, three ways
@@ -178,7 +178,7 @@ def measured(into: list) -> Iterator[None]:
     elif peak.exists():
         gb = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024 / 1e9
     else:
-        gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024) / 1e9
+        gb = peak_gb()
     into.append((seconds, gb))
 
 
@@ -213,12 +213,17 @@ def cost(model: torch.nn.Module) -> tuple[Callable[[np.ndarray], float], float]:
     return (lambda n: float(((short - 64 * b) * n + b * n.astype(float)**2).sum())), (count(model, 64) - 64 * short) / 64
 
 
+def mlm_operations(model: torch.nn.Module, pieces: Rows, p: float) -> float:
+    """Operations of the matrix products that an epoch of MLM cannot do without: real tokens, head on masked positions (a backward pass counts
+    twice its forward pass)."""
+    encoder, head = cost(model)
+    return 3 * (encoder(pieces.length) + head * maskers.budget(gather(pieces, np.arange(len(pieces))), p).sum())
+
+
 def operations(w: SimpleNamespace) -> dict[str, float]:
-    """Operations of the matrix products that the stages of one play cannot do without: real tokens, head on masked positions (a backward
-    pass counts twice its forward pass)."""
-    encoder, head = cost(w.model)
-    masked = maskers.budget(gather(w.sub.contexts, np.arange(len(w.sub.contexts))), w.p).sum()
-    return {"MLM": 3 * w.mlm_epochs * (encoder(w.sub.contexts.length) + head * masked), "fine-tuning": 3 * w.ft_epochs * encoder(w.sub.train.length),
+    """The same of the stages of one play."""
+    encoder, _ = cost(w.model)
+    return {"MLM": w.mlm_epochs * mlm_operations(w.model, w.sub.contexts, w.p), "fine-tuning": 3 * w.ft_epochs * encoder(w.sub.train.length),
             "validation": encoder(w.sub.val.length)}
 
 
@@ -227,12 +232,12 @@ def steps(lm: torch.nn.Module, data: data_prep.Data, specials: Specials, length:
     n, text = 2 * batch_size, data.corpus
     lo = np.arange(n) * 97 % max(1, len(text.ids) - length)                                         # blocks cut without regard to texts
     pieces = Rows(text, specials, np.zeros(n, np.int64), lo, lo + length - len(specials.prefix) - len(specials.suffix))
-    seen, (encoder, head) = [], cost(lm)
+    seen = []
     pretrain(lm, pieces.take(np.arange(batch_size)), maskers.find("random"), batch_size=batch_size, quiet=True)
     with measured(seen):
         pretrain(lm, pieces, maskers.find("random"), batch_size=batch_size, quiet=True)
-    operations = 3 * (encoder(pieces.length) + head * maskers.budget(gather(pieces, np.arange(n)), 0.15).sum())
-    return n / seen[0][0], operations / seen[0][0], seen[0][1]
+    (seconds, gb), = seen
+    return n / seconds, mlm_operations(lm, pieces, 0.15) / seconds, gb
 
 
 def fresh_bert(hidden: int, vocabulary: int) -> torch.nn.Module:
@@ -350,8 +355,7 @@ def main(
     if scaling:
         print()
         lines, figures["scaling"] = [], []
-        points = [(n, 16, 384) for n in (128, 256, 384, 512)] + [(128, b, 384) for b in (8, 32, 64)] + [(128, 16, h) for h in (128, 256, 768)]
-        for n, b, h in tqdm(points, desc="scaling", disable=None):
+        for n, b, h in tqdm(POINTS, desc="scaling", disable=None):
             rate, done, gb = steps(fresh_bert(h, len(tok)), data, specials, n, b)
             figures["scaling"].append({"length": n, "batch": b, "hidden": h, "rows/s": rate, "share": done / best, "peak GB": gb})
             lines.append([f"{n}", f"{b}", f"{h}", f"{rate:.1f}", f"{done / best:.0%}", f"{gb:.2f}"])

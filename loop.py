@@ -38,8 +38,9 @@ from tqdm import tqdm
 
 try:
     import fcntl
+    import resource
 except ImportError:         # Windows has no such locks: there, nobody should start the same run twice at once
-    fcntl = None
+    fcntl = resource = None
 
 LOCKS: dict[Path, object] = {}          # of the runs that this process is at work on, held until it ends
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -78,6 +79,13 @@ def has_bf16(kind: str) -> bool:
 def autocast(dev: torch.device, fast: bool = True) -> contextlib.AbstractContextManager:
     """bf16 autocast where the device multiplies bf16 natively; fp32 elsewhere and on the plain path."""
     return torch.autocast(dev.type, torch.bfloat16, enabled=fast and has_bf16(dev.type))
+
+
+def peak_gb() -> float:
+    """The most memory that this process has held so far, in 10^9 bytes; 0.0 where the system does not say (Windows)."""
+    if not resource:
+        return 0.0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
 
 
 # ---------------------------------------------------------------- several processes (torchrun)

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import pickle
-import resource
 import sys
 import time
 from collections import Counter
@@ -35,6 +34,7 @@ from tqdm import tqdm
 import data_prep
 import finetune_cls
 import finetune_qa
+import loop
 import maskers
 import toy
 from data_prep import Rows, Specials, blocks, gather, heads, windows
@@ -606,8 +606,7 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
             row |= {f"{name}_policy_loss": learnt[0], f"{name}_value_loss": learnt[1]}
         # log, save
         seconds.update({"learning": time.time() - started, "episode": time.time() - begin})
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform != "darwin" else 1 << 30)
-        row |= {"replay": len(agents["learner"].replay), "peak_gb": round(peak, 2)}
+        row |= {"replay": len(agents["learner"].replay), "peak_gb": round(loop.peak_gb(), 2)}
         metrics.append(row | {"seconds": {stage: round(s, 2) for stage, s in seconds.items()}})
         with open(out / "metrics.jsonl", "a") as f:
             f.write(json.dumps(metrics[-1]) + "\n")

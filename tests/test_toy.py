@@ -77,6 +77,17 @@ def test_bench_prints_its_tables(shown, tmp_path):
     assert 0 < figures["stages"]["MLM"]["share"] < 1 and 0 < figures["rest of an episode"][0] < 1
 
 
+def test_bench_prints_how_the_cost_grows(shown, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "POINTS", [(16, 2, 64), (32, 2, 64)])            # length, batch, width
+    monkeypatch.setattr(bench, "episode", lambda w, folder: {"seconds": {"mlm": 1.0, "episode": 2.0}, "peak_gb": 1.0})
+    bench.main(contexts=8, examples=16, validation=16, ft_epochs=1, updates=1, repeats=1, scaling=True, out=str(tmp_path / "b.json"))
+    out = capsys.readouterr().out
+    steps, plays = (out.split(title)[1].splitlines()[1:] for title in ("MLM steps: length", "one play: contexts"))
+    assert [line.split()[:3] for line in steps[:2]] == [["16", "2", "64"], ["32", "2", "64"]]
+    assert [line.split()[0] for line in plays] == ["2", "4", "8", "16"]
+    assert all(0 < f["share"] < 1 for f in json.loads((tmp_path / "b.json").read_text())["scaling"] if "share" in f)
+
+
 def test_operations_are_counted_as_by_hand():
     model = toy.blank()
     model.set_attn_implementation("eager")                      # as load_lm does on a CPU
