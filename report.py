@@ -377,10 +377,12 @@ def latex(parts: list[tuple]) -> str:
             out.append(f"% {title}")
         elif kind == "table":
             lines = [" & ".join(cell(c, tex, r"\textbf{%s}", r"\underline{%s}", "$_{%s}$") for c in line) + r" \\" for line in (what[1], *what[2])]
-            out += [r"\begin{table}", r"\centering", rf"\caption{{{title}: {tex(what[0])}}}", r"\begin{tabular}{l" + "r" * (len(what[1]) - 1) + "}",
-                    r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", r"\end{table}"]
-        elif kind == "notes":
-            out += [rf"\noindent{{\footnotesize {tex(note)}}}\par" for note in what[0]]
+            out += [r"\begin{table}", r"\centering", rf"\caption{{{title}: {tex(what[0])}}}",
+                    r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{\begin{tabular}{l" + "r" * (len(what[1]) - 1) + "}",
+                    r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}}", r"\end{table}"]
+        elif kind == "notes":                                       # a table's float away with it
+            end = [out.pop()] if out[-1] == r"\end{table}" else []
+            out += [rf"\par{{\raggedright\footnotesize {tex(note)}\par}}" for note in what[0]] + end
         else:
             out.append(rf"\begin{{figure}}\centering\includegraphics[width=\linewidth]{{{what[0]}}}\caption{{{tex(what[1])}}}\end{{figure}}")
     return "\n".join(out) + "\n"

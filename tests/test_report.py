@@ -370,6 +370,7 @@ def test_names_are_escaped(tmp_path):
     assert r"a$|$b\_c\%d\&e\#f.py:\$x$<$y & " in tex and "caption{a\\_b$|$c, minilm: scores}" in tex
     assert not [line for line in tex.splitlines() if re.search(r"(?<!\\)[%#]", line) and not line.startswith("% ")]
     assert tex.count(r"\begin{table}") == tex.count(r"\end{table}") == 2
+    assert "\\end{table}\n\\par" not in tex and tex.count(r"\par}" + "\n" + r"\end{table}") == 1         # notes float with their table
     assert report.tex(r"\~^") == r"\textbackslash{}\textasciitilde{}\textasciicircum{}" and report.tex("-0.14 to x-2†") == r"$-$0.14 to x-2$^\dag$"
 
 
