@@ -5,7 +5,9 @@
     python report.py --readme=README.md                                         # and between its lines <!-- results --> and <!-- /results -->
 
 Everything comes from the lines that finetune_cls.py and finetune_qa.py append, and from the scores of single examples that they point to.
+Its statistics of a running comparison and its learning curves serve train_nmg.py.
 """
+import functools
 import json
 import math
 import os
@@ -13,10 +15,11 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 
-from loop import UserError, beside, cli
+from loop import UserError, beside, cli, stream
 
 NAMES = {"none": "No PT", "random": "Random", "whole": "Whole-Random", "span": "Span-Random", "entity": "Entity-Random", "punct": "Punct.-Random"}
 ORDER = [*NAMES.values(), "NMG", "NMG without self-play", "NMG without continual adaptation"]
@@ -235,6 +238,29 @@ def against(row: dict[int, dict], random: dict[int, dict], k: int) -> dict | Non
             "p_examples": sign_test(d.mean(0)), "detectable": detectable(each)}
 
 
+LOOKS = (1/8, 1/4, 1/2, 3/4, 1)         # shares of the validation examples after which sequential validation may stop
+
+
+@functools.cache
+def boundary(error: float, looks: tuple[float, ...] = LOOKS) -> float:
+    """What |Z| exceeds at one look or more with probability `error` where two players are equal; from half a million Brownian paths."""
+    steps = stream(0, "boundary").normal(size=(500_000, len(looks))) * np.sqrt(np.diff(looks, prepend=0))
+    return float(np.quantile(np.abs(np.cumsum(steps, 1) / np.sqrt(looks)).max(1), 1 - error))
+
+
+def verdict(d: np.ndarray, V: int, error: float) -> tuple[np.ndarray, np.ndarray]:
+    """Which of two players is better, (...) -1, 0 or 1, and where it is 0, whether more examples may tell, (...) bool. d (..., n): the
+    differences between their scores on the first n of V examples in random order.
+
+    A group-sequential test with one boundary for |Z| at all looks (Pocock 1977), Z = sum(d) / sqrt(sum(d^2)): among players that are equal,
+    in the world that the V examples come from or on those V, a sign appears at any look with probability `error` at most; among others
+    the wrong sign with less than half of that. After all V, Z will be normal with mean Z / sqrt(t) and variance (1 - t) / t, t = n / V;
+    where it will be beyond the boundary with probability below `error`, more examples are futile (Spiegelhalter et al. 1986)."""
+    z, t, c = d.sum(-1) / np.sqrt(np.maximum(1e-12, (d**2).sum(-1))), d.shape[-1] / V, boundary(error)
+    cdf, lead, spread = np.vectorize(NormalDist().cdf), np.abs(z) / np.sqrt(t), np.sqrt(max(1e-12, 1 - t) / t)
+    return np.sign(z) * (np.abs(z) > c), (np.abs(z) <= c) & (cdf((lead - c) / spread) + cdf((-lead - c) / spread) >= error)
+
+
 # ---------------------------------------------------------------- tables
 
 def score_table(title: str, dataset: str, lm: str, rows: dict[str, dict[int, dict]]) -> list[tuple]:
@@ -331,6 +357,39 @@ def forest(compared: dict[str, dict[str, dict | None]], title: str, file: Path) 
     fig.suptitle(title, fontsize=11)
     with beside(file) as tmp:
         fig.savefig(tmp, dpi=150, format="png")
+    plt.close(fig)
+
+
+def won(m: dict, name: str) -> float:
+    """1, 0 or -1: whether a player won an episode against random, by what sequential validation decided or else by the scores."""
+    return m.get(f"{name}_won", np.sign(m[f"{name}_score"] - m["random_score"]))
+
+
+def curves(metrics: list[dict], file: Path) -> None:
+    """PAPER: learning curves. Cumulative regret against random with its worst case, policy entropy, loss."""
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    x = np.arange(1, len(metrics) + 1)
+    fig, (regret, entropy, loss) = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    regret.plot(x, x, color="grey", linewidth=1, label="worst case")
+    for name, color in (("learner", "#1f3b57"), ("opponent", "#d08c3c")):
+        if f"{name}_score" in metrics[0]:
+            regret.plot(x, np.cumsum([won(m, name) < 0 for m in metrics]), color=color, label=name)
+            entropy.plot(x, [m[f"{name}_entropy"] for m in metrics], color=color, label=name)
+            loss.plot(x, [m[f"{name}_policy_loss"] + m[f"{name}_value_loss"] for m in metrics], color=color, label=name)
+    entropy.plot(x, [m["uniform_entropy"] for m in metrics], color="grey", linewidth=1, label="uniform")
+    regret.set(title="episodes lost against random, so far", ylim=(0, None))
+    entropy.set(title="mean entropy of the policy, nats", ylim=(0, None))
+    loss.set(title="loss of an action in replay")
+    regret.yaxis.get_major_locator().set_params(integer=True)
+    for ax in (regret, entropy, loss):
+        ax.set(xlabel="episode", xlim=(0, len(x) + 1))
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(frameon=False, fontsize=8)
+    with beside(file) as tmp:
+        fig.savefig(tmp, dpi=120, format="png")
     plt.close(fig)
 
 

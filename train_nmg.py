@@ -8,7 +8,6 @@ An episode: sample a sub-task; three players (random, opponent, learner) each ma
 whoever's masks did better than the others' is rewarded for the tokens that the others did not mask; both agents learn from replay.
 """
 import copy
-import functools
 import importlib.util
 import itertools
 import json
@@ -20,7 +19,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,6 +39,7 @@ from data_prep import Rows, Specials, blocks, gather, heads, windows
 from loop import UserError, beside, by_length, checked, claim, cli, device, gathered, processes, share_weights, shared, stream, team, torch_seed
 from maskers import NMG, RowRandom
 from pretrain import fitting, hidden_states, load_lm, pretrain, versions
+from report import LOOKS, curves, verdict, won
 
 PLAYERS = ("random", "opponent", "learner")
 
@@ -157,29 +156,6 @@ def score(model: torch.nn.Module, task: Task, sub: SubTask, some: np.ndarray, me
     hit, log_p = finetune_qa.positions(model, val)
     there, value = ~np.isnan(log_p), hit if metric == "positions" else log_p                        # windows that hold the whole answer
     return np.bincount(at[there], value[there], len(asked)) / np.maximum(1, np.bincount(at[there], minlength=len(asked)))
-
-
-LOOKS = (1/8, 1/4, 1/2, 3/4, 1)         # shares of the validation examples after which sequential validation may stop
-
-
-@functools.cache
-def boundary(error: float, looks: tuple[float, ...] = LOOKS) -> float:
-    """What |Z| exceeds at one look or more with probability `error` where two players are equal; from half a million Brownian paths."""
-    steps = stream(0, "boundary").normal(size=(500_000, len(looks))) * np.sqrt(np.diff(looks, prepend=0))
-    return float(np.quantile(np.abs(np.cumsum(steps, 1) / np.sqrt(looks)).max(1), 1 - error))
-
-
-def verdict(d: np.ndarray, V: int, error: float) -> tuple[np.ndarray, np.ndarray]:
-    """Which of two players is better, (...) -1, 0 or 1, and where it is 0, whether more examples may tell, (...) bool. d (..., n): the
-    differences between their scores on the first n of V examples in random order.
-
-    A group-sequential test with one boundary for |Z| at all looks (Pocock 1977), Z = sum(d) / sqrt(sum(d^2)): among players that are equal,
-    in the world that the V examples come from or on those V, a sign appears at any look with probability `error` at most; among others
-    the wrong sign with less than half of that. After all V, Z will be normal with mean Z / sqrt(t) and variance (1 - t) / t, t = n / V;
-    where it will be beyond the boundary with probability below `error`, more examples are futile (Spiegelhalter et al. 1986)."""
-    z, t, c = d.sum(-1) / np.sqrt(np.maximum(1e-12, (d**2).sum(-1))), d.shape[-1] / V, boundary(error)
-    cdf, lead, spread = np.vectorize(NormalDist().cdf), np.abs(z) / np.sqrt(t), np.sqrt(max(1e-12, 1 - t) / t)
-    return np.sign(z) * (np.abs(z) > c), (np.abs(z) <= c) & (cdf((lead - c) / spread) + cdf((-lead - c) / spread) >= error)
 
 
 def validate(tuned: dict[str, torch.nn.Module], players: tuple[str, ...], task: Task, sub: SubTask, metric: str, error: float | None,
@@ -409,7 +385,7 @@ def forget(memory: dict[int, States], agents: dict[str, Agent], gb: float) -> No
             a.replay = a.replay[a.replay["episode"] > min(memory)]
 
 
-# ---------------------------------------------------------------- 4. what is kept: checkpoints, curves, comparison
+# ---------------------------------------------------------------- 4. what is kept
 
 def save_checkpoint(folder: Path, done: int, agents: dict[str, Agent], memory: dict[int, States], lm: torch.nn.Module | None,
                     trials: np.ndarray, metrics: list[dict]) -> None:
@@ -460,42 +436,9 @@ def load_checkpoint(folder: Path, agents: dict[str, Agent], memory: dict[int, St
     return 0, np.zeros((0, agents["learner"].policy.hidden + 1)), []
 
 
-def won(m: dict, name: str) -> float:
-    """1, 0 or -1: whether a player won an episode against random, by what sequential validation decided or else by the scores."""
-    return m.get(f"{name}_won", np.sign(m[f"{name}_score"] - m["random_score"]))
-
-
 def won_lost(metrics: list[dict]) -> str:
     ahead = [won(m, "learner") for m in metrics]
     return f"won {sum(a > 0 for a in ahead)} and lost {sum(a < 0 for a in ahead)} against random"
-
-
-def curves(metrics: list[dict], file: Path) -> None:
-    """PAPER: learning curves. Cumulative regret against random with its worst case, policy entropy, loss."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    x = np.arange(1, len(metrics) + 1)
-    fig, (regret, entropy, loss) = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
-    regret.plot(x, x, color="grey", linewidth=1, label="worst case")
-    for name, color in (("learner", "#1f3b57"), ("opponent", "#d08c3c")):
-        if f"{name}_score" in metrics[0]:
-            regret.plot(x, np.cumsum([won(m, name) < 0 for m in metrics]), color=color, label=name)
-            entropy.plot(x, [m[f"{name}_entropy"] for m in metrics], color=color, label=name)
-            loss.plot(x, [m[f"{name}_policy_loss"] + m[f"{name}_value_loss"] for m in metrics], color=color, label=name)
-    entropy.plot(x, [m["uniform_entropy"] for m in metrics], color="grey", linewidth=1, label="uniform")
-    regret.set(title="episodes lost against random, so far", ylim=(0, None))
-    entropy.set(title="mean entropy of the policy, nats", ylim=(0, None))
-    loss.set(title="loss of an action in replay")
-    regret.yaxis.get_major_locator().set_params(integer=True)
-    for ax in (regret, entropy, loss):
-        ax.set(xlabel="episode", xlim=(0, len(x) + 1))
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=8)
-    with beside(file) as tmp:
-        fig.savefig(tmp, dpi=120, format="png")
-    plt.close(fig)
 
 
 def tensorboard_writer(out: Path, done: int):

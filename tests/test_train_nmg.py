@@ -23,6 +23,7 @@ import data_prep
 import loop
 import maskers
 import pretrain
+import report
 import toy
 import train_nmg
 from data_prep import Specials, gather
@@ -322,17 +323,17 @@ def test_equal_masks_score_equally_and_only_common_seeds_do(tiny_data):
 @pytest.mark.parametrize(("looks", "constant"), [(2, 2.178), (3, 2.289), (5, 2.413)])
 def test_the_boundary_is_pococks(looks, constant):
     """Jennison and Turnbull 2000, table 2.1, two-sided at 0.05."""
-    assert train_nmg.boundary(0.05, tuple(np.arange(1, looks + 1) / looks)) == pytest.approx(constant, abs=0.01)
+    assert report.boundary(0.05, tuple(np.arange(1, looks + 1) / looks)) == pytest.approx(constant, abs=0.01)
 
 
 def sequential(d, error):
     """Sign and share of examples used of many validations at once, d (R, V) the differences in the order of the examples."""
     V, sign, used, going = d.shape[1], np.zeros(len(d)), np.zeros(len(d)), np.full(len(d), True)
-    for look in train_nmg.LOOKS:
+    for look in report.LOOKS:
         if not going.any():
             break
         n = math.ceil(V * look)
-        signs, more = train_nmg.verdict(d[going, :n].astype(int), V, error)
+        signs, more = report.verdict(d[going, :n].astype(int), V, error)
         sign[going], used[going] = signs, n / V
         going[going] = more
     return sign, used
