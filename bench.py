@@ -173,12 +173,9 @@ def measured(into: list) -> Iterator[None]:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
-    if torch.cuda.is_available():
-        gb = torch.cuda.max_memory_allocated() / 1e9
-    elif peak.exists():
+    gb = peak_gb()
+    if peak.exists() and not torch.cuda.is_available():
         gb = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024 / 1e9
-    else:
-        gb = peak_gb()
     into.append((seconds, gb))
 
 

@@ -43,7 +43,7 @@ def finetune(lm: torch.nn.Module, pieces: Rows, labels: int, *, epochs: int = 3,
     return model
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def predict(model: torch.nn.Module, pieces: Rows, fast: bool = True, quiet: bool = False) -> np.ndarray:
     """(N, C) logits of every row, in large batches of similar length."""
     dev, out = device(), np.zeros((len(pieces), model.config.num_labels), np.float32)

@@ -67,7 +67,7 @@ def finetune(lm: torch.nn.Module, pieces: Rows, *, epochs: int = 2, lr: float = 
     return model
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def predict(model: torch.nn.Module, pieces: Rows, max_answer: int = 30, n_best: int = 5, fast: bool = True, quiet: bool = False) -> list[list]:
     """For every question that `pieces` ask, in order, its n best (text, score, first token, last token), best first, over all its windows.
 
@@ -94,7 +94,7 @@ def predict(model: torch.nn.Module, pieces: Rows, max_answer: int = 30, n_best: 
     return [answers(split, q, best.get(q, []), n_best) for q in np.unique(pieces.question)]
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def positions(model: torch.nn.Module, pieces: Rows, fast: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Of every window (M,): the share of start and end hit by the argmax over all its tokens (the official code's accuracy), and the log
     probability of both; 0 and nan where the window does not hold all of the answer."""

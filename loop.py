@@ -20,6 +20,7 @@ import queue
 import re
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -60,10 +61,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 # ---------------------------------------------------------------- device and precision
 
 def device() -> torch.device:
-    """The best device of this machine: cuda, then mps, then cpu. On cuda, deterministic wherever PyTorch has such a kernel."""
+    """The best device of this machine: cuda, then mps, then cpu. On cuda, PyTorch takes deterministic kernels, and raises where there is none
+    (only to warn would let it choose other kernels for attention)."""
     if torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False         # nothing here reads what it did not write
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
@@ -82,7 +85,9 @@ def autocast(dev: torch.device, fast: bool = True) -> contextlib.AbstractContext
 
 
 def peak_gb() -> float:
-    """The most memory that this process has held so far, in 10^9 bytes; 0.0 where the system does not say (Windows)."""
+    """The most memory that this process has held so far, in 10^9 bytes: the GPU's where there is one; 0.0 where nobody says (Windows)."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
     if not resource:
         return 0.0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
@@ -119,7 +124,7 @@ def processes() -> tuple[int, int]:
     if not distributed.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(device())
-        distributed.init_process_group(timeout=PATIENCE)
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else None, timeout=PATIENCE)   # objects go by gloo
     return distributed.get_rank(GROUP), distributed.get_world_size(GROUP)
 
 
@@ -254,20 +259,23 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
     checkpoint: a file; written every `save_every` steps and on Ctrl-C, and read at the start when its `key` is the same.
     Raises KeyboardInterrupt after saving, UserError when the loss is no longer finite."""
     dev, (rank, world) = device(), processes()
+    if dev.type == "cuda" and len(set(gathered((socket.gethostname(), dev.index)))) < world:
+        raise UserError(f"{world} processes share every batch, but have fewer GPUs; start one process a GPU")
     model.to(dev).train()
     params = [p for p in model.parameters() if p.requires_grad]
-    opt = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=dev.type in ("cpu", "cuda"))
+    opt = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=dev.type in ("cpu", "cuda", "mps"))
     schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: max(0.0, 1 - s / max(1, steps)))
     done, average, begin = 0, torch.zeros((), device=dev), time.time() - spent(checkpoint, key)
     if checkpoint and checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True, map_location=dev)
+        state = torch.load(checkpoint, weights_only=True, map_location="cpu")
         if state["key"] == key:
             model.load_state_dict(state["model"])
             opt.load_state_dict(state["opt"])
             schedule.load_state_dict(state["schedule"])
-            done, average = state["done"], state["average"]
+            done, average = state["done"], state["average"].to(dev)
             set_rng(state["rng"][rank % len(state["rng"])])
             print(f"resuming at step {done} of {steps} from {checkpoint}", flush=True)
+        del state
 
     if world > 1 and len(set(gathered(done))) > 1:
         raise UserError(f"{checkpoint}: not every process sees this checkpoint; they need a folder in common")
@@ -344,11 +352,11 @@ def add_up(params: list[torch.Tensor], loss: torch.Tensor, stopped: bool) -> tup
 
 def with_head(lm: torch.nn.Module, auto: type, seed: int, **config) -> torch.nn.Module:
     """A task model (an AutoModelFor... class) around a copy of the LM's encoder; its head is fresh, from the stream "head"."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch_seed(seed, "head")
         changed = type(lm.config).from_dict(lm.config.to_dict() | config)
         model = auto.from_config(changed, attn_implementation=lm.config._attn_implementation, dtype=torch.float32)
-    model.base_model.load_state_dict(lm.base_model.state_dict(), strict=False)
+    model.to(lm.device).base_model.load_state_dict(lm.base_model.state_dict(), strict=False)
     return model
 
 
@@ -375,13 +383,16 @@ def quick_dropout(wanted: bool) -> Iterator[None]:
 
 
 def get_rng() -> dict:
-    return {"cpu": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []}
+    return {"cpu": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
+            "mps": [torch.mps.get_rng_state()] if torch.backends.mps.is_available() else []}
 
 
 def set_rng(state: dict) -> None:
-    torch.set_rng_state(state["cpu"].cpu())
+    torch.set_rng_state(state["cpu"])
     if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"][0].cpu())
+        torch.cuda.set_rng_state(state["cuda"][0])
+    if state.get("mps") and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"][0])
 
 
 @contextlib.contextmanager

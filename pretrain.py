@@ -137,7 +137,7 @@ def pretrain(model: torch.nn.Module, pieces: Rows, masker: maskers.Masker, *, p:
     return fit(model, plan, steps, make, mlm_loss, lr=lr, fast=fast, live=live, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def held_out_loss(model: torch.nn.Module, pieces: Rows, most: int = 1000) -> float:
     """Mean MLM loss on up to `most` blocks of held-out text under random masks (p = 0.15), the same for every masker and run."""
     dev, total, count = device(), 0.0, 0

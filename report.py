@@ -1,6 +1,6 @@
 """Turns lines of results into the paper's tables and a figure, and says what so few seeds can and cannot show (PAPER: tables 1-3).
 
-    python report.py                                                            # results/results.jsonl -> report/tables.md, tables.tex, forest-*.png
+    python report.py                                                            # results.jsonl -> report/tables.md, tables.tex, forest-*.png
     python report.py --results=here/results.jsonl,there/results.jsonl --split=dev --out=report-dev
     python report.py --readme=README.md                                         # and between its lines <!-- results --> and <!-- /results -->
 
@@ -417,7 +417,7 @@ def markdown(parts: list[tuple], folder: str = "") -> str:
         if kind == "title":
             out.append(f"### {md(what[0])}")
         elif kind == "table":
-            lines = [[cell(c, md, "**%s**", "<u>%s</u>", "<sub>%s</sub>") for c in line] for line in (what[1], *what[2])]
+            lines = [[cell(c, md, "**%s**", "<ins>%s</ins>", "<sub>%s</sub>") for c in line] for line in (what[1], *what[2])]
             lines.insert(1, ["---"] * len(what[1]))
             out.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
         elif kind == "notes":
@@ -471,7 +471,7 @@ def report(dataset: str, lm: str, rows: dict[str, dict[int, dict]], out: Path) -
 
 
 def main(
-    results: str = "results/results.jsonl",     # lines of finetune_cls.py and finetune_qa.py; several files with commas between them
+    results: str = "results.jsonl",             # lines of finetune_cls.py and finetune_qa.py; several files with commas between them
     split: str = "test",                        # lines of this split only
     out: str = "report",                        # folder of tables.md, tables.tex and forest-DATASET-LM.png
     readme: str | None = None,                  # a file whose part between its lines <!-- results --> and <!-- /results --> becomes the Markdown

@@ -115,7 +115,8 @@ all ${policies[@]+"${policies[@]}"}
 if [ -s "$OUT/failed" ]; then                                       # the rows of a policy that failed would take one that is not theirs
     left=()
     for row in "${rows[@]}"; do
-        if [[ $row == *--masker=nmg:* ]]; then echo "NOT STARTED, as a policy failed: $row" | tee -a "$OUT/failed" >&2; else left+=("$row"); fi
+        policy=${row#*--masker=nmg:} policy=${policy%% *}
+        if grep -qF -e " --out=$policy; log" "$OUT/failed"; then echo "NOT STARTED, as its policy failed: $row" | tee -a "$OUT/failed" >&2; else left+=("$row"); fi
     done
     rows=(${left[@]+"${left[@]}"})
 fi

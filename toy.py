@@ -188,16 +188,16 @@ def share(data, masker: str) -> float:
 
 def compare(data, maskers: dict[str, str], seeds: range, out) -> None:
     """Prints the score of each masker (by the name that it is shown under) on the toy test set, what it masks, and draws the scores."""
-    scores = {name: [] for name in maskers}
+    scores, width = {name: [] for name in maskers}, max(map(len, maskers))
     for seed in seeds:
         for name, seen in scores.items():
             seen.append(score(data, maskers[name], seed))
-            print(f"seed {seed}  {name:9} {seen[-1]:6.2f}", flush=True)
+            print(f"seed {seed}  {name:{width}} {seen[-1]:6.2f}", flush=True)
     measure = "test accuracy" if data.kind == "cls" else "exact match"
     print(f"\n{data.name}, {measure}: mean, standard deviation, each seed; share of informative words among the masked, at the start")
     for name, s in scores.items():
         each, what = " ".join(f"{x:6.2f}" for x in s), f"{share(data, maskers[name]):8.0%}" if maskers[name] != "none" else ""
-        print(f"{name:10} {np.mean(s):6.2f} {np.std(s, ddof=1) if len(s) > 1 else 0:6.2f}   {each}{what}")
+        print(f"{name:{width}} {np.mean(s):6.2f} {np.std(s, ddof=1) if len(s) > 1 else 0:6.2f}   {each}{what}")
     draw(scores, measure, 100 / (6 if data.kind == "cls" else 3), out)
     print(f"picture: {out}")
 

@@ -220,10 +220,10 @@ def evaluate(policy: NMG, memory: dict[int, States], episode: np.ndarray, contex
     n, chunks, logits, values = np.array([hi - lo for _, lo, hi in spans]), [], [], []
     for rows in by_length(n, tokens):
         some = [spans[row] for row in rows]
-        states = pad_sequence([s.h[lo:hi] for s, lo, hi in some], batch_first=True).float()
+        states = pad_sequence([s.h[lo:hi] for s, lo, hi in some], batch_first=True)
         ok = pad_sequence([s.ok[lo:hi] for s, lo, hi in some], batch_first=True)
         real = torch.arange(n[rows[0]]) < torch.from_numpy(n[rows])[:, None]
-        out, value = policy(states.to(device()), real.to(device()), ok.to(device()))
+        out, value = policy(states.to(device()).float(), real.to(device()), ok.to(device()))
         chunks.append(rows)
         logits.append(F.pad(out, (0, n.max() - out.shape[1]), value=-torch.inf))
         values.append(value)
@@ -653,8 +653,9 @@ def main(
         torch_seed(seed, "learner")                                 # drawing the same weights again
         (out / "untrained").mkdir(exist_ok=True)
         NMG(hidden, lm=lm, episodes=0).save(out / "untrained")
-        shown = {"none": "none", "random": "random", "nmg sampled": f"sampled:{out}", "nmg": f"nmg:{out}", "untrained": f"nmg:{out}/untrained",
-                 "oracle": "oracle"}
+        drawn = {f"{when} {how}": f"{kind}:{folder}" for how, kind in (("sampled", "sampled"), ("greedy", "nmg"))
+                 for when, folder in (("untrained", out / "untrained"), ("nmg", out))}
+        shown = {"none": "none", "random": "random"} | drawn | {"oracle": "oracle"}
         with team(1):                                               # the other processes have left
             toy.compare(data, shown, range(seed, seed + compare), picture)
 

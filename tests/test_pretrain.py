@@ -70,6 +70,16 @@ def test_a_batch_with_nothing_to_mask_is_no_loss(tok, tmp_path):
         assert loss == 0 and same(before, weights(model))
 
 
+def test_a_model_that_evaluation_moved_can_still_be_trained(tok, pieces, monkeypatch):
+    """From a CPU to a GPU; here, where there may be none, to float64, which replaces the weights all the same."""
+    model = random_lm("bert", len(tok))
+    monkeypatch.setattr(type(model), "to", lambda self, device: self.double())
+    pretrain.held_out_loss(model, pieces)
+    assert next(model.parameters()).dtype == torch.float64
+    batch, mask, ids = pretrain.masked_rows(pieces, maskers.find("random"), 0.15, 0, 0, np.arange(8))
+    pretrain.mlm_loss(model.train(), pretrain.tensors(batch, mask, ids)).backward()
+
+
 def test_the_plain_path_computes_the_same_training(tok, pieces, monkeypatch):
     """Padding to max_len and the head on every position change nothing but rounding."""
     monkeypatch.setattr(loop, "has_bf16", lambda kind: False)

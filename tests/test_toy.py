@@ -61,7 +61,7 @@ def test_a_row_of_the_toy_world_by_the_scripts(shown, tmp_path):
         assert result.returncode == 0, result.stderr
     row = json.loads((tmp_path / "results.jsonl").read_text())
     assert row["masker"] == "oracle" and row["lm"] == "tiny"
-    assert f"seed 0  oracle    {row['accuracy']:6.2f}" in shown[1].stdout
+    assert f"seed 0  oracle {row['accuracy']:6.2f}" in shown[1].stdout
 
 
 def test_bench_prints_its_tables(shown, tmp_path):

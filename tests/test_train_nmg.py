@@ -579,7 +579,8 @@ def test_killed_while_comparing_it_still_compares(finished, tmp_path, monkeypatc
     (folder / "checkpoint-00003.pt").write_bytes(b"left over")
     for _ in range(2):                                                  # the second finds the picture and does not compare again
         train_nmg.main(contexts=24, docs=6, episodes=4, explore=1, out="whole", compare=2)
-    assert compared == [(["none", "random", "nmg sampled", "nmg", "untrained", "oracle"], [0, 1])] and not list(folder.glob("checkpoint-*"))
+    shown = ["none", "random", "untrained sampled", "nmg sampled", "untrained greedy", "nmg greedy", "oracle"]
+    assert compared == [(shown, [0, 1])] and not list(folder.glob("checkpoint-*"))
     trained, fresh = (NMG.load(folder / name) for name in (".", "untrained"))
     train_nmg.torch_seed(0, "learner")                                  # as meta_train does
     assert trained.about["episodes"] == 4 and torch.equal(fresh.score[0].weight, NMG(128).score[0].weight)
