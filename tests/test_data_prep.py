@@ -12,6 +12,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import spacy
 from conftest import SHARED, TEXTS, fast_tokenizer, needs_shared, squad, write_jsonl
 
 import data_prep
@@ -205,8 +206,23 @@ def test_windows_are_those_of_hugging_face(kind, tmp_path):
     assert (batch.ids == theirs["input_ids"]).all()
     assert (batch.real == theirs["attention_mask"]).all()
     assert (pieces.question == theirs["overflow_to_sample_mapping"]).all()
+    assert (batch.types is not None) == (kind == "wordpiece")
     if batch.types is not None:
         assert (batch.types == theirs["token_type_ids"]).all()
+
+
+def test_entities_in_texts_that_spacy_gets_in_pieces(tmp_path):
+    nlp = spacy.blank("en")
+    nlp.add_pipe("entity_ruler", name="ner").add_patterns([{"label": "X", "pattern": "Berlin"}])
+    nlp.to_disk(tmp_path / "rules")
+    texts = ["Berlin", "In Berlin " + "the cat sat on " * 4000 + "the mat of Berlin, and purred."]     # the second has 60,000 characters
+    (tmp_path / "corpus.txt").write_text("\n".join(texts))
+    corpus = load(str(tmp_path / "corpus.txt"), fast_tokenizer("wordpiece")).corpus
+    corpus.spacy_model = str(tmp_path / "rules")
+    for row, text in enumerate(texts):
+        for number, place in enumerate(m.start() for m in re.finditer("Berlin", text)):
+            hit = corpus.start[row] + np.flatnonzero(corpus.ent[corpus.start[row]:corpus.start[row + 1]] == number)
+            assert (corpus.begin[hit].min(), corpus.end[hit].max()) == (place, place + 6)
 
 
 def test_heads_are_hugging_faces_truncation(tmp_path, tok):

@@ -124,15 +124,14 @@ def test_whole_takes_words_whole():
     assert (mask.sum(1) == 6).all() and len(np.unique(mask, axis=0)) > 50
 
 
-def test_span_lengths_are_geometric():
-    """Lengths of the spans, measured where the budget cuts none off: geometric with 0.2, at most 10 words."""
-    batch = plain_batch(rows=3000, n=400, words_of=1)
-    mask = maskers.find("span")(batch, maskers.budget(batch, 0.02), rng_of(batch))[:, 1:-1]
-    first = np.array([np.flatnonzero(row)[0] for row in mask])
-    runs = np.array([len(np.split(f, np.flatnonzero(np.diff(f) != 1) + 1)[0]) for f in map(np.flatnonzero, mask)])
-    assert first.mean() > 4 and runs.max() <= 8
-    assert np.mean(runs >= 2) > 0.75          # random tokens would give 0.02; geometric (0.2), cut at 8, gives about 0.8
-    assert (mask.sum(1) == 8).all()
+def test_spans_are_whole_words_of_geometric_length(monkeypatch):
+    """The scores that `span` hands on, where the budget cuts nothing off: 1 to 10 words, geometric with 0.2."""
+    seen, batch = [], plain_batch(rows=300, n=400, words_of=2)
+    monkeypatch.setattr(maskers, "pick", lambda score, batch, k: seen.append(score) or np.zeros_like(batch.ok))
+    maskers.find("span")(batch, maskers.budget(batch, 0.02), rng_of(batch))
+    length = np.concatenate([np.diff(np.flatnonzero(np.abs(np.diff(row)) > 1e-6)) for row in seen[0][:, 1:-1]])    # tokens of one score
+    assert (length % 2 == 0).all() and length.max() <= 20
+    np.testing.assert_allclose(np.bincount(length // 2, minlength=11)[1:] / len(length), 0.2 * 0.8**np.arange(10) / (1 - 0.8**10), atol=0.012)
 
 
 def test_span_begins_anywhere_in_a_block():
@@ -150,6 +149,9 @@ def test_punct_and_entity_come_first():
     k = maskers.budget(batch, 0.15)
     assert maskers.find("punct")(batch, k, rng_of(batch))[:, [5, 9]].all()
     assert maskers.find("entity")(batch, k, rng_of(batch))[:, 20:23].all()
+    for name in ("punct", "entity"):                                     # then random tokens, up to the budget
+        mask = maskers.find(name)(batch, k, rng_of(batch))
+        assert (mask.sum(1) == k).all() and (mask.any(0) == batch.ok[0]).all()
 
 
 def test_an_entity_is_masked_whole_or_not_at_all():

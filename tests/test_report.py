@@ -3,13 +3,16 @@ import itertools
 import json
 import math
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import SHARED, needs_shared, run
+from matplotlib import pyplot as plt
 from scipy import stats
 
 import report
+import train_nmg
 from loop import UserError
 from report import detectable, interval, sign_flips, sign_test, t_quantile
 
@@ -354,6 +357,28 @@ def test_splits_and_several_files(tmp_path):
     assert table(parts_of(tmp_path, "test", ["a/results.jsonl", "b/results.jsonl"]), "scores")["Random"]["accuracy"][0] == "60.00"
     assert list(table(parts_of(tmp_path, "dev", ["b/results.jsonl"]), "scores")) == ["Whole-Random"]
     assert "no such file" in refused(tmp_path, files=["c.jsonl"])
+
+
+@needs_shared
+def test_the_papers_figures():
+    text = (SHARED / "design/PAPER.md").read_text()
+    theirs = Counter(re.findall(r"\d+\.\d+±\d*\.\d+", text[text.index("## Tables"):]))
+    theirs.subtract(" ".join(report.PAPER.values()).split())
+    assert +theirs == Counter(["48.75±.08", "63.55±.14"]) and not -theirs          # NMG's row, again in table 3
+
+
+def test_learning_curves(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(plt, "close", shown.append)
+    scores = [(0.5, 0.4, 0.6), (0.5, 0.5, 0.3), (0.5, 0.2, 0.4)]
+    small = {"entropy": 0.1, "policy_loss": 0.2, "value_loss": 0.3}
+    metrics = [{"random_score": r, "opponent_score": o, "learner_score": s, "uniform_entropy": 2.0} |
+               {f"{name}_{what}": i + x for name in ("opponent", "learner") for what, x in small.items()} for i, (r, o, s) in enumerate(scores)]
+    report.curves(metrics, tmp_path / "c.png")
+    regret, entropy, loss = ({line.get_label(): list(line.get_ydata()) for line in ax.lines} for ax in shown[0].axes)
+    assert regret == {"worst case": [1, 2, 3], "learner": [0, 1, 2], "opponent": [1, 1, 2]}
+    assert entropy["learner"] == [0.1, 1.1, 2.1] and loss["opponent"] == pytest.approx([0.5, 2.5, 4.5])
+    assert report.won(metrics[0] | {"learner_won": 0}, "learner") == 0 and train_nmg.won_lost(metrics) == "won 1 and lost 2 against random"
 
 
 # ---------------------------------------------------------------- the script

@@ -99,5 +99,5 @@ def test_when_it_is_terminated_no_other_row_starts(stub, tmp_path):
         time.sleep(0.05)
     child.terminate()
     assert child.wait(5) == 143
-    time.sleep(5)
+    time.sleep(3)
     assert len((tmp_path / "log").read_text().splitlines()) == 1
