@@ -11,7 +11,6 @@ import copy
 import importlib.util
 import json
 import platform
-import re
 import subprocess
 import sys
 import tempfile
@@ -146,7 +145,7 @@ class Baseline:
 
 def episode(w: SimpleNamespace, folder: Path) -> dict:
     """One whole episode by train_nmg.py in a process of its own: its line of metrics (seconds of each stage, peak memory)."""
-    flags = {"dataset": w.dataset, "lm": w.lm, "raw": w.raw, "episodes": 1, "contexts": w.n_contexts, "examples": w.examples,
+    flags = {"dataset": w.dataset, "lm": w.lm, "raw": w.raw, "episodes": 1, "contexts": w.contexts, "examples": w.examples,
              "validation": w.validation, "val_share": 0.1, "p": w.p, "mlm_epochs": w.mlm_epochs, "mlm_lr": 2e-5, "ft_epochs": w.ft_epochs,
              "ft_lr": 2e-5, "rl_lr": 1e-4, "batch_size": w.batch_size, "max_len": w.block, "updates": w.updates, "minibatch": w.minibatch,
              "explore": 0, "continual": True, "credit": "play", "explorer": "uniform", "alpha": 0.01, "metric": "accuracy", "compare": 0,
@@ -154,7 +153,7 @@ def episode(w: SimpleNamespace, folder: Path) -> dict:
     done = subprocess.run([sys.executable, str(Path(__file__).with_name("train_nmg.py")), *(f"--{k}={v}" for k, v in flags.items())],
                           capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"train_nmg.py failed: {done.stderr.strip().splitlines()[-1]}")
+        raise UserError(f"train_nmg.py ended with {done.returncode}: {done.stderr.strip()[-300:]}")
     return json.loads((folder / "episode/metrics.jsonl").read_text())
 
 
@@ -172,11 +171,7 @@ def measured(into: list) -> Iterator[None]:
     yield
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    seconds = time.perf_counter() - begin
-    gb = peak_gb()
-    if peak.exists() and not torch.cuda.is_available():
-        gb = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024 / 1e9
-    into.append((seconds, gb))
+    into.append((time.perf_counter() - begin, peak_gb()))
 
 
 def masking_rate(pieces: Rows, name: str) -> float:
@@ -285,8 +280,8 @@ def main(
 
     def sized(n: int, examples: int) -> SimpleNamespace:
         sub = task.sample(stream(0, "sub-task"), n, None, examples, validation)
-        return SimpleNamespace(**run | {"contexts": None, "examples": examples, "ft_epochs": ft_epochs or (1 if qa else 5)}, n_contexts=n, task=task,
-                               sub=sub, tok=tok, model=model, block=block, length=length, hidden=model.config.hidden_size)
+        return SimpleNamespace(**run | {"contexts": n, "examples": examples, "ft_epochs": ft_epochs or (1 if qa else 5)}, task=task, sub=sub, tok=tok,
+                               model=model, block=block, length=length, hidden=model.config.hidden_size)
 
     w = sized(contexts or (32 if qa else 64), examples or (200 if qa else 64))
     limit = {str(d).removeprefix("torch."): product_rate(d) for d in (torch.float32, torch.bfloat16)}
@@ -358,8 +353,8 @@ def main(
             lines.append([f"{n}", f"{b}", f"{h}", f"{rate:.1f}", f"{done / best:.0%}", f"{gb:.2f}"])
         table(["MLM steps: length", "batch", "hidden", "rows/s", "of limit", "GB"], lines)
         lines = []
-        for n in (w.n_contexts // 4, w.n_contexts // 2, w.n_contexts, 2 * w.n_contexts):
-            some, took = Here(sized(n, n * w.examples // w.n_contexts)), []
+        for n in (max(1, w.contexts // 4), max(1, w.contexts // 2), w.contexts, 2 * w.contexts):
+            some, took = Here(sized(n, max(1, n * w.examples // w.contexts))), []
             for stage in (some.mlm, some.finetuning, some.validation):
                 with measured(took):
                     stage()

@@ -19,14 +19,14 @@ import itertools
 import json
 import os
 import re
+import shutil
 import string
-import sys
 import tarfile
 import unicodedata
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -57,14 +57,12 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
                 yield f"{path}:{n}", line
     except (UnicodeDecodeError, EOFError, OSError, zlib.error) as e:
         raise UserError(f"{path}: cannot be read after line {n}: {e}") from None
-    if n == 0:
-        raise UserError(f"{path}: the file is empty")
 
 
 def field(record: object, name: str, where: str, kind: type = str) -> object:
     """record[name], or one sentence saying where it is missing, of the wrong type, or empty."""
     if not isinstance(record, dict) or name not in record:
-        raise UserError(f"{where}: the field {name!r} is missing" + (f"; found: {', '.join(record)}" if isinstance(record, dict) else ""))
+        raise UserError(f"{where}: the field {name!r} is missing" + (f"; found: {', '.join(map(str, record))}" if isinstance(record, dict) else ""))
     value = record[name]
     if not isinstance(value, kind):
         raise UserError(f"{where}: the field {name!r} is {type(value).__name__}, not {getattr(kind, '__name__', kind)}")
@@ -99,7 +97,7 @@ def read(path: Path) -> Iterator[dict]:
 
 
 def read_table(rows: Iterable, delimiter: str, path: Path) -> Iterator[dict]:
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(2**31 - 1)
     table = csv.DictReader((line for _, line in rows), delimiter=delimiter, strict=True)
     try:
         for row in table:
@@ -112,6 +110,7 @@ def read_table(rows: Iterable, delimiter: str, path: Path) -> Iterator[dict]:
 def read_jsonl(rows: Iterable) -> Iterator[dict]:
     """`text`, with `label` where there is one and `doc` (the number of the document that it is from), or MRQA: a header line, then
     one context a line; answer spans include their end."""
+    numbered = None
     for where, line in rows:
         if not line.strip():
             continue
@@ -122,7 +121,8 @@ def read_jsonl(rows: Iterable) -> Iterator[dict]:
                 answers = []
                 for found in field(qa, "detected_answers", where, list):
                     for span in field(found, "char_spans", where, list):
-                        if not (isinstance(span, list) and len(span) == 2 and 0 <= span[0] <= span[1] < len(context)):
+                        numbers = isinstance(span, list) and [type(at) for at in span] == [int, int]
+                        if not (numbers and 0 <= span[0] <= span[1] < len(context)):
                             raise UserError(f"{where}: the answer span {span} of question {qa.get('qid')!r} is not inside its context")
                         answers.append({"text": context[span[0]:span[1] + 1], "start": span[0]})
                         check_answer(answers[-1]["text"], found.get("text", answers[-1]["text"]), span[0], where, loosely=True)
@@ -135,7 +135,10 @@ def read_jsonl(rows: Iterable) -> Iterator[dict]:
             record = {"text": field(row, "text", where)}
             if "label" in row:
                 record["label"] = str(field(row, "label", where, str | int))
-            if "doc" in row:
+            if numbered not in (None, "doc" in row):
+                raise UserError(f"{where}: the field 'doc' must be in all records or in none")
+            numbered = "doc" in row
+            if numbered:
                 record["doc"] = field(row, "doc", where, int)
                 if not 0 <= record["doc"] < 2**31:
                     raise UserError(f"{where}: the field 'doc' is {record['doc']}; documents have numbers from 0 to {2**31 - 1}")
@@ -166,7 +169,10 @@ def read_note(note: dict, where: str) -> Iterator[dict]:
     context = field(note, "context", where, str | list)
     text, qas = "\n".join(line.strip() for line in (context.splitlines() if isinstance(context, str) else context)), []
     for i, qa in enumerate(field(note, "qas", where, list)):
-        evidence = {str(a.get("evidence") or "").strip(): a.get("evidence_start") for a in field(qa, "answers", where, list)}
+        answers = field(qa, "answers", where, list)
+        if not all(isinstance(a, dict) for a in answers):
+            raise UserError(f"{where}: question {i} has an answer that is no object")
+        evidence = {str(a.get("evidence") or "").strip(): a.get("evidence_start") for a in answers}
         words = next(iter(evidence)).split() if len(evidence) == 1 else []
         if not words or " ".join(words).lower() in ("yes", "no"):
             continue
@@ -332,7 +338,7 @@ def find_source(name: str, raw: str | None) -> Source:
     if path.is_dir():
         return from_files(find_splits(path), dev=0.1)
     if path.is_file():
-        plain = re.search(r"\.(txt|text)(\.gz)?$", path.name) and not next(lines(path))[1].lstrip().startswith("{")
+        plain = re.search(r"\.(txt|text)(\.gz)?$", path.name) and not next(lines(path), ("", ""))[1].lstrip().startswith("{")
         return from_files({"corpus" if plain else "train": path}, **({} if plain else {"dev": 0.1}))
     raise UserError(f"--dataset={name}: neither a known name nor a path" + nearest(name, DATASETS))
 
@@ -342,18 +348,14 @@ def download(url: str, path: Path, sha256: str | None = None) -> Path:
     if path.exists():
         return path
     try:
-        with beside(path) as tmp, urllib.request.urlopen(url, timeout=60) as response, open(tmp, "wb") as out:
-            digest, size = hashlib.sha256(), int(response.headers.get("Content-Length") or 0)
-            with tqdm(total=size or None, unit="B", unit_scale=True, desc=path.name, disable=None) as bar:
-                while chunk := response.read(1 << 20):
-                    out.write(chunk)
-                    digest.update(chunk)
-                    bar.update(len(chunk))
-            out.close()
+        with beside(path) as tmp, urllib.request.urlopen(url, timeout=60) as response:
+            size = int(response.headers.get("Content-Length") or 0)
+            with tqdm.wrapattr(response, "read", size or None, desc=path.name, disable=None) as body, open(tmp, "wb") as out:
+                shutil.copyfileobj(body, out)
             if size and tmp.stat().st_size != size:
                 raise UserError(f"{url}: {tmp.stat().st_size} bytes came of {size}; try again")
-            if sha256 and digest.hexdigest() != sha256:
-                raise UserError(f"{url}: sha256 is {digest.hexdigest()}, not {sha256}: the file changed or was damaged on the way")
+            if sha256 and checksum(tmp) != sha256:
+                raise UserError(f"{url}: sha256 is {checksum(tmp)}, not {sha256}: the file changed or was damaged on the way")
     except (OSError, http.client.HTTPException) as e:               # URLError, time-outs and broken connections are OSErrors
         if getattr(e, "errno", 0) in FULL:
             raise
@@ -381,7 +383,7 @@ def load_tokenizer(name: str):
     from transformers import AutoTokenizer
     with lm_errors(name):
         tok = AutoTokenizer.from_pretrained(find_lm(name))
-    if not getattr(tok, "is_fast", False) or not hasattr(tok, "backend_tokenizer"):
+    if not hasattr(tok, "backend_tokenizer"):
         raise UserError(f"--lm={name}: has only a slow tokenizer ({type(tok).__name__}); a fast one (tokenizer.json) is needed")
     return tok
 
@@ -417,7 +419,7 @@ class Specials:
         ids, special = pair["input_ids"], np.array(pair["special_tokens_mask"])
         at = np.flatnonzero(special == 0)                       # where the two texts stand
         gap = at[np.argmax(np.diff(at))] + 1                    # where what joins them begins
-        return cls(ids[:at[0]], ids[gap:at[at > gap][0]], ids[at[-1] + 1:], max(pair.get("token_type_ids", [0])) > 0,
+        return cls(ids[:at[0]], ids[gap:at[at >= gap][0]], ids[at[-1] + 1:], max(pair.get("token_type_ids", [0])) > 0,
                    tok.pad_token_id, tok.mask_token_id, np.setdiff1d(np.arange(len(tok)), tok.all_special_ids))
 
 
@@ -482,7 +484,7 @@ class Data:
 
     def __getitem__(self, split: str) -> Split:
         if split not in self.splits:
-            hint = "; --dev_share=0.1 cuts one from train" if split == "dev" else ""
+            hint = "; --dev_share=0.1 cuts one from train" if split == "dev" and "train" in self.splits else ""
             raise UserError(f"{self.name} has no {split} split{hint}. Allowed: {', '.join(self.splits)}")
         return self.splits[split]
 
@@ -519,8 +521,8 @@ def load(name: str, tok, raw: str | None = None, dev_share: float | None = None,
         with beside(folder) as tmp:
             tmp.mkdir(parents=True)
             prepare(source, tok, tmp, name)
-    print(describe(folder, name), flush=True)
     meta = json.loads((folder / "meta.json").read_text())
+    print(describe(folder, name, meta), flush=True)
     if kind not in (None, meta["kind"]):
         script = {"cls": "finetune_cls.py", "qa": "finetune_qa.py", "text": "pretrain.py, it is a corpus only"}[meta["kind"]]
         raise UserError(f"--dataset={name}: holds {meta['kind']!r} data, not {kind!r}; for this data: {script}")
@@ -538,13 +540,10 @@ def checksum(file: Path) -> str:
 
 def prepare(source: Source, tok, folder: Path, name: str) -> None:
     """Writes every split of `source` under `folder`: a pass over train for its labels, one for each cut, one over each split to write."""
-    def numbered(make):
-        return lambda: with_docs(make())
-
     def keeping(make, keep):
         return lambda: itertools.compress(make(), keep)
 
-    readers = {split: numbered(make) for split, make in source.read.items()}
+    readers = {split: lambda make=make: with_docs(make()) for split, make in source.read.items()}
     kind, labels, whole = "text", [], readers.get("train")
     if whole:
         first = next(iter(whole()), {})
@@ -553,7 +552,7 @@ def prepare(source: Source, tok, folder: Path, name: str) -> None:
     for part, share in source.cut.items() if whole else ():
         whole = readers["train"]
         held = cut_docs(np.array([r["doc"] for r in whole()]), share)
-        if held.any() and not held.all():
+        if not held.all():
             readers["train"], readers[part] = keeping(whole, ~held), keeping(whole, held)
     splits = [s for s in SPLITS if s in readers]
     for split in splits:
@@ -597,7 +596,8 @@ def write_split(records: Iterable[dict], tok, folder: Path, kind: str, labels: l
     for name in size.keys() & files.keys():
         append(name, 0)
     row = 0
-    for chunk in batched(tqdm(records, desc=what, unit="row", disable=None), 1000):
+    records = iter(tqdm(records, desc=what, unit="row", disable=None))
+    while chunk := list(itertools.islice(records, 1000)):
         texts = [clean(r["text"]) for r in chunk]
         asking = [qa for i, r in enumerate(chunk) for qa in (field(r, "qas", f"{what}, row {row + i + 1}", list) if kind == "qa" else ())]
         encoded_questions = iter(backend.encode_batch([clean(qa["question"]) for qa in asking], add_special_tokens=False))
@@ -648,15 +648,8 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def batched(items: Iterable, n: int) -> Iterator[list]:
-    items = iter(items)
-    while chunk := list(itertools.islice(items, n)):
-        yield chunk
-
-
-def describe(folder: Path, name: str) -> str:
+def describe(folder: Path, name: str, meta: dict) -> str:
     """What was made: the counts that one should see."""
-    meta = json.loads((folder / "meta.json").read_text())
     out = [f"{name} ({meta['kind']}) in {folder}"]
     for s in meta["splits"]:
         split = Split(folder / s)
@@ -671,17 +664,19 @@ def describe(folder: Path, name: str) -> str:
     return "\n".join(out)
 
 
-def find_entities(split: Split, spacy_model: str) -> np.ndarray:
-    """(T,) int32: the row's n-th named entity, or -1, for every token that overlaps one."""
+def load_spacy(name: str, task: str, **how):
+    """A spaCy pipeline; UserError where there is none."""
     import spacy
     try:
-        nlp = toy.pipeline() if spacy_model == "toy" else spacy.load(spacy_model)
+        return spacy.load(name, **how)
     except (OSError, ImportError):
-        raise UserError(f"the spaCy model {spacy_model!r} is not installed: python -m spacy download {spacy_model} "
-                        "(or --spacy_model=FOLDER); it finds the named entities") from None
-    keep = {"tok2vec", "transformer", "ner"}
-    for pipe in set(nlp.pipe_names) - keep:
-        nlp.disable_pipe(pipe)
+        raise UserError(f"the spaCy model {name!r} is not installed: python -m spacy download {name} (or --spacy_model=FOLDER); it {task}") from None
+
+
+def find_entities(split: Split, spacy_model: str) -> np.ndarray:
+    """(T,) int32: the row's n-th named entity, or -1, for every token that overlaps one."""
+    nlp = toy.pipeline() if spacy_model == "toy" else load_spacy(spacy_model, "finds the named entities")
+    nlp.select_pipes(enable=["tok2vec", "transformer", "ner"])
     ent = np.full(len(split.ids), -1, np.int32)
 
     def pieces():                                   # spaCy's memory grows with the text: long texts go in at white space
@@ -730,7 +725,7 @@ class Rows:
 
     def take(self, rows: np.ndarray) -> "Rows":
         question = None if self.question is None else self.question[rows]
-        return Rows(self.split, self.specials, self.row[rows], self.lo[rows], self.hi[rows], question, self.max_question)
+        return replace(self, row=self.row[rows], lo=self.lo[rows], hi=self.hi[rows], question=question)
 
 
 def blocks(split: Split, specials: Specials, max_len: int) -> Rows:

@@ -128,11 +128,11 @@ def processes() -> tuple[int, int]:
     return distributed.get_rank(GROUP), distributed.get_world_size(GROUP)
 
 
-def shared(value: object, source: int = 0) -> object:
-    """The value that process `source` has, in every process."""
+def shared(value: object) -> object:
+    """The value that the first process has, in every process."""
     box = [value]
     if processes()[1] > 1:
-        distributed.broadcast_object_list(box, group=GROUP, group_src=source)
+        distributed.broadcast_object_list(box, group=GROUP, group_src=0)
     return box[0]
 
 
@@ -209,9 +209,9 @@ def by_length(length: np.ndarray, tokens: int | None = None) -> Iterator[np.ndar
         order = order[size:]
 
 
-def ahead(make: Iterable, depth: int = 4) -> Iterator:
-    """Runs an iterator in a thread, `depth` items ahead, so that batches are built while the device computes."""
-    q, end, stop = queue.Queue(depth), object(), threading.Event()
+def ahead(make: Iterable) -> Iterator:
+    """Runs an iterator in a thread, four items ahead, so that batches are built while the device computes."""
+    q, end, stop = queue.Queue(4), object(), threading.Event()
 
     def put(item):
         while not stop.is_set():
@@ -245,9 +245,8 @@ def to(tensors: dict[str, torch.Tensor], dev: torch.device) -> dict[str, torch.T
 
 # ---------------------------------------------------------------- optimisation
 
-def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., dict], loss_of: Callable, *, lr: float,
-        fast: bool = True, weight_decay: float = 0.0, max_norm: float = 1.0, live: bool = False,
-        checkpoint: Path | None = None, save_every: int = 500, key: str = "", desc: str = "", quiet: bool = False) -> float:
+def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., dict], loss_of: Callable, *, lr: float, fast: bool = True,
+        live: bool = False, checkpoint: Path | None = None, key: str = "", desc: str = "", quiet: bool = False) -> float:
     """Optimises `model` in place; returns the training loss at the end, averaged over about 50 steps (0.0 when there is no step).
 
     plan     yields (epoch, rows) of every step, `steps` of them; the same on every call (resume skips into it)
@@ -256,14 +255,14 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
     live     `make` looks at the model: no thread, each batch is made just before its step
     Processes share every batch, each its rows: gradients are those of the whole batch.
     AdamW without weight decay, no warm-up, linear decay of the learning rate to 0, gradient norm clipped to 1 (the official code's).
-    checkpoint: a file; written every `save_every` steps and on Ctrl-C, and read at the start when its `key` is the same.
+    checkpoint: a file; written every 500 steps and on Ctrl-C, and read at the start when its `key` is the same.
     Raises KeyboardInterrupt after saving, UserError when the loss is no longer finite."""
     dev, (rank, world) = device(), processes()
     if dev.type == "cuda" and len(set(gathered((socket.gethostname(), dev.index)))) < world:
         raise UserError(f"{world} processes share every batch, but have fewer GPUs; start one process a GPU")
     model.to(dev).train()
     params = [p for p in model.parameters() if p.requires_grad]
-    opt = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=dev.type in ("cpu", "cuda", "mps"))
+    opt = torch.optim.AdamW(params, lr=lr, weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: max(0.0, 1 - s / max(1, steps)))
     done, average, begin = 0, torch.zeros((), device=dev), time.time() - spent(checkpoint, key)
     if checkpoint and checkpoint.exists():
@@ -299,7 +298,7 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
     every = 0.1 if sys.stderr.isatty() else 60                      # seconds between two states of the bar: a log gets a line a minute
     with tqdm(total=steps, initial=done, desc=desc, disable=quiet or rank > 0, mininterval=every, unit="step") as bar, interruptible() as hit:
         tokens = 0
-        for tensors in () if done >= steps else ready if live else ahead(ready):
+        for tensors in ready if live else ahead(ready):
             tensors = to(tensors, dev)
             weight = tensors.pop("weight")
             with autocast(dev, fast), quick_dropout(fast and dev.type == "cpu"):
@@ -313,7 +312,7 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
                 loss, stopped = add_up(params, loss.detach(), hit())
             else:
                 stopped = hit()
-            torch.nn.utils.clip_grad_norm_(params, max_norm)
+            torch.nn.utils.clip_grad_norm_(params, 1.0)
             opt.step()
             schedule.step()
             opt.zero_grad(set_to_none=True)
@@ -325,7 +324,7 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
                 if not average.isfinite():
                     raise UserError(f"{desc}: the loss became {average.item()} at step {done} of {steps}; a smaller --lr may help")
                 bar.set_postfix_str(f"loss {average.item():.3f}, {tokens / max(1e-9, bar.format_dict['elapsed']):,.0f} tokens/s", refresh=False)
-            if checkpoint and (stopped or (done < steps and done % save_every == 0)):
+            if checkpoint and (stopped or (done < steps and done % 500 == 0)):
                 save()
             if stopped:
                 raise KeyboardInterrupt
@@ -399,19 +398,14 @@ def set_rng(state: dict) -> None:
 def interruptible() -> Iterator[Callable[[], bool]]:
     """Ctrl-C or SIGTERM only sets a flag, so that the step in flight ends whole; the second one acts at once."""
     hit = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
 
     def handler(number, frame):
         hit.append(number)
         if len(hit) > 1:
             raise KeyboardInterrupt
 
+    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        for s in before:
-            signal.signal(s, handler)
         yield lambda: bool(hit)
     finally:
         for s, old in before.items():
@@ -423,7 +417,6 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 @contextlib.contextmanager
 def beside(path: Path) -> Iterator[Path]:
     """A path beside `path` to write a file or folder to; renamed into place when the block ends well, removed when it does not."""
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     tmp = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:

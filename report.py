@@ -331,11 +331,10 @@ def difference_table(title: str, compared: dict[str, dict | None]) -> list[tuple
 
 def forest(compared: dict[str, dict[str, dict | None]], title: str, file: Path) -> None:
     """Differences to Random with their intervals: a panel a metric, a line a row. Hollow: one seed."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
     rows = list(next(iter(compared.values())))
-    fig, axes = plt.subplots(1, len(compared), figsize=(0.8 + 5.6 * len(compared), 0.42 * len(rows) + 1.4), layout="constrained", squeeze=False)
+    fig = Figure(figsize=(0.8 + 5.6 * len(compared), 0.42 * len(rows) + 1.4), layout="constrained")
+    axes = fig.subplots(1, len(compared), squeeze=False)
     for ax, (metric, differences) in zip(axes[0], compared.items(), strict=True):
         ax.axvline(0, color="grey", linestyle=":", linewidth=1)
         texts, one = [], any(c and c["seeds"] == 1 for c in differences.values())
@@ -357,7 +356,6 @@ def forest(compared: dict[str, dict[str, dict | None]], title: str, file: Path) 
     fig.suptitle(title, fontsize=11)
     with beside(file) as tmp:
         fig.savefig(tmp, dpi=150, format="png")
-    plt.close(fig)
 
 
 def won(m: dict, name: str) -> float:
@@ -367,11 +365,10 @@ def won(m: dict, name: str) -> float:
 
 def curves(metrics: list[dict], file: Path) -> None:
     """PAPER: learning curves. Cumulative regret against random with its worst case, policy entropy, loss."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
     x = np.arange(1, len(metrics) + 1)
-    fig, (regret, entropy, loss) = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    fig = Figure(figsize=(12, 3.4), layout="constrained")
+    regret, entropy, loss = fig.subplots(1, 3)
     regret.plot(x, x, color="grey", linewidth=1, label="worst case")
     for name, color in (("learner", "#1f3b57"), ("opponent", "#d08c3c")):
         if f"{name}_score" in metrics[0]:
@@ -390,7 +387,6 @@ def curves(metrics: list[dict], file: Path) -> None:
         ax.legend(frameon=False, fontsize=8)
     with beside(file) as tmp:
         fig.savefig(tmp, dpi=120, format="png")
-    plt.close(fig)
 
 
 # ---------------------------------------------------------------- Markdown and LaTeX

@@ -200,18 +200,6 @@ draw()
 
 # ---------------------------------------------------------------- parts of speech
 
-def tagger(spacy_model: str):
-    """A spaCy pipeline that tells parts of speech; UserError where there is none."""
-    import spacy
-    try:
-        nlp = spacy.load(spacy_model, exclude=["ner", "parser", "lemmatizer"])
-    except (OSError, ImportError):
-        raise UserError(f"the spaCy model {spacy_model!r} is not installed: python -m spacy download {spacy_model} "
-                        "(or --spacy_model=FOLDER); it tells the parts of speech") from None
-    nlp.max_length = 2**31                          # the limit is for the memory of the parts that are left out
-    return nlp
-
-
 def parts_of_speech(split: Split, texts: np.ndarray, masked: dict[str, np.ndarray], nlp) -> dict[str, Counter]:
     """How many tokens of each part of speech each masker masked in some texts, and how many are maskable at all ("in the text").
 
@@ -219,6 +207,7 @@ def parts_of_speech(split: Split, texts: np.ndarray, masked: dict[str, np.ndarra
     masked = masked | {"in the text": split.word >= 0}
     counts = {name: Counter() for name in masked}
     raw = ((split.raw(i), slice(split.start[i], split.start[i + 1])) for i in texts)
+    nlp.max_length = 2**31                          # the limit is for the memory of the parts that are left out
     for doc, tokens in nlp.pipe(tqdm(raw, desc="parts of speech", total=len(texts), unit="text", disable=None), as_tuples=True):
         word = np.searchsorted([w.idx for w in doc], split.end[tokens] - 1, "right") - 1
         pos = np.array([w.pos_ for w in doc])[word]
@@ -239,12 +228,11 @@ def shares(counts: dict[str, Counter]) -> tuple[list[str], dict[str, list[float]
 
 def draw(kinds: list[str], percent: dict[str, list[float]], title: str, file: Path) -> None:
     """PAPER: parts of speech of the masked words. A group of bars for each, a bar for each masker, a line for the text as a whole."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
     names, x = [name for name in percent if name != "in the text"], np.arange(len(kinds))
     width = 0.8 / len(names)
-    fig, ax = plt.subplots(figsize=(8, 3.8), layout="constrained")
+    fig = Figure(figsize=(8, 3.8), layout="constrained")
+    ax = fig.subplots()
     for i, name in enumerate(names):
         ax.bar(x - 0.4 + (i + 0.5) * width, percent[name], width, color=COLORS[i % len(COLORS)], label=name)
     ax.hlines(percent["in the text"], x - 0.45, x + 0.45, color="black", linewidth=1.5, label="in the text")
@@ -256,7 +244,6 @@ def draw(kinds: list[str], percent: dict[str, list[float]], title: str, file: Pa
     ax.legend(frameon=False, fontsize=8)
     with beside(file) as tmp:
         fig.savefig(tmp, dpi=150, format="png")
-    plt.close(fig)
 
 
 # ---------------------------------------------------------------- command line
@@ -283,7 +270,7 @@ def main(
         raise UserError("--maskers: oracle and anti know the words of the toy world only; allowed with --lm=tiny")
     if Path(out).exists() and not Path(out).is_dir():
         raise UserError(f"--out={out}: is a file; it must be a folder")
-    nlp = tagger(spacy_model) if spacy_model else None
+    nlp = data_prep.load_spacy(spacy_model, "tells the parts of speech", exclude=["ner", "parser", "lemmatizer"]) if spacy_model else None
     tok = data_prep.load_tokenizer(lm)
     data = data_prep.load(dataset, tok, raw)
     text = data[split] if split else data.corpus

@@ -204,13 +204,11 @@ def compare(data, maskers: dict[str, str], seeds: range, out) -> None:
 
 def draw(scores: dict[str, list[float]], measure: str, chance: float, file) -> None:
     """Bars: the mean score of each masker in percent; dots: its seeds."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
     from loop import beside
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    fig, ax = plt.subplots(figsize=(7, 0.55 * len(scores) + 1.1), layout="constrained")
+    fig = Figure(figsize=(7, 0.55 * len(scores) + 1.1), layout="constrained")
+    ax = fig.subplots()
     for i, s in enumerate(scores.values()):
         ax.barh(i, np.mean(s), color="#9db8d2", height=0.6)
         ax.plot(s, [i] * len(s), "o", color="#1f3b57", markersize=5, alpha=0.8)
@@ -224,7 +222,6 @@ def draw(scores: dict[str, list[float]], measure: str, chance: float, file) -> N
     ax.spines[["top", "right"]].set_visible(False)
     with beside(file) as tmp:
         fig.savefig(tmp, dpi=150, format="png")
-    plt.close(fig)
 
 
 def main(

@@ -81,11 +81,10 @@ class Task:
         pieces = blocks(corpus, specials, block)
         self.blocks = pieces.take(np.flatnonzero(np.maximum.reduceat(corpus.word, pieces.lo) >= 0))     # those with something to mask
         self.pieces = heads(train, specials, length) if self.kind == "cls" else windows(train, specials, length, min(128, length // 3), 64)
-        held = np.unique(train.doc[data_prep.cut_docs(np.asarray(train.doc), val_share)])
-        labelled = np.unique(train.doc)
-        self.val_docs, self.train_docs = held, np.setdiff1d(labelled, held)
-        if not len(self.train_docs) or not len(held):
-            raise UserError(f"{data.name}: {len(labelled)} document(s) cannot be cut into a part to train on and a part to validate on")
+        self.val_docs = np.unique(train.doc[data_prep.cut_docs(np.asarray(train.doc), val_share)])
+        self.train_docs = np.setdiff1d(train.doc, self.val_docs)
+        if not len(self.train_docs):
+            raise UserError(f"{data.name}: {len(self.val_docs)} document(s) cannot be cut into a part to train on and a part to validate on")
 
     def sample(self, rng: np.random.Generator, contexts: int, docs: int | None, examples: int, validation: int) -> SubTask:
         """`contexts` texts from `docs` documents (half of them validation documents where join="document"), the labelled examples
@@ -146,8 +145,7 @@ def score(model: torch.nn.Module, task: Task, sub: SubTask, some: np.ndarray, me
     if task.kind == "cls":
         logits = finetune_cls.predict(model, val, quiet=True)                                       # (v, C)
         gold = val.split.label[val.row]
-        log_p = logits - np.logaddexp.reduce(logits, 1, keepdims=True)
-        return (logits.argmax(1) == gold if metric == "accuracy" else log_p[np.arange(len(gold)), gold]).astype(float)
+        return (logits.argmax(1) == gold if metric == "accuracy" else log_softmax(logits)[np.arange(len(gold)), gold]).astype(float)
     asked, at = np.unique(val.question, return_inverse=True)
     if metric in ("accuracy", "f1"):
         said, which = finetune_qa.predict(model, val, quiet=True), ("accuracy", "f1").index(metric)
@@ -197,11 +195,10 @@ class States:
     @classmethod
     def of(cls, lm: torch.nn.Module, contexts: Rows) -> "States":
         encode, start = hidden_states(lm), np.concatenate(([0], np.cumsum(contexts.length)))
-        h, ok = None, torch.zeros(start[-1], dtype=torch.bool)
+        h, ok = torch.zeros(start[-1], lm.config.hidden_size, dtype=torch.float16), torch.zeros(start[-1], dtype=torch.bool)
         for rows in by_length(contexts.length):
             batch = gather(contexts, rows)
             states = encode(batch).half().cpu()                                     # (B, L, H)
-            h = torch.zeros(start[-1], states.shape[2], dtype=torch.float16) if h is None else h
             for b, row in enumerate(rows):
                 h[start[row]:start[row + 1]] = states[b, :contexts.length[row]]
                 ok[start[row]:start[row + 1]] = torch.from_numpy(batch.ok[b, :contexts.length[row]])
@@ -240,22 +237,20 @@ def policy_of(policy: NMG, states: States) -> tuple[np.ndarray, np.ndarray]:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    return logits - np.logaddexp.reduce(logits, 1, keepdims=True, initial=-np.inf)
+    return logits - np.logaddexp.reduce(logits, 1, keepdims=True)
 
 
-def rewards(own: np.ndarray, random: np.ndarray, other: np.ndarray | None, beats_random: np.ndarray, beats_other: np.ndarray | None,
+def rewards(own: np.ndarray, random: np.ndarray, other: np.ndarray | None, beats_random: float, beats_other: float | None,
             ) -> tuple[np.ndarray, np.ndarray]:
-    """R (N, L) of a player's actions and which of them count, (N, L) bool (PAPER: OuterLoop). Masks (N, L) bool; comparisons (N,) or ():
-    1 where the player did better, 0, -1.
+    """R (N, L) of a player's actions and which of them count, (N, L) bool (PAPER: OuterLoop). Masks (N, L) bool; comparisons: 1 if the
+    player did better, 0, -1.
 
     1. an action that neither other player took: the worse of the two comparisons
     2. one that only random took: the comparison with the opponent; one that only the opponent took: the comparison with random
     3. one that both took: skipped. A tie is 0. Without self-play (`other` is None): compared with random alone, skipped if random took it."""
-    beats_random = np.broadcast_to(beats_random[..., None], own.shape)
     if other is None:
-        return beats_random, own & ~random
-    beats_other = np.broadcast_to(beats_other[..., None], own.shape)
-    R = np.where(random, beats_other, np.where(other, beats_random, np.minimum(beats_random, beats_other)))
+        return np.full(own.shape, beats_random), own & ~random
+    R = np.where(random, beats_other, np.where(other, beats_random, min(beats_random, beats_other)))
     return R, own & ~(random & other)
 
 
@@ -362,10 +357,10 @@ def worth_of(trials: np.ndarray, scale: np.ndarray, players: int) -> np.ndarray:
     return best[1] / scale / max(y.std(), 1e-9)
 
 
-def sharpened(logits: np.ndarray, spread: float = 2.0) -> np.ndarray:
-    """Logits (N, L) of a fresh network with their standard deviation made `spread`: a policy with strong preferences for no reason."""
+def sharpened(logits: np.ndarray) -> np.ndarray:
+    """Logits (N, L) of a fresh network with their standard deviation made 2: a policy with strong preferences for no reason."""
     finite = logits[np.isfinite(logits)]
-    return (logits - finite.mean()) / finite.std() * spread
+    return (logits - finite.mean()) / finite.std() * 2.0
 
 
 def policy_entropy(log_p: np.ndarray) -> float:
@@ -396,7 +391,7 @@ def save_checkpoint(folder: Path, done: int, agents: dict[str, Agent], memory: d
         file = folder / f"states-{e:05}.safetensors"
         if not file.exists():
             with beside(file) as tmp:
-                save_file({"h": s.h, "start": s.start, "ok": s.ok}, tmp)
+                save_file(vars(s), tmp)
     state = {"done": done, "memory": list(memory), "metrics": metrics, "trials": torch.from_numpy(trials), "lm": lm and lm.state_dict(),
              "agents": {name: {"policy": a.policy.state_dict(), "optimizer": a.optimizer.state_dict(),
                                "replay": torch.from_numpy(a.replay.view(np.uint8).copy())} for name, a in agents.items()}}
@@ -441,12 +436,6 @@ def won_lost(metrics: list[dict]) -> str:
     return f"won {sum(a > 0 for a in ahead)} and lost {sum(a < 0 for a in ahead)} against random"
 
 
-def tensorboard_writer(out: Path, done: int):
-    """Writes beside the run; what an earlier, killed run wrote beyond episode `done` is hidden."""
-    from torch.utils.tensorboard import SummaryWriter
-    return SummaryWriter(str(out / "tensorboard"), purge_step=done + 1)
-
-
 # ---------------------------------------------------------------- 5. the outer loop (PAPER: algorithm)
 
 def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None:
@@ -476,12 +465,13 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
         weights = sum(w.numel() for w in agents["learner"].policy.parameters())
         print(f"{len(task.train_docs):,} documents to train on, {len(task.val_docs):,} to validate on; a policy of {weights:,} weights on "
               f"{device()}; replay will take about {gb:.2f} GB", flush=True)
-        out.mkdir(parents=True, exist_ok=True)
         with beside(out / "run.json") as tmp:
             tmp.write_text(json.dumps(vars(k) | {"versions": versions()}, indent=1))
         done, trials, metrics = load_checkpoint(out, agents, memory, model)
         (out / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
-        writer = tensorboard_writer(out, done) if k.tensorboard else None
+        if k.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+            writer = SummaryWriter(str(out / "tensorboard"), purge_step=done + 1)       # hides what a killed run wrote beyond
     done = shared(done)
     if done:
         share_weights(model, 0)
@@ -560,10 +550,8 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
                             refresh=False)
         bar.update()
         if (n + 1) % k.save_every == 0 and n + 1 < k.episodes:
-            started = time.time()
             save_checkpoint(out, n + 1, agents, memory, model if k.continual else None, trials, metrics)
             curves(metrics, out / "curves.png")
-            metrics[-1]["seconds"]["saving"] = round(time.time() - started, 2)
     bar.close()
     if rank:
         return

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import spacy
 from conftest import SHARED, TEXTS, fast_tokenizer, needs_shared, squad, write_jsonl
+from tokenizers.processors import TemplateProcessing
 
 import data_prep
 import loop
@@ -211,6 +212,15 @@ def test_windows_are_those_of_hugging_face(kind, tmp_path):
         assert (batch.types == theirs["token_type_ids"]).all()
 
 
+def test_a_tokenizer_that_puts_nothing_around_its_texts(tmp_path):
+    tok = fast_tokenizer("wordpiece")
+    tok.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    (tmp_path / "c.txt").write_text("\n".join(TEXTS))
+    pieces = blocks(load(str(tmp_path / "c.txt"), tok).corpus, Specials.of(tok), 24)
+    assert [pieces.specials.prefix, pieces.specials.middle, pieces.specials.suffix] == [[], [], []]
+    assert (gather(pieces, np.arange(1)).ids == tok(TEXTS[0], return_tensors="np")["input_ids"]).all()
+
+
 def test_entities_in_texts_that_spacy_gets_in_pieces(tmp_path):
     nlp = spacy.blank("en")
     nlp.add_pipe("entity_ruler", name="ner").add_patterns([{"label": "X", "pattern": "Berlin"}])
@@ -381,6 +391,12 @@ QAS = ["data", 0, "paragraphs", 0, "qas", 0]
     ("none.json", changed([*QAS, "answers"], []), "has no answer"),
     ("id.json", changed([*QAS, "id"], None), "the field 'id' is missing"),
     ("blank.json", changed([*QAS, "question"], ""), "the field 'question' is empty"),
+    ("cells.csv", "text,labels\na, b,c", "the field 'label' is missing; found: text, labels, None"),
+    ("some.jsonl", '{"text": "one", "label": "x", "doc": 1}\n{"text": "two", "label": "x"}', ":2: the field 'doc' must be in all records or in none"),
+    ("words.jsonl", '{"context": "a b", "qas": [{"qid": "1", "question": "q", "answers": [], "detected_answers": [{"char_spans": [["0", "1"]]}]}]}',
+     "the answer span ['0', '1'] of question '1' is not inside its context"),
+    ("note.json", '{"data": [{"title": "t", "paragraphs": [{"note_id": "1", "context": "a", "qas": [{"question": ["q"], "answers": ["a"]}]}]}]}',
+     "note.json: t: question 0 has an answer that is no object"),
 ])
 def test_a_bad_file_is_one_sentence(name, content, said, tmp_path, tok):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())

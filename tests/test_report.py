@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from conftest import SHARED, needs_shared, run
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from scipy import stats
 
 import report
@@ -369,7 +369,7 @@ def test_the_papers_figures():
 
 def test_learning_curves(tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(plt, "close", shown.append)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, tmp, **_: shown.append(figure) or tmp.touch())
     scores = [(0.5, 0.4, 0.6), (0.5, 0.5, 0.3), (0.5, 0.2, 0.4)]
     small = {"entropy": 0.1, "policy_loss": 0.2, "value_loss": 0.3}
     metrics = [{"random_score": r, "opponent_score": o, "learner_score": s, "uniform_entropy": 2.0} |
