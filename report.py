@@ -42,7 +42,7 @@ PAPER = {       # tables 1 to 3, the rows in ORDER
 }
 READING = (
     "Scores in percent: mean over seeds and, lowered, their standard deviation. Of the rows with every seed the best mean is bold and the second "
-    "underlined: the paper's convention, no finding. paper: its own figures. hours: of one seed (further pre-training, fine-tuning, scoring), mean.",
+    "underlined: the paper's convention, no finding. paper: its own figures. hours: of a seed (further pre-training, fine-tuning, scoring), median.",
     "difference: to Random, in points, over the seeds that both rows have, on the same examples. Its 95 % interval is a bootstrap (10,000) over "
     "examples and, independently, over seeds; as a bootstrap of few seeds is too narrow, their deviations are stretched to Student's t. Examples "
     "count as independent: where many ask about one text, or sentences repeat, intervals are too narrow and p (examples) too small.",
@@ -297,14 +297,14 @@ def score_table(title: str, dataset: str, lm: str, rows: dict[str, dict[int, dic
 
 
 def hours(lines) -> str:
-    """Mean hours of a seed and the device; "-" where the seconds of pre-training are not known."""
+    """Median hours of a seed and the device; "-" where the seconds of pre-training are not known."""
     seconds = [(line["config"].get("pretraining") or {}).get("seconds") if line["masker"] != "none" else 0 for line in lines]
     if None in seconds:
         return "-"
     kinds = {(line.get("versions") or {}).get("device") or "" for line in lines}
     device = "/".join(sorted("GPU" if k.startswith("cuda") else k.upper() for k in kinds))
-    total = sum(seconds) + sum(line["train_seconds"] + line["score_seconds"] for line in lines)
-    return f"{total / len(seconds) / 3600:.3f} {device}".strip()
+    each = [before + line["train_seconds"] + line["score_seconds"] for before, line in zip(seconds, lines, strict=True)]
+    return f"{np.median(each) / 3600:.3f} {device}".strip()
 
 
 def signed(x: float) -> str:
