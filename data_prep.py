@@ -484,14 +484,15 @@ class Data:
 
     def __getitem__(self, split: str) -> Split:
         if split not in self.splits:
-            hint = "; --dev_share=0.1 cuts one from train" if split == "dev" and "train" in self.splits else ""
-            raise UserError(f"{self.name} has no {split} split{hint}. Allowed: {', '.join(self.splits)}")
+            raise UserError(f"{self.name} has no {split} split. Allowed: {', '.join(self.splits)}")
         return self.splits[split]
 
     def scored(self, split: str) -> Split:
         """The split that an evaluation is asked for."""
         if split not in ("dev", "test"):
             raise UserError(f"--split={split}: must be dev or test")
+        if split == "dev" and split not in self.splits:
+            raise UserError(f"{self.name} has no dev split; --dev_share=0.1 cuts one from train")
         return self[split]
 
     @property

@@ -75,6 +75,14 @@ def test_squad_and_mrqa_give_the_same_questions(tmp_path, tok):
     assert two["train"].questions[0]["scored"][1].isupper()            # scored against `answers`, not `detected_answers`
 
 
+def test_a_named_set_has_no_dev_unless_asked(tmp_path, tok):
+    articles = squad(TEXTS[:1], ["mat"])["data"] + squad(TEXTS[1:2], ["big ones"])["data"]
+    (tmp_path / "train.json").write_text(json.dumps({"data": articles}))
+    with pytest.raises(UserError, match="no dev split; --dev_share"):
+        load("squad", tok, str(tmp_path)).scored("dev")
+    assert len(load("squad", tok, str(tmp_path), 0.5).scored("dev")) == 1
+
+
 def test_answers_survive_every_tokenizer(tmp_path):
     for kind in ("wordpiece", "bpe", "unigram"):
         tok = fast_tokenizer(kind)
