@@ -30,7 +30,7 @@ import finetune_qa
 import maskers
 import train_nmg
 from data_prep import Rows, Specials, gather
-from loop import UserError, beside, checked, cli, device, has_bf16, peak_gb, stream
+from loop import UserError, attention_of_models, beside, checked, cli, device, has_bf16, peak_gb, stream
 from pretrain import fitting, hidden_states, load_lm, masked_rows, pretrain, versions
 
 STAGES = ("masking", "MLM", "fine-tuning", "validation", "policy updates")
@@ -237,7 +237,7 @@ def fresh_bert(hidden: int, vocabulary: int) -> torch.nn.Module:
     from transformers import BertConfig, BertForMaskedLM
     config = BertConfig(vocab_size=vocabulary, hidden_size=hidden, num_hidden_layers=12 if hidden >= 768 else 6, num_attention_heads=hidden // 64,
                         intermediate_size=4 * hidden)
-    config._attn_implementation = None if device().type == "cuda" else "eager"
+    config._attn_implementation = attention_of_models()
     return BertForMaskedLM(config)
 
 

@@ -359,26 +359,102 @@ def with_head(lm: torch.nn.Module, auto: type, seed: int, **config) -> torch.nn.
     return model
 
 
-def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+def dropout16(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
     """Dropout whose mask takes 16 random bits an element: a CPU draws four elements at once, instead of a double for each.
 
     Same distribution as torch's (p rounded to 1/65536), same stream (torch's generator), other numbers."""
     if not training or p == 0:
         return x
-    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:x.numel()].view(x.shape)
-    kept = torch.empty(x.shape).copy_(bits).ge_(round(p * 65536) - 32768).div_(1 - p)               # comparing floats is faster than making bools
-    return x * kept.to(x.dtype)
+    return x * kept(random_bits(x.shape), p).div_(1 - p).to(x.dtype)
+
+
+def random_bits(shape: torch.Size) -> torch.Tensor:
+    n = shape.numel()
+    return torch.empty(-(-n // 4), dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:n].view(shape)
+
+
+def kept(bits: torch.Tensor, p: float, out: torch.Tensor | None = None) -> torch.Tensor:
+    """1.0 where 16 random bits let an element live, 0.0 where it is dropped; comparing floats is faster than making bools."""
+    return (torch.empty(bits.shape) if out is None else out).copy_(bits).ge_(round(p * 65536) - 32768)
 
 
 @contextlib.contextmanager
 def quick_dropout(wanted: bool) -> Iterator[None]:
-    """While open, every dropout of every model goes through the one above (nn.Dropout and eager attention both call this name)."""
+    """While open, every dropout of every model goes through the one above (nn.Dropout and attention call this name)."""
     torchs = F.dropout
-    F.dropout = dropout if wanted else torchs
+    F.dropout = dropout16 if wanted else torchs
     try:
         yield
     finally:
         F.dropout = torchs
+
+
+LARGE = 2**21           # attention weights (B H L L) above which arrays of them leave the cache, and the system hands them out and clears them anew
+
+
+def attention_of_models() -> str | None:
+    """`attn_implementation` for models of transformers: None, their own choice, on a GPU; elsewhere the name of `attention`, which knows
+    a way that takes less memory and time for long rows."""
+    if device().type == "cuda":
+        return None
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+    AttentionInterface.register("frugal", attention)
+    AttentionMaskInterface.register("frugal", eager_mask)
+    return "frugal"
+
+
+def attention(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
+              scaling: float | None = None, dropout: float = 0.0, **_) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it: q, k, v (B, H, L, D), mask (B, 1, L, L) to be added -> (B, L, H, D), and no weights."""
+    scaling = q.shape[-1]**-0.5 if scaling is None else scaling
+    large = q.shape[:3].numel() * q.shape[2] > LARGE
+    if large and not dropout:
+        out = F.scaled_dot_product_attention(q, k, v, None if mask is None else mask.to(q.dtype), scale=scaling)
+    elif large and F.dropout is dropout16:
+        q, k, v = (x.float().contiguous() for x in (q * scaling, k, v / (1 - dropout)))
+        out = FewHeads.apply(q, k, v, None if mask is None else mask.float(), dropout)
+    else:
+        weights = q @ k.transpose(2, 3) * scaling
+        out = F.dropout((weights if mask is None else weights + mask).softmax(-1), dropout) @ v
+    return out.transpose(1, 2).contiguous(), None
+
+
+class FewHeads(torch.autograd.Function):
+    """dropout(softmax(q kᵀ + mask)) v, of a few heads at a time, so that their weights stay in the cache. They are made again for the
+    backward pass, for which only the random bits of all weights are kept. The scale of dropout is the caller's (in v)."""
+
+    @staticmethod
+    def weights(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, spare: int) -> Iterator[tuple]:
+        """((row, heads), weights (h, L, L), `spare` more such buffers) until all heads are through."""
+        B, H, L, _ = q.shape
+        buffers = torch.empty(1 + spare, min(H, 1 + 150_000 // L**2), L, L)                         # 0.6 MB each, or one head
+        for b, h in itertools.product(range(B), range(0, H, buffers.shape[1])):
+            at, (w, *more) = (b, slice(h, h + buffers.shape[1])), buffers[:, :H - h]
+            torch.bmm(q[at], k[at].transpose(1, 2), out=w) if mask is None else torch.baddbmm(mask[b], q[at], k[at].transpose(1, 2), out=w)
+            yield at, torch.softmax(w, -1, out=w), *more
+
+    @staticmethod
+    def forward(ctx, q, k, v, mask, p):
+        out, bits = torch.empty_like(v), random_bits(torch.Size((*q.shape[:3], q.shape[2])))
+        for at, w, buffer in FewHeads.weights(q, k, mask, 1):
+            torch.bmm(w.mul_(kept(bits[at], p, buffer)), v[at], out=out[at])
+        ctx.save_for_backward(q, k, v, mask, bits, out)
+        ctx.p = p
+        return out
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v, mask, bits, out = ctx.saved_tensors
+        dq, dk, dv, g = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), g.contiguous()
+        mean = (g * out).sum(-1, keepdim=True)                                                      # of the gradient under the weights
+        for at, w, ds, lives in FewHeads.weights(q, k, mask, 2):
+            kept(bits[at], ctx.p, lives)
+            torch.bmm(g[at], v[at].transpose(1, 2), out=ds).mul_(lives).sub_(mean[at]).mul_(w)
+            torch.bmm(ds, k[at], out=dq[at])
+            torch.bmm(ds.transpose(1, 2), q[at], out=dk[at])
+            torch.bmm(w.mul_(lives).transpose(1, 2), g[at], out=dv[at])
+        return dq, dk, dv, None, None
 
 
 def get_rng() -> dict:

@@ -32,10 +32,9 @@ def load_lm(name: str) -> torch.nn.Module:
     from transformers.utils import logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    attention = None if device().type == "cuda" else "eager"     # on a CPU the plain kernel is the faster one (python bench.py)
     folder = data_prep.find_lm(name)
     with data_prep.lm_errors(name):
-        model, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention,
+        model, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=loop.attention_of_models(),
                                                            output_loading_info=True)
     new = sorted(k for k in info["missing_keys"] if not k.endswith(("decoder.weight", "decoder.bias")))
     if new:

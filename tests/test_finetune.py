@@ -198,7 +198,7 @@ def test_dropout_is_dropout():
     import loop
     x = torch.ones(400, 501, requires_grad=True)
     torch.manual_seed(1)
-    y = loop.dropout(x, 0.1)
+    y = loop.dropout16(x, 0.1)
     kept = (y != 0).float()
     assert abs(kept.mean().item() - 0.9) < 5 * np.sqrt(0.09 / x.numel())
     assert torch.allclose(y, kept / 0.9)
@@ -206,8 +206,8 @@ def test_dropout_is_dropout():
     y.sum().backward()
     assert torch.allclose(x.grad, kept / 0.9)
     torch.manual_seed(1)
-    assert torch.equal(loop.dropout(x, 0.1), y)
-    assert loop.dropout(x, 0.1, training=False) is x
+    assert torch.equal(loop.dropout16(x, 0.1), y)
+    assert loop.dropout16(x, 0.1, training=False) is x
     with loop.quick_dropout(True):
         torch.manual_seed(1)
         assert torch.equal(torch.nn.Dropout(0.1)(x), y)

@@ -59,6 +59,56 @@ def test_loss_is_hugging_faces_own(kind, tok, pieces):
         assert torch.allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_attention_of_long_rows(masked, p, monkeypatch):
+    """Forward and backward pass of both ways against softmax(q k / sqrt(D) + mask), dropout and v written out in double precision."""
+    B, H, L, D = 3, 5, 300, 8                                   # heads in parts of 2, 2 and 1
+    torch.manual_seed(0)
+    q, k, v, g = torch.randn(4, B, H, L, D)
+    mask = torch.zeros(B, 1, L, L) if masked else None
+    if masked:
+        mask[1, :, :, 250:], mask[2, :, :, 7:] = torch.finfo(torch.float32).min, torch.finfo(torch.float32).min
+    torch.manual_seed(1)
+    lives = loop.kept(loop.random_bits(torch.Size((B, H, L, L))), p).double() if p else 1.0
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    weights = torch.einsum("bhid,bhjd->bhij", *exact[:2]) / D**0.5 + (mask.double() if masked else 0)
+    out = torch.einsum("bhij,bhjd->bihd", weights.softmax(-1) * lives / (1 - p), exact[2])
+    expected = [out, *torch.autograd.grad(out, exact, g.transpose(1, 2).double())]
+    ways = []
+    for large in (0, B * H * L * L):
+        monkeypatch.setattr(loop, "LARGE", large)
+        given = [x.clone().requires_grad_() for x in (q, k, v)]
+        torch.manual_seed(1)
+        with loop.quick_dropout(True):
+            out = loop.attention(None, *given, mask, dropout=p)[0]
+        ways.append([out, *torch.autograd.grad(out, given, g.transpose(1, 2))])
+        for ours, theirs in zip(ways[-1], expected, strict=True):
+            assert torch.allclose(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(ways[0][1], ways[1][1])              # two ways indeed
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_serves_every_architecture(kind, half, monkeypatch):
+    """Loss and gradients of training with dropout: the way for long rows against the plain one, which is what transformers calls eager."""
+    model, ids = random_lm(kind, dropout=0.2), torch.randint(5, 40, (4, 30), generator=torch.manual_seed(0))
+    real = torch.ones_like(ids)
+    real[1, 20:] = 0
+    found = []
+    for name, large in (("eager", 0), (loop.attention_of_models(), 10**9), (loop.attention_of_models(), 0)):
+        monkeypatch.setattr(loop, "LARGE", large)
+        model.set_attn_implementation(name)
+        model.train().zero_grad()
+        torch.manual_seed(3)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half), loop.quick_dropout(True):
+            loss = model(input_ids=ids, attention_mask=real, labels=ids).loss
+        loss.backward()
+        found.append(torch.cat([loss.detach()[None], *(w.grad.flatten() for w in model.parameters() if w.grad is not None)]))
+    eager, plain, long = found
+    assert (plain - eager).norm() <= (1e-2 if half else 0) * eager.norm() and (long - eager).norm() < (1e-2 if half else 1e-5) * eager.norm()
+
+
 def test_the_loss_on_held_out_text_is_the_mean_over_masked_tokens(tok, pieces, monkeypatch):
     monkeypatch.setattr(loop, "has_bf16", lambda kind: False)
     monkeypatch.setattr(pretrain, "by_length", lambda length: np.array_split(np.arange(len(length)), 3))
