@@ -7,6 +7,7 @@ from conftest import ROOT, call, run
 
 import bench
 import data_prep
+import loop
 import toy
 
 
@@ -79,11 +80,14 @@ def test_bench_prints_its_tables(shown, tmp_path):
 
 def test_bench_prints_how_the_cost_grows(shown, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "POINTS", [(16, 2, 64), (32, 2, 64)])            # length, batch, width
+    monkeypatch.setattr(bench, "ATTENTION", [120])
     monkeypatch.setattr(bench, "episode", lambda w, folder: {"seconds": {"mlm": 1.0, "episode": 2.0}, "peak_gb": 1.0})
     bench.main(contexts=8, examples=16, validation=16, ft_epochs=1, updates=1, repeats=1, scaling=True, out=str(tmp_path / "b.json"))
     out = capsys.readouterr().out
-    steps, plays = (out.split(title)[1].splitlines()[1:] for title in ("MLM steps: length", "one play: contexts"))
+    titles = "MLM steps: length", "attention, times the plain way: tokens", "one play: contexts"
+    steps, attention, plays = (out.split(title)[1].splitlines()[1:] for title in titles)
     assert [line.split()[:3] for line in steps[:2]] == [["16", "2", "64"], ["32", "2", "64"]]
+    assert attention[0].split()[0] == "120" and all(float(times) > 0 for times in attention[0].split()[1:]) and loop.LARGE == 2**21
     assert [line.split()[0] for line in plays] == ["2", "4", "8", "16"]
     assert all(0 < f["share"] < 1 for f in json.loads((tmp_path / "b.json").read_text())["scaling"] if "share" in f)
 
