@@ -428,7 +428,7 @@ class FewHeads(torch.autograd.Function):
     def weights(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, spare: int) -> Iterator[tuple]:
         """((row, heads), weights (h, L, L), `spare` more such buffers) until all heads are through."""
         B, H, L, _ = q.shape
-        buffers = torch.empty(1 + spare, min(H, 1 + 150_000 // L**2), L, L)                         # 0.6 MB each, or one head
+        buffers = torch.empty(1 + spare, min(H, 1 + 300_000 // L**2), L, L)                         # 1.2 MB each, or one head
         for b, h in itertools.product(range(B), range(0, H, buffers.shape[1])):
             at, (w, *more) = (b, slice(h, h + buffers.shape[1])), buffers[:, :H - h]
             torch.bmm(q[at], k[at].transpose(1, 2), out=w) if mask is None else torch.baddbmm(mask[b], q[at], k[at].transpose(1, 2), out=w)
