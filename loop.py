@@ -408,10 +408,10 @@ def attention(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torc
               scaling: float | None = None, dropout: float = 0.0, **_) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it: q, k, v (B, H, L, D), mask (B, 1, L, L) to be added -> (B, L, H, D), and no weights."""
     scaling = q.shape[-1]**-0.5 if scaling is None else scaling
-    large = q.shape[:3].numel() * q.shape[2] > LARGE
+    large, padding = q.shape[:3].numel() * q.shape[2] > LARGE, mask is None or (mask.shape[1] == 1 and not mask.requires_grad)
     if large and not dropout:
         out = F.scaled_dot_product_attention(q, k, v, None if mask is None else mask.to(q.dtype), scale=scaling)
-    elif large and F.dropout is dropout16:
+    elif large and F.dropout is dropout16 and padding:             # no learned bias, none of single heads
         q, k, v = (x.float().contiguous() for x in (q * scaling, k, v / (1 - dropout)))
         out = FewHeads.apply(q, k, v, None if mask is None else mask.float(), dropout)
     else:

@@ -88,6 +88,14 @@ def test_attention_of_long_rows(masked, p, monkeypatch):
     assert not torch.equal(ways[0][1], ways[1][1])              # two ways indeed
 
 
+def test_attention_learns_a_bias_of_long_rows(monkeypatch):
+    monkeypatch.setattr(loop, "LARGE", 0)
+    bias = torch.zeros(2, 3, 20, 20, requires_grad=True)
+    with loop.quick_dropout(True):
+        loop.attention(None, *torch.randn(3, 2, 3, 20, 8), bias, dropout=0.1)[0].square().sum().backward()
+    assert (bias.grad.abs().sum((2, 3)) > 0).all()
+
+
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_serves_every_architecture(kind, half, monkeypatch):
