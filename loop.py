@@ -389,14 +389,14 @@ def quick_dropout(wanted: bool) -> Iterator[None]:
         F.dropout = torchs
 
 
-LARGE = 2**21           # attention weights (B H L L) above which arrays of them leave the cache, and the system hands them out and clears them anew
+LARGE = 2**21           # attention weights (B H L L) above which the ways for long rows below are the faster ones
 
 
 def attention_of_models() -> str | None:
-    """`attn_implementation` for models of transformers: None, their own choice, on a GPU; elsewhere the name of `attention`, which knows
-    a way that takes less memory and time for long rows."""
-    if device().type == "cuda":
-        return None
+    """`attn_implementation` for models of transformers: None, their own choice, on a GPU; on a CPU the name of `attention`, which knows
+    ways that take less time and memory for long rows."""
+    if device().type != "cpu":
+        return None if device().type == "cuda" else "eager"
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
     AttentionInterface.register("frugal", attention)
@@ -408,10 +408,13 @@ def attention(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torc
               scaling: float | None = None, dropout: float = 0.0, **_) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it: q, k, v (B, H, L, D), mask (B, 1, L, L) to be added -> (B, L, H, D), and no weights."""
     scaling = q.shape[-1]**-0.5 if scaling is None else scaling
-    large, padding = q.shape[:3].numel() * q.shape[2] > LARGE, mask is None or (mask.shape[1] == 1 and not mask.requires_grad)
-    if large and not dropout:
+    if k.shape[1] != q.shape[1]:                                    # several heads share a key and a value
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    large = q.shape[:3].numel() * k.shape[2] > LARGE
+    fixed = mask is None or (mask.shape[1] == 1 and not mask.requires_grad)                         # no learned bias, none of single heads
+    if large and not q.requires_grad and not dropout:               # fused; its backward pass would be wrong for queries that may look nowhere
         out = F.scaled_dot_product_attention(q, k, v, None if mask is None else mask.to(q.dtype), scale=scaling)
-    elif large and F.dropout is dropout16 and padding:             # no learned bias, none of single heads
+    elif large and fixed and dropout and F.dropout is dropout16 and k.shape == q.shape:
         q, k, v = (x.float().contiguous() for x in (q * scaling, k, v / (1 - dropout)))
         out = FewHeads.apply(q, k, v, None if mask is None else mask.float(), dropout)
     else:
@@ -428,10 +431,10 @@ class FewHeads(torch.autograd.Function):
     def weights(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, spare: int) -> Iterator[tuple]:
         """((row, heads), weights (h, L, L), `spare` more such buffers) until all heads are through."""
         B, H, L, _ = q.shape
-        buffers = torch.empty(1 + spare, min(H, 1 + 300_000 // L**2), L, L)                         # 1.2 MB each, or one head
+        buffers = torch.empty(1 + spare, min(H, 1 + 150_000 * torch.get_num_threads() // L**2), L, L)       # 0.6 MB a thread, and one head
         for b, h in itertools.product(range(B), range(0, H, buffers.shape[1])):
             at, (w, *more) = (b, slice(h, h + buffers.shape[1])), buffers[:, :H - h]
-            torch.bmm(q[at], k[at].transpose(1, 2), out=w) if mask is None else torch.baddbmm(mask[b], q[at], k[at].transpose(1, 2), out=w)
+            torch.baddbmm(w if mask is None else mask[b], q[at], k[at].transpose(1, 2), beta=int(mask is not None), out=w)
             yield at, torch.softmax(w, -1, out=w), *more
 
     @staticmethod

@@ -35,7 +35,7 @@ def load_lm(name: str) -> torch.nn.Module:
     folder = data_prep.find_lm(name)
     with data_prep.lm_errors(name):
         model, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=loop.attention_of_models(),
-                                                           output_loading_info=True)
+                                                           output_attentions=False, output_loading_info=True)
     new = sorted(k for k in info["missing_keys"] if not k.endswith(("decoder.weight", "decoder.bias")))
     if new:
         print(f"WARNING: {name} brings no weights for {', '.join(new)}: NEWLY INITIALISED, to be learned in pre-training", flush=True)

@@ -108,6 +108,8 @@ def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0):
         return t.RobertaForMaskedLM(t.RobertaConfig(**size, **drop, bos_token_id=2, eos_token_id=3))
     if kind == "electra":
         return t.ElectraForMaskedLM(t.ElectraConfig(**size, **drop, embedding_size=16))
+    if kind == "eurobert":                                      # two heads that share a key and a value
+        return t.EuroBertForMaskedLM(t.EuroBertConfig(**size, num_key_value_heads=1, attention_dropout=dropout))
     if kind == "deberta":
         return t.DebertaV2ForMaskedLM(t.DebertaV2Config(**size, **drop))
     return t.ModernBertForMaskedLM(t.ModernBertConfig(**size, embedding_dropout=dropout, mlp_dropout=dropout, attention_dropout=dropout,

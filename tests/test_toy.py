@@ -94,7 +94,7 @@ def test_bench_prints_how_the_cost_grows(shown, tmp_path, monkeypatch, capsys):
 
 def test_operations_are_counted_as_by_hand():
     model = toy.blank()
-    model.set_attn_implementation("eager")                      # as load_lm does on a CPU
+    model.set_attn_implementation("eager")                      # whose products are counted one by one
     encoder, head = bench.cost(model)
     n, h, layers, inner = np.array([7, 30]), model.config.hidden_size, model.config.num_hidden_layers, model.config.intermediate_size
     assert encoder(n) == layers * (2 * n * (4 * h * h + 2 * h * inner) + 4 * n**2 * h).sum()
