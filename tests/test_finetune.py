@@ -195,7 +195,6 @@ def test_wrong_flags(script, flags, said, tmp_path):
 
 def test_dropout_is_dropout():
     """The quick mask: the right share of zeros, the rest scaled, reproducible by torch's seed, no gradient where dropped, none in eval."""
-    import loop
     x = torch.ones(400, 501, requires_grad=True)
     torch.manual_seed(1)
     y = loop.dropout16(x, 0.1)
@@ -216,7 +215,6 @@ def test_dropout_is_dropout():
 
 
 def test_batches_cover_every_row_once_an_epoch():
-    import loop
     length = np.array([random.Random(0).randint(3, 90) for _ in range(1000)])
     plan = list(loop.batches(length, 8, 3, seed=1))
     for epoch in range(3):
