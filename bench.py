@@ -148,7 +148,7 @@ class Baseline:
 
 def episode(w: SimpleNamespace, folder: Path) -> dict:
     """One whole episode by train_nmg.py in a process of its own: its line of metrics (seconds of each stage, peak memory)."""
-    flags = {"dataset": w.dataset, "lm": w.lm, "raw": w.raw, "episodes": 1, "contexts": w.contexts, "examples": w.examples,
+    flags = {"dataset": w.dataset, "lm": w.lm, "raw": w.raw, "episodes": 1, "contexts": w.contexts, "docs": w.contexts, "examples": w.examples,
              "validation": w.validation, "val_share": 0.1, "p": w.p, "mlm_epochs": w.mlm_epochs, "mlm_lr": 2e-5, "ft_epochs": w.ft_epochs,
              "ft_lr": 2e-5, "rl_lr": 1e-4, "batch_size": w.batch_size, "max_len": w.block, "updates": w.updates, "minibatch": w.minibatch,
              "explore": 0, "continual": True, "credit": "play", "explorer": "uniform", "alpha": 0.01, "metric": "accuracy", "compare": 0,
@@ -297,7 +297,7 @@ def main(
     task = train_nmg.Task(data, specials, 0.1, block, length)
 
     def sized(n: int, examples: int) -> SimpleNamespace:
-        sub = task.sample(stream(0, "sub-task"), n, None, examples, validation)
+        sub = task.sample(stream(0, "sub-task 0"), n, n, examples, validation)                      # the one that train_nmg.py draws
         return SimpleNamespace(**run | {"contexts": n, "examples": examples, "ft_epochs": ft_epochs or (1 if qa else 5)}, task=task, sub=sub, tok=tok,
                                model=model, block=block, length=length, hidden=model.config.hidden_size)
 
@@ -370,13 +370,14 @@ def main(
             figures["scaling"].append({"length": n, "batch": b, "hidden": h, "rows/s": rate, "share": done / best, "peak GB": gb})
             lines.append([f"{n}", f"{b}", f"{h}", f"{rate:.1f}", f"{done / best:.0%}", f"{gb:.2f}"])
         table(["MLM steps: length", "batch", "hidden", "rows/s", "of limit", "GB"], lines)
-        lines = []
-        for n in ATTENTION if device().type == "cpu" else ():
-            gains = [attention_gain(n, dropout) for dropout in (0.1, 0.0)]
-            figures["scaling"].append({"attention": n, "times the plain way": gains})
-            lines.append([f"{n}", *(f"{gain:.2f}" for gain in gains)])
-        print()
-        table(["attention, times the plain way: tokens", "training", "evaluation"], lines)
+        if device().type == "cpu":
+            lines = []
+            for n in ATTENTION:
+                gains = [attention_gain(n, dropout) for dropout in (0.1, 0.0)]
+                figures["scaling"].append({"attention": n, "times the plain way": gains})
+                lines.append([f"{n}", *(f"{gain:.2f}" for gain in gains)])
+            print()
+            table(["attention, times the plain way: tokens", "training", "evaluation"], lines)
         lines = []
         for n in (max(1, w.contexts // 4), max(1, w.contexts // 2), w.contexts, 2 * w.contexts):
             some, took = Here(sized(n, max(1, n * w.examples // w.contexts))), []

@@ -102,7 +102,12 @@ def read_table(rows: Iterable, delimiter: str, path: Path) -> Iterator[dict]:
     try:
         for row in table:
             where = f"{path}:{table.line_num}"
-            yield {"text": field(row, "text", where), "label": field(row, "label", where).strip()}
+            record = {"text": field(row, "text", where)}
+            if table.fieldnames != ["text"]:                        # a corpus has no other column
+                record["label"] = field(row, "label", where).strip()
+            if delimiter == "\t" and any("\n" in cell for cell in record.values()):
+                raise UserError(f"{where}: a quoted field runs over several lines; if its quotes are plain characters, double them, or use jsonl")
+            yield record
     except csv.Error as e:
         raise UserError(f"{path}:{table.line_num}: {e}") from None
 
@@ -271,7 +276,8 @@ DONT_STOP = "https://allennlp.s3-us-west-2.amazonaws.com/dont_stop_pretraining/d
 def mrqa(name: str, raw: Path | None, train_sha: str, dev_sha: str) -> Source:
     """SQuAD and NewsQA as MRQA 2019 released them; its dev file is what the paper reports, so it is `test` here."""
     if raw and not (raw / "train").is_dir():
-        return from_files(find_splits(raw))
+        found = find_splits(raw)
+        return from_files(found if "test" in found else {"test" if split == "dev" else split: file for split, file in found.items()})
     return from_files({split: raw / part / f"{name}.jsonl.gz" if raw else
                        download(f"{MRQA}{part}/{name}.jsonl.gz", CACHE / "raw" / f"{name}-{part}.jsonl.gz", sha)
                        for split, part, sha in (("train", "train", train_sha), ("test", "dev", dev_sha))})
@@ -558,7 +564,8 @@ def prepare(source: Source, tok, folder: Path, name: str) -> None:
     splits = [s for s in SPLITS if s in readers]
     for split in splits:
         write_split(readers[split](), tok, folder / split, kind if split != "corpus" else "text", labels, f"{name}, {split}")
-    joined = {"corpus", "train"} <= source.read.keys() and all("doc" in next(iter(source.read[s]()), {}) for s in ("corpus", "train"))
+    shown = [next(iter(source.read[s]()), {}) for s in ("corpus", "train") if s in source.read]
+    joined = len(shown) == 2 and all("doc" in record for record in shown) and "qas" not in shown[0]     # articles are numbered within a file
     meta = {"dataset": name, "kind": kind, "labels": labels, "splits": splits, "joined": joined}
     (folder / "meta.json").write_text(json.dumps(meta))
 

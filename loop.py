@@ -536,7 +536,7 @@ def claim(out: Path, run: dict, last: str = "run.json") -> bool:
 def holds(out: Path, run: dict, last: str) -> bool:
     if (out / "run.json").exists():
         there = json.loads((out / "run.json").read_text())
-        changed = [f"{k}={there.get(k)} there, {v} here" for k, v in run.items() if there.get(k) != v]
+        changed = [f"{k}={there.get(k)} there, {v} here" for k, v in run.items() if timeless(there.get(k)) != timeless(v)]
         if changed:
             raise UserError(f"--out={out}: holds another run ({', '.join(changed)}); choose another folder or remove it")
         if (out / last).exists():
@@ -550,6 +550,11 @@ def holds(out: Path, run: dict, last: str) -> bool:
         raise UserError(f"--out={out}: another process is at work on it; wait for it, or choose another folder")
     LOCKS[file] = mine
     return False
+
+
+def timeless(value: object) -> object:
+    """A knob, or what is known of the stages before, without their times: the same stage again does not make another run."""
+    return {k: timeless(v) for k, v in value.items() if k not in ("seconds", "hours")} if isinstance(value, dict) else value
 
 
 def checkpoint_of(out: Path) -> Path:

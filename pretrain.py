@@ -23,7 +23,7 @@ import loop
 import maskers
 import toy
 from data_prep import Batch, Rows, Specials, blocks, gather
-from loop import UserError, autocast, batches, beside, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, to, torch_seed
+from loop import UserError, autocast, batches, beside, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, timeless, to, torch_seed
 
 
 def load_lm(name: str) -> torch.nn.Module:
@@ -166,7 +166,7 @@ def save(model: torch.nn.Module | None, tok, folder: Path, run: dict, examples: 
 
 def label_of(run: dict) -> str:
     """Eight characters that tell configurations apart (where the output goes is not one)."""
-    return hashlib.sha256(json.dumps({k: v for k, v in run.items() if k not in ("out", "results")}).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(timeless({k: v for k, v in run.items() if k not in ("out", "results")})).encode()).hexdigest()[:8]
 
 
 def finish(folder: Path, results: str, run: dict, measures: tuple[str, ...]) -> None:
@@ -189,7 +189,7 @@ def add_result(results: str, row: dict) -> None:
         f.seek(0)
         for n, line in enumerate(f, 1):
             try:
-                if json.loads(line)["config"] == row["config"]:
+                if timeless(json.loads(line)["config"]) == timeless(row["config"]):
                     return
             except (json.JSONDecodeError, KeyError):
                 raise UserError(f"{path}:{n}: not a line of results; mend or remove it, then start the same command again") from None
@@ -207,8 +207,8 @@ def lineage(lm: str) -> dict:
     """Where a LM comes from, for its line of results: the LM it started from, masker, p, seed and seconds of further pre-training."""
     file = Path(lm) / "run.json"
     run = json.loads(file.read_text()) if file.exists() else {"lm": lm, "masker": "none"}
-    kept = ("lm", "masker", "p", "epochs", "lr", "batch_size", "max_len", "remask", "seed", "dataset", "data", "masker_file", "policy", "loss",
-            "seconds")
+    kept = ("lm", "masker", "p", "epochs", "lr", "batch_size", "max_len", "remask", "fast", "spacy_model", "seed", "dataset", "data", "masker_file",
+            "policy", "loss", "seconds")
     return {"base" if k == "lm" else k: run.get(k) for k in kept}
 
 

@@ -112,23 +112,24 @@ def place(row: str) -> tuple[int, str]:
 
 
 ELSEWHERE = {"dataset", "lm", "base", "raw", "results", "out", "save_model", "split", "pretraining", "policy", "loss", "seconds", "hours"}
-OF_ROW = {"seed", "pretraining.seed", "pretraining.masker", "pretraining.masker_file", "policy.self_play", "policy.continual", "policy.credit"}
+OF_ROW = {"seed", "pretraining.seed", "pretraining.masker", "policy.self_play", "policy.continual", "policy.credit"}
 
 
 def settings(line: dict) -> dict:
     """Every knob and checksum behind a line, those of the stages before under `pretraining.` and `policy.`; no paths and no times."""
     before = line["config"].get("pretraining") or {}
+    before = {k: v for k, v in before.items() if v is not None or before.get("masker") != "none"}
     stages = {"": line["config"], "pretraining.": before, "policy.": before.get("policy") or {}}
-    return {stage + k: v for stage, knobs in stages.items() for k, v in knobs.items() if k not in ELSEWHERE and not (stage and v is None)}
+    return {stage + k: v for stage, knobs in stages.items() for k, v in knobs.items() if k not in ELSEWHERE}
 
 
 def grouped(lines: list[dict]) -> dict[tuple[str, str], dict[str, dict[int, dict]]]:
-    """{(data set, LM): {row: {seed: line}}}. A line that says the same again is dropped; one that differs in a setting is an error."""
+    """{(data set, LM): {row: {seed: line}}}. A line that says the same again is dropped; one that differs in settings or scores is an error."""
     groups = {}
     for line in sorted(lines, key=lambda x: (Path(x["dataset"]).stem, Path(x["lm"]).name, place(x["row"]), x["seed"])):
         rows = groups.setdefault((Path(line["dataset"]).stem, Path(line["lm"]).name), {})
         first = rows.setdefault(line["row"], {}).setdefault(line["seed"], line)
-        a, b = settings(first), settings(line)
+        a, b = ({m: round(x[m], 2) for m in x["metrics"]} | settings(x) for x in (first, line))
         differs = [f"{k} {a.get(k)} and {b.get(k)}" for k in a | b if a.get(k) != b.get(k)]
         if differs:
             raise UserError(f"{first['where']} and {line['where']} are both {line['row']}, seed {line['seed']}, but differ: {'; '.join(differs)}; "
@@ -145,12 +146,14 @@ def first_of(rows: dict[str, dict[int, dict]]) -> dict:
 
 
 def differing(rows: dict[str, dict[int, dict]]) -> list[str]:
-    """One sentence for each setting that is not the same in all lines of a table. NMG's p and epochs of pre-training are its own."""
+    """One sentence for each setting that is not the same in all lines of a table. NMG's p and epochs of pre-training are its own, and a
+    masker's file and spaCy model each row's."""
     seen = {}
     for row, lines in rows.items():
         for seed, line in lines.items():
             for knob, value in settings(line).items():
-                own = row.startswith("NMG") and knob in ("pretraining.p", "pretraining.epochs")
+                own = row if knob in ("pretraining.masker_file", "pretraining.spacy_model") else \
+                    row.startswith("NMG") and knob in ("pretraining.p", "pretraining.epochs")
                 seen.setdefault((knob, own), {}).setdefault(json.dumps(value), {}).setdefault(row, []).append(seed)
 
     def at(where):

@@ -108,7 +108,7 @@ all() {                                                             # in the bac
     [ $# -gt 0 ] || return 0
     printf '%s\0' "$@" > "$OUT/logs/todo"
     xargs -0 -n 1 -P "$JOBS" "$BASH" -c 'job "$0"' < "$OUT/logs/todo" &
-    trap "kill $! 2>/dev/null; exit 143" TERM HUP
+    trap "kill $! 2>/dev/null; exit 143" TERM HUP INT
     wait $!
 }
 all ${policies[@]+"${policies[@]}"}

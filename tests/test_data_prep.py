@@ -386,6 +386,7 @@ QAS = ["data", 0, "paragraphs", 0, "qas", 0]
     ("label.jsonl", jsonl(GOOD, {"text": "a", "label": None}), "the field 'label' is NoneType"),
     ("text.jsonl", jsonl(GOOD, {"text": " ", "label": "a"}), "text.jsonl:2: the field 'text' is empty"),
     ("column.csv", "text,labels\na,b\n", "column.csv:2: the field 'label' is missing"),
+    ("quoted.tsv", 'text\tlabel\n"a fine film\tx\nb\ty\nshe said no to\tx\nhe said"\tx\n', "quoted.tsv:5: a quoted field runs over several lines"),
     ("quote.csv", 'text,label\n"a,b\n', "unexpected end of data"),
     ("cut.json", json.dumps(QA)[:80], "not valid JSON"),
     ("other.json", '{"rows": []}', "the field 'data' is missing"),
@@ -414,10 +415,19 @@ def test_a_bad_file_is_one_sentence(name, content, said, tmp_path, tok):
 
 
 def test_odd_but_good_input(tmp_path, tok):
-    """A corpus only; a label that only the cut part has; a lone surrogate; the same answer written with other punctuation in MRQA."""
+    """A corpus only; a table of texts; articles of two SQuAD files, which have nothing to do with each other, and a file dev of a named set
+    whose dev is for scoring; a label that only the cut part has; a lone surrogate; the same answer written with other punctuation in MRQA."""
     (tmp_path / "c").mkdir()
     (tmp_path / "c/corpus.txt").write_text("a line\n")
     assert len(load(str(tmp_path / "c"), tok, dev_share=0.2).corpus) == 1
+    (tmp_path / "t.csv").write_text("text\n\"a, b\"\nc\n")
+    table = load(str(tmp_path / "t.csv"), tok)
+    assert table.kind == "text" and len(table["train"]) + len(table["dev"]) == 2
+    (tmp_path / "q").mkdir()
+    for split in ("train", "corpus", "dev"):
+        (tmp_path / f"q/{split}.json").write_text(json.dumps(QA))
+    squad = load("squad", tok, str(tmp_path / "q"))
+    assert not squad.joined and set(squad.splits) == {"train", "corpus", "test"}
     for i in range(12):
         write_jsonl(tmp_path / f"r{i}.jsonl", [{"text": f"text {j}", "label": "rare" if j == i else "a"} for j in range(12)])
         assert load(str(tmp_path / f"r{i}.jsonl"), tok).labels == ["a", "rare"]

@@ -288,12 +288,18 @@ def test_no_random_row(tmp_path):
 
 def test_two_lines_of_one_row_and_seed(tmp_path):
     add(tmp_path, "whole", 0, right(0.5))
-    add(tmp_path, "whole", 0, right(0.6), config={"lm": "elsewhere/whole-0", "out": "elsewhere"}, pretraining={"seconds": 3.0})
-    assert table(parts_of(tmp_path), "scores")["Whole-Random"]["accuracy"][0] == "50.00"        # said again: the first stays
+    add(tmp_path, "whole", 0, right(0.5), config={"lm": "elsewhere/whole-0", "out": "elsewhere"}, pretraining={"seconds": 3.0})
+    assert table(parts_of(tmp_path), "scores")["Whole-Random"]["accuracy"][0] == "50.00"        # said again
     add(tmp_path, "whole", 0, config={"lr": 1e-3}, pretraining={"p": 0.3})
     sentence = refused(tmp_path)
     assert "results.jsonl:1 and" in sentence and "results.jsonl:3 are both Whole-Random, seed 0" in sentence
     assert "lr 0.0002 and 0.001" in sentence and "pretraining.p 0.15 and 0.3" in sentence
+
+
+def test_the_same_settings_with_another_score(tmp_path):
+    for share in (0.5, 0.6):
+        add(tmp_path, "whole", 0, right(share))
+    assert "are both Whole-Random, seed 0, but differ: accuracy 50.0 and 60.0" in refused(tmp_path)
 
 
 def test_policies_of_another_seed_are_not_taken_for_each_other(tmp_path):
@@ -313,6 +319,22 @@ def test_rows_with_other_knobs_are_named(tmp_path):
     found = [note for note in notes(parts_of(tmp_path)) if "Not the same" in note]
     assert found == ["Not the same in all rows: lr is 0.0002 in No PT, Random, Whole-Random (seed 1), NMG; 0.001 in Whole-Random (seed 0).",
                      "Not the same in all rows: pretraining.p is 0.15 in Random, Whole-Random (seed 0); 0.05 in Whole-Random (seed 1)."]
+
+
+def test_within_a_row_the_masker_is_the_same(tmp_path):
+    """Rows have maskers and entities of their own; seeds of a row do not. What was left to its default differs from what was not."""
+    for seed in range(2):
+        add(tmp_path, "none", seed)
+        add(tmp_path, "random", seed, pretraining={"masker_file": None, "spacy_model": None, "max_len": None})
+        add(tmp_path, "entity", seed, pretraining={"masker_file": None, "spacy_model": "sm", "max_len": None})
+        add(tmp_path, "my.py:rare", seed, pretraining={"masker_file": "a", "max_len": None})
+    assert not any("Not the same" in note for note in notes(parts_of(tmp_path)))
+    add(tmp_path, "entity", 2, pretraining={"spacy_model": "trf", "max_len": None})
+    add(tmp_path, "my.py:rare", 2, pretraining={"masker_file": "b", "max_len": 64})
+    assert [note for note in notes(parts_of(tmp_path)) if "Not the same" in note] == [
+        "Not the same in all rows: pretraining.max_len is null in Random, Entity-Random, my.py:rare (seed 0, 1); 64 in my.py:rare (seed 2).",
+        'Not the same in all rows: pretraining.spacy_model is "sm" in Entity-Random (seed 0, 1); "trf" in Entity-Random (seed 2).',
+        'Not the same in all rows: pretraining.masker_file is "a" in my.py:rare (seed 0, 1); "b" in my.py:rare (seed 2).']
 
 
 def test_other_test_examples(tmp_path):

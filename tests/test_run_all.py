@@ -1,6 +1,7 @@
 """run_all.sh: which commands it makes, that a failed row says so and the rest go on, and that nothing is run twice."""
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -92,12 +93,14 @@ def test_rows_do_not_take_a_policy_that_failed(stub, tmp_path):
     assert [line.split()[1] for line in ran if "pretrain.py" in line] == ["--dataset=good"] and sum("finetune_cls.py" in line for line in ran) == 3
 
 
-def test_when_it_is_terminated_no_other_row_starts(stub, tmp_path):
+@pytest.mark.parametrize("stop", [lambda child: child.terminate(), lambda child: os.killpg(child.pid, signal.SIGINT)], ids=["SIGTERM", "Ctrl-C"])
+def test_when_it_is_stopped_no_other_row_starts(stop, stub, tmp_path):
     child = subprocess.Popen(["bash", str(ROOT / "run_all.sh")], env=os.environ | stub | {"CLS": "slow", "MASKERS": "none", "SEEDS": "0 1 2 3 4"},
-                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     while not (tmp_path / "log").exists():
         time.sleep(0.05)
-    child.terminate()
+    stop(child)
     assert child.wait(5) == 143
     time.sleep(3)
     assert len((tmp_path / "log").read_text().splitlines()) == 1
