@@ -14,6 +14,7 @@ import functools
 import gzip
 import hashlib
 import http.client
+import importlib.metadata
 import io
 import itertools
 import json
@@ -90,7 +91,7 @@ def read(path: Path) -> Iterator[dict]:
         yield from read_table(rows, "\t" if name.endswith(".tsv") else ",", path)
     elif name.endswith(".json"):
         yield from read_squad(parse_json("".join(line for _, line in rows), str(path)), path)
-    elif first[1].lstrip().startswith("{"):
+    elif name.endswith(".jsonl") or first[1].lstrip().startswith("{"):
         yield from read_jsonl(rows)
     else:
         yield from ({"text": line.strip()} for _, line in rows if line.strip())
@@ -469,8 +470,10 @@ class Split:
     @functools.cached_property
     def ent(self) -> np.ndarray:
         """(T,) index of the named entity that a token is in, or -1. spaCy reads the RAW text, once; the result is kept beside the rest."""
-        meta = Path(self.spacy_model) / "meta.json"
-        file = self.folder / f"ent-{Path(self.spacy_model).name}{checksum(meta)[:8] if meta.exists() else ''}.bin"
+        meta, version = Path(self.spacy_model) / "meta.json", ""
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = checksum(meta)[:8] if meta.exists() else importlib.metadata.version(self.spacy_model)
+        file = self.folder / f"ent-{Path(self.spacy_model).name}{version}.bin"
         if not file.exists():
             with beside(file) as tmp:
                 find_entities(self, self.spacy_model).tofile(tmp)

@@ -54,7 +54,7 @@ def loss_of(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
 def finetune(lm: torch.nn.Module, pieces: Rows, *, epochs: int = 2, lr: float = 3e-5, batch_size: int = 16, max_len: int = 384, seed: int = 0,
              fast: bool = True, checkpoint: Path | None = None, key: str = "", desc: str = "fine-tuning", quiet: bool = False) -> torch.nn.Module:
     """A span predictor around a copy of `lm`, all of it trained on `pieces` (windows). Order, head and dropout: separate streams."""
-    model = with_head(lm, AutoModelForQuestionAnswering, seed)
+    model = with_head(lm, AutoModelForQuestionAnswering, seed, num_labels=2)
     plan = batches(pieces.length, batch_size, epochs, seed)
     multiple = 8 if device().type == "cuda" else 1
 

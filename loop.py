@@ -155,6 +155,9 @@ def lock(path: Path, wait: bool) -> object:
         except BlockingIOError:
             file.close()
             return None
+        except OSError as e:                                        # a network file system without locks: as on Windows
+            if e.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
             return file
         file.close()                                                # its holder has just removed it: lock the one that is there now
@@ -264,14 +267,14 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
     params = [p for p in model.parameters() if p.requires_grad]
     opt = torch.optim.AdamW(params, lr=lr, weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: max(0.0, 1 - s / max(1, steps)))
-    done, average, begin = 0, torch.zeros((), device=dev), time.time() - spent(checkpoint, key)
+    done, average, begin = 0, torch.zeros((), device=dev), time.time()
     if checkpoint and checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True, map_location="cpu")
         if state["key"] == key:
             model.load_state_dict(state["model"])
             opt.load_state_dict(state["opt"])
             schedule.load_state_dict(state["schedule"])
-            done, average = state["done"], state["average"].to(dev)
+            done, average, begin = state["done"], state["average"].to(dev), begin - state["seconds"]
             set_rng(state["rng"][rank % len(state["rng"])])
             print(f"resuming at step {done} of {steps} from {checkpoint}", flush=True)
         del state
@@ -542,7 +545,7 @@ def holds(out: Path, run: dict, last: str) -> bool:
         if (out / last).exists():
             print(f"already done: {out}")
             return True
-    elif out.exists() and (not out.is_dir() or any(not file.name.startswith(".") for file in out.iterdir())):
+    elif out.exists() and (not out.is_dir() or any(last == "run.json" or not file.name.startswith(".") for file in out.iterdir())):
         raise UserError(f"--out={out}: exists and is not a run of this script; choose another folder")
     file = out.resolve().parent / f".{out.name}.lock"
     mine = LOCKS.get(file) or lock(file, wait=False)
@@ -599,7 +602,8 @@ def cli(main: Callable) -> None:
     finally:
         while LOCKS:
             path, file = LOCKS.popitem()
-            path.unlink(missing_ok=True)
+            if fcntl:                                               # Windows cannot remove what is open
+                path.unlink(missing_ok=True)
             file.close()
 
 

@@ -198,6 +198,15 @@ def budget(batch: Batch, p: float) -> np.ndarray:
     return np.minimum(n, np.maximum(1, np.round(p * n))).astype(np.int64)
 
 
+def given(mask: np.ndarray) -> Masker:
+    """A masker that repeats what was chosen before: mask (N, L) bool, of every row of a corpus."""
+    def repeat(batch, k, rng, lm=None):
+        out = np.zeros(batch.ids.shape, bool)
+        out[:, :mask.shape[1]] = mask[batch.rows, :out.shape[1]]
+        return out
+    return repeat
+
+
 def pick(score: np.ndarray, batch: Batch, k: np.ndarray, unit: np.ndarray | None = None) -> np.ndarray:
     """The highest scores (B, L) first, at most k[b] tokens in row b, only where `ok`.
 

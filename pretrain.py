@@ -115,23 +115,32 @@ def pretrain(model: torch.nn.Module, pieces: Rows, masker: maskers.Masker, *, p:
              checkpoint: Path | None = None, key: str = "", desc: str = "MLM", quiet: bool = False) -> float:
     """Trains `model` in place on `pieces` (blocks of text); returns the mean loss. Dropout, order and masks are separate streams.
 
-    remask: masks anew each epoch (meta-testing), or the first epoch's in all (meta-training)."""
+    remask: masks anew each epoch (meta-testing), or once for all epochs (meta-training), by the LM as it then is."""
     multiple = 8 if device().type == "cuda" else 1
     plan = batches(pieces.length, batch_size, epochs, seed)
     steps = epochs * -(-len(pieces) // batch_size)
 
     def make(epoch, rows):
         width = None if fast else max_len
-        return tensors(*masked_rows(pieces, masker, p, seed, epoch if remask else 0, rows, lm, width, multiple if fast else 1), fast)
+        return tensors(*masked_rows(pieces, masker, p, seed, epoch if remask else 0, rows, ask, width, multiple if fast else 1), fast)
 
-    lm, live = hidden_states(model, fast), False
+    lm, tried, live = hidden_states(model, fast), False, False
 
-    def seen(batch):
+    def ask(batch):
         nonlocal live
+        if tried and not live:
+            raise UserError("the masker asks for the LM's hidden states, but did not when it was tried on a row; it must ask in each call or in none")
         live = True
         return lm(batch)
 
-    masked_rows(pieces, masker, p, seed, 0, np.arange(1), seen)      # a masker that reads the LM gives itself away
+    masked_rows(pieces, masker, p, seed, 0, np.arange(1), ask)       # a masker that reads the LM gives itself away
+    tried = True
+    if live and not remask:                                         # the LM as it came chooses, once
+        mask = np.zeros((len(pieces), pieces.length.max()), bool)
+        for rows in by_length(pieces.length):
+            _, chosen, _ = masked_rows(pieces, masker, p, seed, 0, rows, lm)
+            mask[rows, :chosen.shape[1]] = chosen
+        masker, live = maskers.given(mask), False
     torch_seed(seed, f"dropout{processes()[0] or ''}")
     return fit(model, plan, steps, make, mlm_loss, lr=lr, fast=fast, live=live, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
 
@@ -159,7 +168,7 @@ def save(model: torch.nn.Module | None, tok, folder: Path, run: dict, examples: 
             model.save_pretrained(tmp)
             tok.save_pretrained(tmp)
         if examples is not None:
-            (tmp / "predictions.jsonl").write_text("".join(json.dumps(e, ensure_ascii=False) + "\n" for e in examples))
+            (tmp / "predictions.jsonl").write_text("".join(json.dumps(e, ensure_ascii=False) + "\n" for e in examples), encoding="utf-8")
         (tmp / "run.json").write_text(json.dumps(run, indent=1))
     checkpoint_of(folder).unlink(missing_ok=True)
 
@@ -173,7 +182,7 @@ def finish(folder: Path, results: str, run: dict, measures: tuple[str, ...]) -> 
     """The line of a finished evaluation in results.jsonl: what was evaluated, its scores, and every knob; and beside it, in scores/, the
     measures of every example, (examples, measures) float32."""
     done, origin = json.loads((folder / "run.json").read_text()), run["pretraining"]
-    each = np.array([[example[m] for m in measures] for example in map(json.loads, open(folder / "predictions.jsonl"))], np.float32)
+    each = np.array([[example[m] for m in measures] for example in map(json.loads, open(folder / "predictions.jsonl", encoding="utf-8"))], np.float32)
     examples = Path("scores") / f"{label_of(run | {'into': str(folder)})}.npy"
     with beside(Path(results).parent / examples) as tmp, open(tmp, "wb") as f:
         np.save(f, each)
@@ -206,7 +215,9 @@ def add_result(results: str, row: dict) -> None:
 def lineage(lm: str) -> dict:
     """Where a LM comes from, for its line of results: the LM it started from, masker, p, seed and seconds of further pre-training."""
     file = Path(lm) / "run.json"
-    run = json.loads(file.read_text()) if file.exists() else {"lm": lm, "masker": "none"}
+    run = json.loads(file.read_text()) if file.exists() else {}
+    if "masker" not in run:                                         # not further pre-trained, though it may be fine-tuned
+        run = {"lm": lm, "masker": "none"}
     kept = ("lm", "masker", "p", "epochs", "lr", "batch_size", "max_len", "remask", "fast", "spacy_model", "seed", "dataset", "data", "masker_file",
             "policy", "loss", "seconds")
     return {"base" if k == "lm" else k: run.get(k) for k in kept}
@@ -248,7 +259,7 @@ def main(
     batch_size: int | None = None,      # rows a step; the paper chose from 12, 16, 24; None: 16 (32 in the toy world)
     max_len: int | None = None,         # tokens a block; None: 512 for question answering, 256 else, or the LM's most
     seed: int = 0,                      # of masks, order and dropout (three separate streams)
-    remask: bool = True,                # masks anew each epoch; False: the same masks in all epochs
+    remask: bool = True,                # masks anew each epoch; False: the same in all (learned maskers then read the LM as it came)
     fast: bool = True,                  # False: the plain path (rows padded to max_len, head on all positions, fp32)
     raw: str | None = None,             # folder with raw files of a named data set
     dev_share: float | None = None,     # share of train to cut as dev where there is none; None: 0.1 for paths

@@ -128,8 +128,7 @@ def play(lm: torch.nn.Module, task: Task, sub: SubTask, mask: np.ndarray, seed: 
     Returns the fine-tuned model, the adapted LM, and the seconds of each stage. What the seed moves (order, corruption, dropout, head) is
     common to the players of an episode: between them only the masks differ."""
     adapted, clock = copy.deepcopy(lm), [time.time()]
-    mask = np.pad(mask, ((0, 0), (0, 8)))                           # a batch may be padded to a multiple of 8
-    pretrain(adapted, sub.contexts, lambda batch, k, rng, lm: mask[batch.rows, :batch.ids.shape[1]], seed=seed, remask=False, quiet=True, **mlm)
+    pretrain(adapted, sub.contexts, maskers.given(mask), seed=seed, remask=False, quiet=True, **mlm)
     clock.append(time.time())
     if task.kind == "cls":
         model = finetune_cls.finetune(adapted, sub.train, task.labels, seed=seed, quiet=True, **ft)
@@ -198,10 +197,8 @@ class States:
         h, ok = torch.zeros(start[-1], lm.config.hidden_size, dtype=torch.float16), torch.zeros(start[-1], dtype=torch.bool)
         for rows in by_length(contexts.length):
             batch = gather(contexts, rows)
-            states = encode(batch).half().cpu()                                     # (B, L, H)
-            for b, row in enumerate(rows):
-                h[start[row]:start[row + 1]] = states[b, :contexts.length[row]]
-                ok[start[row]:start[row + 1]] = torch.from_numpy(batch.ok[b, :contexts.length[row]])
+            at = (start[rows, None] + np.arange(batch.ids.shape[1]))[batch.real]    # (T',) of T
+            h[at], ok[at] = encode(batch).half().cpu()[torch.from_numpy(batch.real)], torch.from_numpy(batch.ok[batch.real])
         return cls(h, torch.from_numpy(start), ok)
 
     def at(self, mask: np.ndarray) -> np.ndarray:

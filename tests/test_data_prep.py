@@ -380,6 +380,7 @@ QAS = ["data", 0, "paragraphs", 0, "qas", 0]
     ("zeros.txt", b"\0\0\0\n", "not a text file"),
     ("cut.jsonl.gz", gzip.compress(jsonl(*[GOOD] * 500).encode())[:60], "cannot be read"),
     ("broken.jsonl", jsonl(GOOD, '{"text": "a', GOOD), "broken.jsonl:2: not valid JSON"),
+    ("array.jsonl", json.dumps([GOOD]), "array.jsonl:1: the field 'text' is missing"),
     ("missing.jsonl", jsonl(GOOD, {"label": "a"}), "missing.jsonl:2: the field 'text' is missing"),
     ("type.jsonl", jsonl(GOOD, {"text": 3, "label": "a"}), "type.jsonl:2: the field 'text' is int"),
     ("list.jsonl", jsonl(GOOD, "[1]"), "list.jsonl:2: the field 'text' is missing"),

@@ -1,4 +1,5 @@
 """EM and F1 against torchmetrics, predictions against brute force, and both scripts as a user runs them."""
+import errno
 import json
 import random
 import signal
@@ -18,6 +19,7 @@ import data_prep
 import finetune_cls
 import finetune_qa
 import loop
+import pretrain
 from data_prep import Specials, gather, heads, windows
 
 answer = st.text(alphabet=st.sampled_from("aAbt heTn,.-'é 1"), max_size=15)
@@ -109,6 +111,7 @@ def test_a_head_learns(tmp_path, cls_folder):
     assert (finetune_cls.predict(model, pieces, quiet=True).argmax(1) == data["train"].label).mean() > 0.95
     split = data_prep.load(str(tmp_path / "train.json"), tok)["train"]
     pieces = windows(split, specials, 64, 16, 20)
+    lm.config.num_labels = 4                                        # as that of a LM that was fine-tuned to classify
     reader = finetune_qa.finetune(lm, pieces, epochs=150, lr=5e-3, batch_size=8, quiet=True)
     said = finetune_qa.predict(reader, pieces, quiet=True)
     assert np.mean([finetune_qa.em_f1(p[0]["text"], q["scored"])[0] for p, q in zip(said, split.questions, strict=True)]) == 1
@@ -143,6 +146,7 @@ def test_the_whole_row_twice_is_the_same_to_the_last_digit(script, tmp_path, lm_
         from transformers import AutoModelForQuestionAnswering as Auto
         assert np.isclose(100 * np.mean([e["f1"] for e in examples]), rows[0]["f1"])
     folder = next((tmp_path / "one/runs").iterdir())
+    assert {k: v for k, v in pretrain.lineage(str(folder)).items() if v is not None} == {"base": str(folder), "masker": "none"}
     assert Auto.from_pretrained(folder).config.architectures
     assert (folder / "model.safetensors").exists()
 
@@ -151,8 +155,10 @@ def test_nothing_of_the_users_is_overwritten(tmp_path, lm_folder, cls_folder):
     """A folder with other things in it, the LM's own folder, another run's folder, and a damaged results.jsonl are refused."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work/thesis.tex").write_text("years")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/.gitkeep").touch()
     flags = [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=1", "--max_len=32"]
-    for out in ("work", str(lm_folder)):
+    for out in ("work", "kept", str(lm_folder)):
         result = call("finetune_cls.py", *flags, "--save_model", f"--out={out}", cwd=tmp_path)
         assert result.returncode == 2 and "is not a run of this script" in result.stderr
     assert (tmp_path / "work/thesis.tex").read_text() == "years"
@@ -238,6 +244,14 @@ def test_a_run_that_another_process_is_at_work_on(lm_folder, cls_folder, tmp_pat
         result = call("finetune_cls.py", *flags, cwd=tmp_path)
         assert result.returncode == 2 and "another process is at work on it" in result.stderr and not (tmp_path / "o").exists()
     assert call("finetune_cls.py", *flags, cwd=tmp_path).returncode == 0 and not (tmp_path / ".o.lock").exists()
+
+
+def test_a_file_system_without_locks(monkeypatch, tmp_path):
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    loop.lock(tmp_path / "a", wait=False).close()
 
 
 def test_the_same_configuration_in_two_folders_keeps_the_scores_of_both(lm_folder, cls_folder, tmp_path):

@@ -227,6 +227,17 @@ def test_the_oracle_and_its_opposite_know_the_toy_words(tmp_path):
     assert not table[batch.ids[maskers.find("anti")(batch, k, rng_of(batch))]].any()
 
 
+def test_entities_of_another_version_are_found_again(monkeypatch, tmp_path):
+    (tmp_path / "c.txt").write_text("a line\n")
+    found = iter(range(9))
+    monkeypatch.setattr(data_prep, "find_entities", lambda split, model: np.full(len(split.ids), next(found), np.int32))
+    for version, expected in (("3.8.0", 0), ("3.8.1", 1), ("3.8.0", 0)):
+        corpus = data_prep.load(str(tmp_path / "c.txt"), fast_tokenizer("wordpiece")).corpus
+        corpus.spacy_model = "some_model"
+        monkeypatch.setattr("importlib.metadata.version", lambda name, version=version: version)
+        assert (corpus.ent == expected).all()
+
+
 @needs_shared
 def test_entities_are_spacys_own(tmp_path):
     """Entity spans, computed on the raw text, cover exactly the characters that spaCy's own entities do."""

@@ -17,6 +17,7 @@ import loop
 import maskers
 import pretrain
 from data_prep import Specials, blocks
+from loop import UserError
 
 KINDS = ["bert", "distilbert", "roberta", "electra", "modernbert", "deberta"]
 
@@ -212,6 +213,36 @@ def test_masks_anew_each_epoch_or_once(tok, pieces):
         _, (rows, first), (again, second) = epochs                  # the first call only looks whether the masker reads the LM
         both[remask] = (first[np.argsort(rows)].sum(0) == second[np.argsort(again)].sum(0)).all()
     assert not both[True] and both[False]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_masks_once_by_the_lm_as_it_came(fast, tok, pieces):
+    """A masker that reads the LM, asked once: the same training as under the masks that it chooses before the first step."""
+    def by_lm(batch, k, rng, lm=None):
+        return maskers.pick(lm(batch)[:, :, 0].numpy(), batch, k)
+
+    def trained(masker, remask):
+        model = random_lm("bert", len(tok))
+        pretrain.pretrain(model, pieces, masker, epochs=2, lr=1e-2, batch_size=4, max_len=40, remask=remask, fast=fast, quiet=True)
+        return weights(model)
+
+    lm, mask = pretrain.hidden_states(random_lm("bert", len(tok))), np.zeros((len(pieces), 32), bool)
+    for row in range(len(pieces)):
+        _, chosen, _ = pretrain.masked_rows(pieces, by_lm, 0.15, 0, 0, np.array([row]), lm)
+        mask[row, :chosen.shape[1]] = chosen
+    once = trained(by_lm, False)
+    assert same(once, trained(maskers.given(mask), False)) and not same(once, trained(by_lm, True))
+
+
+def test_a_masker_that_asks_now_and_then(tok, pieces):
+    """It would read the LM in a thread beside its training."""
+    calls = iter(range(1000))
+
+    def sometimes(batch, k, rng, lm=None):
+        return maskers.pick(lm(batch)[:, :, 0].numpy() if next(calls) > 2 else rng.random(batch.ids.shape), batch, k)
+
+    with pytest.raises(UserError, match="did not when it was tried"):
+        pretrain.pretrain(random_lm("bert", len(tok)), pieces, sometimes, batch_size=4, quiet=True)
 
 
 def test_a_masker_that_breaks_the_contract_is_told(pieces):
