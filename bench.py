@@ -186,8 +186,9 @@ def masking_rate(pieces: Rows, name: str) -> float:
     return len(pieces) / (time.perf_counter() - begin)
 
 
-def product_rate(dtype: torch.dtype, n: int = 2048) -> float:
+def product_rate(dtype: torch.dtype) -> float:
     """Floating-point operations a second of square matrix products: the limit of any training on this machine."""
+    n = 2048 if device().type == "cpu" else 16384                   # a GPU is through with small ones before they are started
     a, b, best = torch.randn(n, n, device=device()).to(dtype), torch.randn(n, n, device=device()).to(dtype), 0.0
     for _ in range(8):
         begin = time.perf_counter()
@@ -288,6 +289,8 @@ def main(
     run = checked(locals())
     if not importlib.util.find_spec("accelerate"):
         raise UserError("bench.py compares with Hugging Face's Trainer, which needs a package that is not installed: pip install accelerate")
+    if torch.cuda.device_count() > 1:
+        raise UserError(f"{torch.cuda.device_count()} GPUs: Trainer would take them all, ours one; set CUDA_VISIBLE_DEVICES=0")
     tok = data_prep.load_tokenizer(lm)
     data, model = data_prep.load(dataset, tok, raw), load_lm(lm)
     if data.kind == "text":

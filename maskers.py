@@ -8,7 +8,7 @@ A masker gets
     batch  (B, L) numpy arrays: ids, ok, word, punct, ent (see data_prep.Batch)
     k      (B,) how many tokens to mask in each row, the same for every masker (`budget`)
     rng    (B, L) uniform numbers on demand; a row's numbers depend on (seed, epoch, row) alone (`RowRandom`)
-    lm     a callable: batch -> (B, L, H) hidden states of the LM as it is now, a torch tensor; None where there is no LM
+    lm     a callable: batch -> (B, L, H) hidden states of the LM as it is now, a torch tensor on its device; None where there is no LM
 and returns a bool (B, L): True only where `ok`, at most k[b] in row b, exactly k[b] wherever its units allow.
 A masker of your own: decorate a function here, or use --masker=path/to/file.py:function
 The learned one (PAPER: NMG) is --masker=nmg:FOLDER, where FOLDER is a run of train_nmg.py; sampled:FOLDER draws from it.

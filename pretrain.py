@@ -230,7 +230,7 @@ def versions() -> dict[str, str]:
     except OSError:
         commit = ""                                             # no git on this machine
     return {"torch": torch.__version__, "transformers": transformers.__version__, "commit": commit.strip(), "device": device().type,
-            "processes": processes()[1]}
+            **({"gpu": torch.cuda.get_device_name(device())} if device().type == "cuda" else {}), "processes": processes()[1]}
 
 
 @functools.cache

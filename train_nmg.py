@@ -383,7 +383,7 @@ def save_checkpoint(folder: Path, done: int, agents: dict[str, Agent], memory: d
                     trials: np.ndarray, metrics: list[dict]) -> None:
     """checkpoint-DONE.pt, after the states that it needs, each written once. The last two checkpoints stay, with their states."""
     kept = sorted(folder.glob("checkpoint-*.pt"))[-1:]
-    wanted = set(memory).union(*(torch.load(f, weights_only=True, mmap=True)["memory"] for f in kept))
+    wanted = set(memory).union(*(torch.load(f, weights_only=True, mmap=True, map_location="cpu")["memory"] for f in kept))
     for e, s in memory.items():
         file = folder / f"states-{e:05}.safetensors"
         if not file.exists():

@@ -8,7 +8,7 @@ import string
 import numpy as np
 import pytest
 import torch
-from conftest import TEXTS, call, fast_tokenizer, kill_when, random_lm, run, squad
+from conftest import TEXTS, call, fast_tokenizer, kill_when, needs_gpu, random_lm, run, squad
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
@@ -119,8 +119,9 @@ def test_a_head_learns(tmp_path, cls_folder):
 
 # ---------------------------------------------------------------- the scripts
 
+@pytest.mark.parametrize("gpu", ["", pytest.param("0", marks=needs_gpu)], ids=["CPU", "GPU"])
 @pytest.mark.parametrize("script", ["finetune_cls.py", "finetune_qa.py"])
-def test_the_whole_row_twice_is_the_same_to_the_last_digit(script, tmp_path, lm_folder, cls_folder, qa_folder):
+def test_the_whole_row_twice_is_the_same_to_the_last_digit(script, gpu, tmp_path, lm_folder, cls_folder, qa_folder):
     """prepare, mask, pre-train, fine-tune, score: two runs in two places agree; a third in the same place does nothing, nor
     would it if the LM had been made again."""
     data = cls_folder if script == "finetune_cls.py" else qa_folder
@@ -129,7 +130,8 @@ def test_the_whole_row_twice_is_the_same_to_the_last_digit(script, tmp_path, lm_
         (tmp_path / place).mkdir()
         for command in (["pretrain.py", f"--lm={lm_folder}", "--masker=whole", "--max_len=64", "--lr=1e-3", "--out=adapted"],
                         [script, "--lm=adapted", "--lr=1e-3", "--epochs=3", "--max_len=64", "--save_model"]):
-            result = (run if place == "one" else call)(command[0], f"--dataset={data}", *command[1:], cwd=tmp_path / place)
+            again = {"cwd": tmp_path / place} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+            result = (run if place == "one" or gpu else call)(command[0], f"--dataset={data}", *command[1:], **again)
             assert result.returncode == 0, result.stderr
         rows.append(json.loads((tmp_path / place / "results.jsonl").read_text()))
     scores = [{k: v for k, v in r.items() if k in ("accuracy", "macro_f1", "em", "f1", "masker", "lm", "dataset")} for r in rows]

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHARED, call, fast_tokenizer, kill_when, needs_shared, random_lm, run, write_jsonl
+from conftest import ROOT, SHARED, call, fast_tokenizer, kill_when, needs_gpu, needs_shared, random_lm, run, write_jsonl
 from transformers import AutoModelForQuestionAnswering
 
 import data_prep
@@ -691,6 +691,15 @@ def ends_as(place, finished):
     metrics = [[{k: v for k, v in json.loads(line).items() if k not in ("seconds", "peak_gb")} for line in open(p / "whole/metrics.jsonl")]
                for p in (place, finished)]
     return policies[0] == policies[1] and metrics[0] == metrics[1]
+
+
+@needs_gpu
+def test_a_small_run_on_a_gpu(tmp_path):
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        result = run("train_nmg.py", *SMALL, "--out=whole", cwd=tmp_path / place, CUDA_VISIBLE_DEVICES="0")
+        assert result.returncode == 0 and "weights on cuda" in result.stdout, result.stderr
+    assert ends_as(tmp_path / "one", tmp_path / "two")
 
 
 def test_a_small_run(finished):
