@@ -151,7 +151,7 @@ def episode(w: SimpleNamespace, folder: Path) -> dict:
     flags = {"dataset": w.dataset, "lm": w.lm, "raw": w.raw, "episodes": 1, "contexts": w.contexts, "docs": w.contexts, "examples": w.examples,
              "validation": w.validation, "val_share": 0.1, "p": w.p, "mlm_epochs": w.mlm_epochs, "mlm_lr": 2e-5, "ft_epochs": w.ft_epochs,
              "ft_lr": 2e-5, "rl_lr": 1e-4, "batch_size": w.batch_size, "max_len": w.block, "updates": w.updates, "minibatch": w.minibatch,
-             "explore": 0, "continual": True, "credit": "play", "explorer": "uniform", "alpha": 0.01, "metric": "accuracy", "compare": 0,
+             "explore": 0, "continual": True, "credit": "play", "alpha": 0.01, "metric": "accuracy", "compare": 0,
              "out": folder / "episode"}
     done = subprocess.run([sys.executable, str(Path(__file__).with_name("train_nmg.py")), *(f"--{k}={v}" for k, v in flags.items())],
                           capture_output=True, text=True)

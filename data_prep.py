@@ -106,6 +106,8 @@ def read_table(rows: Iterable, delimiter: str, path: Path) -> Iterator[dict]:
             record = {"text": field(row, "text", where)}
             if table.fieldnames != ["text"]:                        # a corpus has no other column
                 record["label"] = field(row, "label", where).strip()
+            if None in row:
+                raise UserError(f"{where}: more cells than columns; put cells that hold a separator in double quotes")
             if delimiter == "\t" and any("\n" in cell for cell in record.values()):
                 raise UserError(f"{where}: a quoted field runs over several lines; if its quotes are plain characters, double them, or use jsonl")
             yield record
@@ -223,10 +225,10 @@ def with_docs(records: Iterable[dict]) -> Iterator[dict]:
     seen = {}
     for i, record in enumerate(records):
         if len(record) == 1:
-            record["doc"] = i                       # a corpus: each its own, with nothing to remember however long it is
+            record = record | {"doc": i}            # a corpus: each its own, with nothing to remember however long it is
         elif "doc" not in record:
             plain = re.sub(r"<<|>>|\[\[|\]\]|\s+", "", record["text"]).lower()
-            record["doc"] = seen.setdefault(hash(plain), i)
+            record = record | {"doc": seen.setdefault(hash(plain), i)}
         yield record
 
 
@@ -234,7 +236,9 @@ def with_docs(records: Iterable[dict]) -> Iterator[dict]:
 
 @dataclass
 class Source:
-    """Where the records of a data set come from: readers by split, the files behind them, shares to cut from train where missing."""
+    """Where the records of a data set come from: readers by split, the files behind them, shares to cut from train where missing.
+
+    What was prepared is used again while the files are the same: a reader of your own that may change belongs among them."""
     read: dict[str, Callable[[], Iterable[dict]]]
     files: list[Path]
     cut: dict[str, float]
@@ -392,6 +396,8 @@ def load_tokenizer(name: str):
         tok = AutoTokenizer.from_pretrained(find_lm(name))
     if not hasattr(tok, "backend_tokenizer"):
         raise UserError(f"--lm={name}: has only a slow tokenizer ({type(tok).__name__}); a fast one (tokenizer.json) is needed")
+    if len(tok) <= len(tok.all_special_ids):                # what transformers makes of a folder without its files
+        raise UserError(f"--lm={name}: its tokenizer knows no words; the folder needs tokenizer.json or the vocabulary")
     return tok
 
 
@@ -514,8 +520,6 @@ def load(name: str, tok, raw: str | None = None, dev_share: float | None = None,
     """Prepares a data set for a tokenizer, or opens what was prepared before from the same files by the same tokenizer.
 
     kind: the kind that the caller can work with ("cls", "qa"); None for any. Prints what it made. Raises UserError."""
-    if dev_share is not None and not 0 < dev_share < 1:
-        raise UserError(f"--dev_share={dev_share}: must be in (0, 1)")
     source = find_source(name, raw)
     if dev_share is not None and "dev" not in source.read:
         source.cut["dev"] = dev_share
@@ -687,7 +691,10 @@ def load_spacy(name: str, task: str, **how):
 def find_entities(split: Split, spacy_model: str) -> np.ndarray:
     """(T,) int32: the row's n-th named entity, or -1, for every token that overlaps one."""
     nlp = toy.pipeline() if spacy_model == "toy" else load_spacy(spacy_model, "finds the named entities")
-    nlp.select_pipes(enable=["tok2vec", "transformer", "ner"])
+    finders = [name for name in nlp.pipe_names if "doc.ents" in nlp.get_pipe_meta(name).assigns]
+    if not finders:
+        raise UserError(f"the spaCy model {spacy_model!r} finds no named entities; its components: {', '.join(nlp.pipe_names) or 'none'}")
+    nlp.select_pipes(enable=["tok2vec", "transformer", *finders])
     ent = np.full(len(split.ids), -1, np.int32)
 
     def pieces():                                   # spaCy's memory grows with the text: long texts go in at white space

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification
 import data_prep
 import toy
 from data_prep import Rows, Specials, gather, heads
-from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, spent, to, torch_seed, with_head
+from loop import autocast, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, spent, to, with_head
 from pretrain import finish, fitting, label_of, lineage, load_lm, save, versions
 
 
@@ -32,14 +32,11 @@ def loss_of(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def finetune(lm: torch.nn.Module, pieces: Rows, labels: int, *, epochs: int = 3, lr: float = 2e-5, batch_size: int = 16, max_len: int = 256,
-             seed: int = 0, fast: bool = True, checkpoint: Path | None = None, key: str = "", desc: str = "fine-tuning",
-             quiet: bool = False) -> torch.nn.Module:
+             seed: int = 0, fast: bool = True, checkpoint: Path | None = None, key: str = "", quiet: bool = False) -> torch.nn.Module:
     """A classifier around a copy of `lm`, all of it trained on `pieces`. Order, head and dropout are separate streams of `seed`."""
     model = with_head(lm, AutoModelForSequenceClassification, seed, num_labels=labels)
-    plan = batches(pieces.length, batch_size, epochs, seed)
-    torch_seed(seed, f"dropout{processes()[0] or ''}")
-    fit(model, plan, epochs * -(-len(pieces) // batch_size), lambda _, rows: tensors(pieces, rows, None if fast else max_len), loss_of,
-        lr=lr, fast=fast, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
+    fit(model, pieces.length, lambda _, rows: tensors(pieces, rows, None if fast else max_len), loss_of, epochs=epochs, batch_size=batch_size,
+        lr=lr, seed=seed, fast=fast, checkpoint=checkpoint, key=key, desc="fine-tuning", quiet=quiet)
     return model
 
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForQuestionAnswering
 import data_prep
 import toy
 from data_prep import Batch, Rows, Specials, gather, windows
-from loop import autocast, batches, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, spent, to, torch_seed, with_head
+from loop import autocast, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, spent, to, with_head
 from pretrain import finish, fitting, label_of, lineage, load_lm, save, versions
 
 
@@ -52,18 +52,17 @@ def loss_of(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def finetune(lm: torch.nn.Module, pieces: Rows, *, epochs: int = 2, lr: float = 3e-5, batch_size: int = 16, max_len: int = 384, seed: int = 0,
-             fast: bool = True, checkpoint: Path | None = None, key: str = "", desc: str = "fine-tuning", quiet: bool = False) -> torch.nn.Module:
+             fast: bool = True, checkpoint: Path | None = None, key: str = "", quiet: bool = False) -> torch.nn.Module:
     """A span predictor around a copy of `lm`, all of it trained on `pieces` (windows). Order, head and dropout: separate streams."""
     model = with_head(lm, AutoModelForQuestionAnswering, seed, num_labels=2)
-    plan = batches(pieces.length, batch_size, epochs, seed)
     multiple = 8 if device().type == "cuda" else 1
 
     def make(_, rows):
         batch = gather(pieces, rows, None if fast else max_len, multiple)
         return tensors(batch) | {"labels": targets(batch, pieces)}
 
-    torch_seed(seed, f"dropout{processes()[0] or ''}")
-    fit(model, plan, epochs * -(-len(pieces) // batch_size), make, loss_of, lr=lr, fast=fast, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
+    fit(model, pieces.length, make, loss_of, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed, fast=fast, checkpoint=checkpoint, key=key,
+        desc="fine-tuning", quiet=quiet)
     return model
 
 
@@ -95,7 +94,7 @@ def predict(model: torch.nn.Module, pieces: Rows, max_answer: int = 30, n_best: 
 
 
 @torch.no_grad()
-def positions(model: torch.nn.Module, pieces: Rows, fast: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def positions(model: torch.nn.Module, pieces: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Of every window (M,): the share of start and end hit by the argmax over all its tokens (the official code's accuracy), and the log
     probability of both; 0 and nan where the window does not hold all of the answer."""
     dev, whole = device(), whole_answer(pieces, np.arange(len(pieces)))
@@ -104,7 +103,7 @@ def positions(model: torch.nn.Module, pieces: Rows, fast: bool = True) -> tuple[
     for chunk in by_length(pieces.length[whole]):
         rows = np.flatnonzero(whole)[chunk]
         batch = gather(pieces, rows, None, 8 if dev.type == "cuda" else 1)
-        with autocast(dev, fast):
+        with autocast(dev):
             out = model(**to(tensors(batch), dev))
         logits = torch.stack((out.start_logits, out.end_logits), 1).float().cpu().masked_fill(~torch.from_numpy(batch.real)[:, None], -torch.inf)
         gold = targets(batch, pieces)                                                               # (B, 2)

@@ -247,11 +247,12 @@ def to(tensors: dict[str, torch.Tensor], dev: torch.device) -> dict[str, torch.T
 
 # ---------------------------------------------------------------- optimisation
 
-def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., dict], loss_of: Callable, *, lr: float, fast: bool = True,
-        live: bool = False, checkpoint: Path | None = None, key: str = "", desc: str = "", quiet: bool = False) -> float:
+def fit(model: torch.nn.Module, length: np.ndarray, make: Callable[..., dict], loss_of: Callable, *, epochs: int, batch_size: int, lr: float,
+        seed: int = 0, fast: bool = True, live: bool = False, checkpoint: Path | None = None, key: str = "", desc: str = "",
+        quiet: bool = False) -> float:
     """Optimises `model` in place; returns the training loss at the end, averaged over about 50 steps (0.0 when there is no step).
 
-    plan     yields (epoch, rows) of every step, `steps` of them; the same on every call (resume skips into it)
+    length   (N,) tokens of each row; order (`batches`) and dropout are streams of `seed`
     make     (epoch, rows) -> dict of tensors; runs in a thread, so that masks and padding cost the device nothing
     loss_of  (model, tensors) -> scalar loss, the mean over what "labels" holds (but for -100)
     live     `make` looks at the model: no thread, each batch is made just before its step
@@ -259,7 +260,8 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
     AdamW without weight decay, no warm-up, linear decay of the learning rate to 0, gradient norm clipped to 1 (the official code's).
     checkpoint: a file; written every 500 steps (on a GPU 5,000) and on Ctrl-C, and read at the start when its `key` is the same.
     Raises KeyboardInterrupt after saving, UserError when the loss is no longer finite."""
-    dev, (rank, world) = device(), processes()
+    dev, (rank, world), steps = device(), processes(), epochs * -(-len(length) // batch_size)
+    torch_seed(seed, f"dropout{rank or ''}")
     if dev.type == "cuda" and len(set(gathered(str(torch.cuda.get_device_properties(dev).uuid)))) < world:
         raise UserError(f"{world} processes share every batch, but have fewer GPUs; start one process a GPU")
     model.to(dev).train()
@@ -296,7 +298,7 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
     def pinned(tensors):                                            # in the thread: what is pinned travels while the device computes
         return {k: v.pin_memory() for k, v in tensors.items()} if dev.type == "cuda" else tensors
 
-    ready = (pinned(own(*arguments)) for arguments in itertools.islice(plan, done, None))
+    ready = (pinned(own(*arguments)) for arguments in itertools.islice(batches(length, batch_size, epochs, seed), done, None))
     every = 0.1 if sys.stderr.isatty() else 60                      # seconds between two states of the bar: a log gets a line a minute
     with tqdm(total=steps, initial=done, desc=desc, disable=quiet or rank > 0, mininterval=every, unit="step") as bar, interruptible() as hit:
         tokens = 0
@@ -333,9 +335,9 @@ def fit(model: torch.nn.Module, plan: Iterator, steps: int, make: Callable[..., 
     return average.item()
 
 
-def spent(checkpoint: Path | None, key: str) -> float:
+def spent(checkpoint: Path, key: str) -> float:
     """Seconds that went into the checkpoint that `fit` would go on from; 0.0 where there is none."""
-    if not checkpoint or not checkpoint.exists():
+    if not checkpoint.exists():
         return 0.0
     state = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
     return state["seconds"] if state["key"] == key else 0.0
@@ -356,7 +358,10 @@ def with_head(lm: torch.nn.Module, auto: type, seed: int, **config) -> torch.nn.
     with torch.random.fork_rng(devices=[]):
         torch_seed(seed, "head")
         changed = type(lm.config).from_dict(lm.config.to_dict() | config)
-        model = auto.from_config(changed, attn_implementation=lm.config._attn_implementation, dtype=torch.float32)
+        try:
+            model = auto.from_config(changed, attn_implementation=lm.config._attn_implementation, dtype=torch.float32)
+        except ValueError as e:
+            raise UserError(f"the LM is a {type(lm).__name__}: transformers has no model of its kind for this task ({auto.__name__})") from e
     model.to(lm.device).base_model.load_state_dict(lm.base_model.state_dict(), strict=False)
     return model
 
@@ -520,7 +525,7 @@ def checked(knobs: dict) -> dict:
     for name, value in knobs.items():
         if name == "p" and value is not None and not 0 < value <= 1:
             raise UserError(f"--p={value}: the share of tokens to mask must be in (0, 1]")
-        if name in ("val_share", "sequential") and value is not None and not 0 < value < 1:
+        if name in ("val_share", "dev_share", "sequential") and value is not None and not 0 < value < 1:
             raise UserError(f"--{name}={value}: must be in (0, 1)")
         if isinstance(value, int | float) and not isinstance(value, bool):
             least = {"seed": 0, "overlap": 0, "explore": 0, "compare": 0, "alpha": 0, "max_len": 8}.get(name, 1 if isinstance(value, int) else 1e-12)

@@ -16,6 +16,7 @@ The learned one (PAPER: NMG) is --masker=nmg:FOLDER, where FOLDER is a run of tr
 import functools
 import importlib.util
 import json
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -51,8 +52,8 @@ def find(name: str) -> Masker:
         raise UserError(f"--masker={name}: no such masker" + nearest(name, MASKERS) + ", or FILE.py:function")
     if not Path(file).is_file():
         raise UserError(f"--masker={name}: no such file: {file}")
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    module = importlib.util.module_from_spec(spec)
+    spec = importlib.util.spec_from_file_location(f"masker {Path(file).stem}", file)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not callable(getattr(module, function, None)):
         known = [n for n, f in vars(module).items() if callable(f) and getattr(f, "__module__", "") == module.__name__]

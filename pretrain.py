@@ -23,7 +23,7 @@ import loop
 import maskers
 import toy
 from data_prep import Batch, Rows, Specials, blocks, gather
-from loop import UserError, autocast, batches, beside, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, timeless, to, torch_seed
+from loop import UserError, autocast, beside, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, timeless, to
 
 
 def load_lm(name: str) -> torch.nn.Module:
@@ -117,12 +117,9 @@ def pretrain(model: torch.nn.Module, pieces: Rows, masker: maskers.Masker, *, p:
 
     remask: masks anew each epoch (meta-testing), or once for all epochs (meta-training), by the LM as it then is."""
     multiple = 8 if device().type == "cuda" else 1
-    plan = batches(pieces.length, batch_size, epochs, seed)
-    steps = epochs * -(-len(pieces) // batch_size)
 
     def make(epoch, rows):
-        width = None if fast else max_len
-        return tensors(*masked_rows(pieces, masker, p, seed, epoch if remask else 0, rows, ask, width, multiple if fast else 1), fast)
+        return tensors(*masked_rows(pieces, masker, p, seed, epoch if remask else 0, rows, ask, None if fast else max_len, multiple), fast)
 
     lm, tried, live = hidden_states(model, fast), False, False
 
@@ -141,15 +138,15 @@ def pretrain(model: torch.nn.Module, pieces: Rows, masker: maskers.Masker, *, p:
             _, chosen, _ = masked_rows(pieces, masker, p, seed, 0, rows, lm)
             mask[rows, :chosen.shape[1]] = chosen
         masker, live = maskers.given(mask), False
-    torch_seed(seed, f"dropout{processes()[0] or ''}")
-    return fit(model, plan, steps, make, mlm_loss, lr=lr, fast=fast, live=live, checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
+    return fit(model, pieces.length, make, mlm_loss, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed, fast=fast, live=live,
+               checkpoint=checkpoint, key=key, desc=desc, quiet=quiet)
 
 
 @torch.no_grad()
-def held_out_loss(model: torch.nn.Module, pieces: Rows, most: int = 1000) -> float:
-    """Mean MLM loss on up to `most` blocks of held-out text under random masks (p = 0.15), the same for every masker and run."""
+def held_out_loss(model: torch.nn.Module, pieces: Rows) -> float:
+    """Mean MLM loss on up to 1,000 blocks of held-out text under random masks (p = 0.15), the same for every masker and run."""
     dev, total, count = device(), 0.0, 0
-    pieces = pieces.take(np.linspace(0, len(pieces) - 1, min(most, len(pieces))).astype(np.int64))
+    pieces = pieces.take(np.linspace(0, len(pieces) - 1, min(1000, len(pieces))).astype(np.int64))
     model.to(dev).eval()
     for rows in by_length(pieces.length):
         t = to(tensors(*masked_rows(pieces, maskers.find("random"), 0.15, 0, 0, rows)), dev)
@@ -288,7 +285,10 @@ def main(
     run_len = fitting(model, max_len, 512 if data.kind == "qa" else 256)
     pieces = blocks(corpus, Specials.of(tok), run_len)
     print(f"{len(pieces):,} blocks of at most {run_len} tokens, {pieces.length.mean():.1f} on average, on {device()}")
-    masked_rows(pieces, mask, run["p"], seed, 0, np.arange(1), hidden_states(model))     # a masker that fails (or must find entities) does so now
+    some = np.linspace(0, len(pieces) - 1, min(16, len(pieces))).astype(np.int64)        # a masker that fails (or must find entities) does so now
+    batch, chosen, _ = masked_rows(pieces, mask, run["p"], seed, 0, some, hidden_states(model))
+    if 2 * chosen.sum() < (asked := maskers.budget(batch, run["p"]).sum()) and masker != "none":
+        print(f"WARNING: in {len(some)} blocks {masker} masks {chosen.sum()} tokens of {asked} that it may: do its units (words?) suit this text?")
     held_out = blocks(data.splits["dev"], pieces.specials, run_len) if "dev" in data.splits else None
     before = held_out_loss(model, held_out) if held_out else None
     begin, loss = time.time() - loop.spent(checkpoint_of(out), json.dumps(run)), 0.0

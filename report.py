@@ -366,6 +366,11 @@ def won(m: dict, name: str) -> float:
     return m.get(f"{name}_won", np.sign(m[f"{name}_score"] - m["random_score"]))
 
 
+def won_lost(metrics: list[dict]) -> str:
+    ahead = [won(m, "learner") for m in metrics]
+    return f"won {sum(a > 0 for a in ahead)} and lost {sum(a < 0 for a in ahead)} against random"
+
+
 def curves(metrics: list[dict], file: Path) -> None:
     """PAPER: learning curves. Cumulative regret against random with its worst case, policy entropy, loss."""
     from matplotlib.figure import Figure

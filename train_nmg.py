@@ -39,7 +39,7 @@ from data_prep import Rows, Specials, blocks, gather, heads, windows
 from loop import UserError, beside, by_length, checked, claim, cli, device, gathered, processes, share_weights, shared, stream, team, torch_seed
 from maskers import NMG, RowRandom
 from pretrain import fitting, hidden_states, load_lm, pretrain, versions
-from report import LOOKS, curves, verdict, won
+from report import LOOKS, curves, verdict, won_lost
 
 PLAYERS = ("random", "opponent", "learner")
 
@@ -211,18 +211,15 @@ def evaluate(policy: NMG, memory: dict[int, States], episode: np.ndarray, contex
              tokens: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (B, L), -inf beyond the end, and values (B,) of some contexts of some episodes; in chunks of similar length, as padding costs."""
     spans = [(memory[e], int(memory[e].start[c]), int(memory[e].start[c + 1])) for e, c in zip(episode.tolist(), context.tolist(), strict=True)]
-    n, chunks, logits, values = np.array([hi - lo for _, lo, hi in spans]), [], [], []
-    for rows in by_length(n, tokens):
-        some = [spans[row] for row in rows]
-        states = pad_sequence([s.h[lo:hi] for s, lo, hi in some], batch_first=True)
-        ok = pad_sequence([s.ok[lo:hi] for s, lo, hi in some], batch_first=True)
-        real = torch.arange(n[rows[0]]) < torch.from_numpy(n[rows])[:, None]
-        out, value = policy(states.to(device()).float(), real.to(device()), ok.to(device()))
-        chunks.append(rows)
-        logits.append(F.pad(out, (0, n.max() - out.shape[1]), value=-torch.inf))
-        values.append(value)
+    n, out = np.array([hi - lo for _, lo, hi in spans]), []
+    chunks = list(by_length(n, tokens))
+    for rows in chunks:
+        h, ok = (pad_sequence([getattr(s, part)[lo:hi] for s, lo, hi in (spans[row] for row in rows)], batch_first=True) for part in ("h", "ok"))
+        real = torch.arange(h.shape[1]) < torch.from_numpy(n[rows])[:, None]
+        logits, values = policy(h.to(device()).float(), real.to(device()), ok.to(device()))
+        out.append((F.pad(logits, (0, n.max() - logits.shape[1]), value=-torch.inf), values))
     back = torch.from_numpy(np.argsort(np.concatenate(chunks))).to(device())
-    return torch.cat(logits)[back], torch.cat(values)[back]
+    return tuple(torch.cat(part)[back] for part in zip(*out, strict=True))
 
 
 @torch.no_grad()
@@ -354,12 +351,6 @@ def worth_of(trials: np.ndarray, scale: np.ndarray, players: int) -> np.ndarray:
     return best[1] / scale / max(y.std(), 1e-9)
 
 
-def sharpened(logits: np.ndarray) -> np.ndarray:
-    """Logits (N, L) of a fresh network with their standard deviation made 2: a policy with strong preferences for no reason."""
-    finite = logits[np.isfinite(logits)]
-    return (logits - finite.mean()) / finite.std() * 2.0
-
-
 def policy_entropy(log_p: np.ndarray) -> float:
     """Mean entropy of the contexts' policies in nats; log_p (N, L)."""
     return float(-np.sum(np.exp(log_p) * np.where(np.isinf(log_p), 0, log_p), 1).mean())
@@ -384,11 +375,10 @@ def save_checkpoint(folder: Path, done: int, agents: dict[str, Agent], memory: d
     """checkpoint-DONE.pt, after the states that it needs, each written once. The last two checkpoints stay, with their states."""
     kept = sorted(folder.glob("checkpoint-*.pt"))[-1:]
     wanted = set(memory).union(*(torch.load(f, weights_only=True, mmap=True, map_location="cpu")["memory"] for f in kept))
-    for e, s in memory.items():
-        file = folder / f"states-{e:05}.safetensors"
-        if not file.exists():
-            with beside(file) as tmp:
-                save_file(vars(s), tmp)
+    since = int(kept[0].stem.removeprefix("checkpoint-")) if kept else 0             # states on disk that are newer are of a run that was killed
+    for e in (e for e in memory if e >= since):
+        with beside(folder / f"states-{e:05}.safetensors") as tmp:
+            save_file(vars(memory[e]), tmp)
     state = {"done": done, "memory": list(memory), "metrics": metrics, "trials": torch.from_numpy(trials), "lm": lm and lm.state_dict(),
              "agents": {name: {"policy": a.policy.state_dict(), "optimizer": a.optimizer.state_dict(),
                                "replay": torch.from_numpy(a.replay.view(np.uint8).copy())} for name, a in agents.items()}}
@@ -412,8 +402,6 @@ def load_checkpoint(folder: Path, agents: dict[str, Agent], memory: dict[int, St
             print(f"{file}: damaged ({str(e).splitlines()[0]}); set aside, going back to the one before", flush=True)
             file.rename(f"{file}.damaged")
             continue
-        for stale in set(folder.glob("states-*.safetensors")) - {folder / f"states-{e:05}.safetensors" for e in stored}:
-            stale.unlink()                                          # of episodes that will be played again, or damaged
         for name, saved in state["agents"].items():
             agents[name].policy.load_state_dict(saved["policy"])
             agents[name].optimizer.load_state_dict(saved["optimizer"])
@@ -423,14 +411,7 @@ def load_checkpoint(folder: Path, agents: dict[str, Agent], memory: dict[int, St
             lm.load_state_dict(state["lm"])
         print(f"resuming after episode {state['done']} from {file}", flush=True)
         return state["done"], state["trials"].numpy(), state["metrics"]
-    for stale in folder.glob("states-*.safetensors"):
-        stale.unlink()
     return 0, np.zeros((0, agents["learner"].policy.hidden + 1)), []
-
-
-def won_lost(metrics: list[dict]) -> str:
-    ahead = [won(m, "learner") for m in metrics]
-    return f"won {sum(a > 0 for a in ahead)} and lost {sum(a < 0 for a in ahead)} against random"
 
 
 # ---------------------------------------------------------------- 5. the outer loop (PAPER: algorithm)
@@ -458,7 +439,8 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
         raise UserError(f"--replay={k.replay}: a context alone brings about {masked:.0f} actions")
     done, metrics, writer = 0, [], None
     if rank == 0:
-        gb = min(k.replay_gb, min(k.replay / masked, k.episodes * k.contexts) * task.blocks.length.mean() * hidden * 2 / 1e9)
+        texts = len(task.blocks) / len(np.unique(task.blocks.row))                                   # blocks of a text
+        gb = min(k.replay_gb, min(k.replay / masked, k.episodes * k.contexts * texts) * task.blocks.length.mean() * hidden * 2 / 1e9)
         weights = sum(w.numel() for w in agents["learner"].policy.parameters())
         print(f"{len(task.train_docs):,} documents to train on, {len(task.val_docs):,} to validate on; a policy of {weights:,} weights on "
               f"{device()}; replay will take about {gb:.2f} GB", flush=True)
@@ -486,11 +468,7 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
                 logits = np.where(batch.ok, 0.0, -np.inf)
                 if name != "random":
                     learned, values[name] = policy_of(agents[name].policy, states)
-                    if n >= k.explore:
-                        logits = learned
-                    elif k.explorer == "network":
-                        torch_seed(k.seed, f"{name} explores {n}")
-                        logits = sharpened(policy_of(NMG(hidden).to(device()), states)[0])
+                    logits = learned if n >= k.explore else logits
                 log_p[name] = log_softmax(logits)
                 gumbel = -np.log(-np.log(RowRandom(k.seed, f"{name} acts", n, batch.rows).random(batch.ids.shape) + 1e-300))
                 masks[name] = maskers.pick(logits + gumbel, batch, maskers.budget(batch, k.p))
@@ -585,8 +563,7 @@ def main(
     replay: int = 50_000,               # actions an agent remembers
     replay_gb: float = 4.0,             # memory of the states that they point to; the oldest episodes leave beyond it
     alpha: float | None = None,         # weight of the entropy; None: 0.01
-    explore: int | None = None,         # first episodes in which both agents choose at random; None: 2
-    explorer: str | None = None,        # how: uniform, or network (each time a fresh random one, so that plays differ much); None: uniform
+    explore: int | None = None,         # first episodes in which both agents choose uniformly at random; None: 2
     self_play: bool = True,             # False: the learner competes with random only (PAPER: table 3)
     continual: bool | None = None,      # next episode starts from the LM that the learner adapted; None: True; False: from the original (table 3)
     metric: str | None = None,          # accuracy (QA: exact match), f1 (QA), positions (QA: official code), likelihood (graded); None: accuracy
@@ -611,12 +588,12 @@ def main(
         raise UserError(f"--dataset={dataset}: has no labelled examples to learn a policy from")
     paper = {"episodes": 200, "contexts": 200, "val_share": 0.1, "mlm_lr": 2e-5, "ft_epochs": 5 if data.kind == "cls" else 1,
              "ft_lr": 2e-5 if data.kind == "cls" else 3e-5, "batch_size": 16, "rl_lr": 1e-4, "updates": 10, "alpha": 0.01,
-             "explore": 2, "explorer": "uniform", "continual": True, "metric": "accuracy", "credit": "play"}
+             "explore": 2, "continual": True, "metric": "accuracy", "credit": "play"}
     embedded = lm == "tiny" and dataset in data_prep.EMBEDDED
     defaults = paper | ((toy.META if data.kind == "cls" else toy.META_QA) if embedded else {})
     run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum}
     allowed = {"metric": ("accuracy", "likelihood") + (("f1", "positions") if data.kind == "qa" else ()),
-               "credit": ("play", "regression"), "explorer": ("uniform", "network"), "priority_form": ("linear", "exp"), "entropy": ("sum", "mean")}
+               "credit": ("play", "regression"), "priority_form": ("linear", "exp"), "entropy": ("sum", "mean")}
     for name, values in allowed.items():
         if run[name] not in values:
             raise UserError(f"--{name}={run[name]}: allowed are {', '.join(values)}")

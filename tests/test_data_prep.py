@@ -231,8 +231,9 @@ def test_a_tokenizer_that_puts_nothing_around_its_texts(tmp_path):
 
 def test_entities_in_texts_that_spacy_gets_in_pieces(tmp_path):
     nlp = spacy.blank("en")
-    nlp.add_pipe("entity_ruler", name="ner").add_patterns([{"label": "X", "pattern": "Berlin"}])
+    nlp.add_pipe("entity_ruler").add_patterns([{"label": "X", "pattern": "Berlin"}])
     nlp.to_disk(tmp_path / "rules")
+    spacy.blank("en").to_disk(tmp_path / "blank")
     texts = ["Berlin", "In Berlin " + "the cat sat on " * 4000 + "the mat of Berlin, and purred."]     # the second has 60,000 characters
     (tmp_path / "corpus.txt").write_text("\n".join(texts))
     corpus = load(str(tmp_path / "corpus.txt"), fast_tokenizer("wordpiece")).corpus
@@ -241,6 +242,16 @@ def test_entities_in_texts_that_spacy_gets_in_pieces(tmp_path):
         for number, place in enumerate(m.start() for m in re.finditer("Berlin", text)):
             hit = corpus.start[row] + np.flatnonzero(corpus.ent[corpus.start[row]:corpus.start[row + 1]] == number)
             assert (corpus.begin[hit].min(), corpus.end[hit].max()) == (place, place + 6)
+    pieces = blocks(corpus, Specials.of(fast_tokenizer("wordpiece")), 16)               # on a batch: what stands there, in any block
+    batch = gather(pieces, np.arange(len(pieces)))
+    for b, (row, lo) in enumerate(zip(pieces.row, pieces.lo, strict=True)):
+        at = batch.at[b][batch.ent[b] >= 0]
+        assert all(corpus.raw(row)[corpus.begin[t]:corpus.end[t]] in "Berlin" for t in at) and (at >= lo).all()
+    assert (batch.ent >= 0).sum() == (corpus.ent >= 0).sum() > 0
+    corpus = load(str(tmp_path / "corpus.txt"), fast_tokenizer("wordpiece")).corpus
+    corpus.spacy_model = str(tmp_path / "blank")
+    with pytest.raises(UserError, match="finds no named entities"):
+        _ = corpus.ent
 
 
 def test_heads_are_hugging_faces_truncation(tmp_path, tok):
@@ -388,6 +399,7 @@ QAS = ["data", 0, "paragraphs", 0, "qas", 0]
     ("text.jsonl", jsonl(GOOD, {"text": " ", "label": "a"}), "text.jsonl:2: the field 'text' is empty"),
     ("column.csv", "text,labels\na,b\n", "column.csv:2: the field 'label' is missing"),
     ("quoted.tsv", 'text\tlabel\n"a fine film\tx\nb\ty\nshe said no to\tx\nhe said"\tx\n', "quoted.tsv:5: a quoted field runs over several lines"),
+    ("comma.csv", "label,text\npos,A fine, good film\n", "comma.csv:2: more cells than columns"),
     ("quote.csv", 'text,label\n"a,b\n', "unexpected end of data"),
     ("cut.json", json.dumps(QA)[:80], "not valid JSON"),
     ("other.json", '{"rows": []}', "the field 'data' is missing"),
@@ -450,7 +462,6 @@ def test_other_bad_input(tmp_path, tok):
                                    ("chemprott", None, None, "did you mean 'chemprot'"),
                                    ("chemprot", str(tmp_path / "none"), None, "no such folder"),
                                    ("emrqa", None, None, "data-use agreement"),
-                                   (str(tmp_path / "d"), None, 1.5, "must be in (0, 1)"),
                                    (str(tmp_path), None, None, "no file named train")):
         with pytest.raises(UserError, match=re.escape(said)):
             load(name, tok, raw, share)
@@ -468,7 +479,7 @@ def test_an_answer_that_no_window_holds_is_trained_as_absent(tmp_path, tok):
         windows(split, Specials.of(tok), 16, 8, 64)
 
 
-def test_documents_by_number(tmp_path, capsys):
+def test_documents_by_number(tmp_path, capsys, monkeypatch):
     """A `doc` in the records says which texts belong together, and joins a corpus to train; without it each text is its own."""
     write_jsonl(tmp_path / "a/train.jsonl", [{"text": f"alpha {i}", "label": "xy"[i % 2], "doc": 7 + i // 4} for i in range(16)])
     write_jsonl(tmp_path / "a/corpus.jsonl", [{"text": f"beta {i}", "doc": 7} for i in range(3)])
@@ -479,6 +490,9 @@ def test_documents_by_number(tmp_path, capsys):
     counts = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     assert counts[0][1:4:2] == ["12 rows", "3 documents"] and counts[2][1:4:2] == ["3 rows", "1 documents"]
     assert a.corpus.doc.tolist() == [7, 7, 7] and not b.joined and b.corpus.doc.tolist() == [0, 1, 2]
+    rows = {"train": [{"text": f"alpha {i}", "label": "xy"[i % 2]} for i in range(16)], "corpus": [{"text": "beta"}]}
+    monkeypatch.setitem(data_prep.DATASETS, "in_memory", data_prep.embedded(lambda: rows))
+    assert not data_prep.load("in_memory", fast_tokenizer("wordpiece")).joined and set(rows["corpus"][0]) == {"text"}
     write_jsonl(tmp_path / "c/train.jsonl", [{"text": "alpha", "label": "x", "doc": -1}])
     with pytest.raises(UserError, match=r"train.jsonl:1: the field 'doc' is -1"):
         data_prep.load(str(tmp_path / "c"), fast_tokenizer("wordpiece"))

@@ -267,8 +267,8 @@ def test_the_same_configuration_in_two_folders_keeps_the_scores_of_both(lm_folde
 
 def test_seconds_are_those_of_all_processes_of_a_run(tmp_path):
     """What a killed process spent is in its checkpoint and counts."""
-    file, model, plan = tmp_path / "c.pt", torch.nn.Linear(2, 1), [(0, np.arange(4))] * 4
-    assert loop.spent(None, "k") == loop.spent(file, "k") == 0.0
+    file, model = tmp_path / "c.pt", torch.nn.Linear(2, 1)
+    assert loop.spent(file, "k") == 0.0
 
     def fit(limit):
         def loss_of(model, t):
@@ -279,8 +279,8 @@ def test_seconds_are_those_of_all_processes_of_a_run(tmp_path):
 
         seen = []
         with pytest.raises(KeyboardInterrupt):
-            loop.fit(model, iter(plan), 4, lambda *_: {"input_ids": torch.ones(4, 2), "labels": torch.ones(4)}, loss_of, lr=0.1, checkpoint=file,
-                     key="k", quiet=True)
+            loop.fit(model, np.ones(4), lambda *_: {"input_ids": torch.ones(4, 2), "labels": torch.ones(4)}, loss_of, epochs=4, batch_size=4,
+                     lr=0.1, checkpoint=file, key="k", quiet=True)
 
     fit(0)
     torch.save(torch.load(file, weights_only=True) | {"seconds": 1000.0}, file)
@@ -293,11 +293,11 @@ def test_the_optimiser_is_that_of_the_paper():
     torch.manual_seed(0)
     x, y, ours, theirs = 9 * torch.randn(12, 5), torch.randn(12), torch.nn.Linear(5, 1), torch.nn.Linear(5, 1)
     theirs.load_state_dict(ours.state_dict())
-    plan = [(0, np.arange(i, i + 4) % 12) for i in range(10)]
-    loop.fit(ours, iter(plan), 10, lambda _, rows: {"input_ids": x[rows], "labels": y[rows]},
-             lambda model, t: (model(t["input_ids"])[:, 0] - t["labels"]).square().mean(), lr=0.1, fast=False, quiet=True)
+    plan = list(loop.batches(np.ones(12), 4, 3, seed=5))
+    loop.fit(ours, np.ones(12), lambda _, rows: {"input_ids": x[rows], "labels": y[rows]}, lambda model, t: (
+        model(t["input_ids"])[:, 0] - t["labels"]).square().mean(), epochs=3, batch_size=4, lr=0.1, seed=5, fast=False, quiet=True)
     opt = torch.optim.AdamW(theirs.parameters(), lr=0.1, weight_decay=0.0)
-    schedule = get_linear_schedule_with_warmup(opt, 0, 10)
+    schedule = get_linear_schedule_with_warmup(opt, 0, 9)
     for _, rows in plan:
         opt.zero_grad()
         (theirs(x[rows])[:, 0] - y[rows]).square().mean().backward()
@@ -306,6 +306,13 @@ def test_the_optimiser_is_that_of_the_paper():
         schedule.step()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_lm_without_a_model_for_the_task():
+    from transformers import AutoModelForQuestionAnswering, EsmConfig, EsmForMaskedLM
+    lm = EsmForMaskedLM(EsmConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, pad_token_id=1))
+    with pytest.raises(loop.UserError, match="the LM is a EsmForMaskedLM: transformers has no model of its kind for this task"):
+        loop.with_head(lm, AutoModelForQuestionAnswering, 0)
 
 
 @pytest.mark.parametrize("kind", ["cls", "qa"])

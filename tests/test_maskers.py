@@ -184,7 +184,9 @@ def test_random_numbers_are_uniform_and_unrelated():
 
 
 def test_a_masker_from_a_file(tmp_path):
-    (tmp_path / "mine.py").write_text("import maskers\ndef rare(batch, k, rng, lm=None):\n    return maskers.pick(-batch.ids, batch, k)\n")
+    (tmp_path / "mine.py").write_text("from __future__ import annotations\nfrom dataclasses import dataclass\nimport maskers\n"
+                                      "@dataclass\nclass State:\n    seen: int = 0\n"
+                                      "def rare(batch, k, rng, lm=None):\n    return maskers.pick(-batch.ids, batch, k)\n")
     batch = plain_batch(rows=3)
     batch.ids[:, 8] = 1
     assert maskers.find(f"{tmp_path}/mine.py:rare")(batch, np.array([1, 1, 1]), rng_of(batch))[:, 8].all()

@@ -383,9 +383,20 @@ def test_an_entity_masker_without_its_model(tmp_path, lm_folder, cls_folder):
     assert result.returncode == 2 and "python -m spacy download xx_none" in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(("masker", "warned"), [("whole", True), ("random", False), ("none", False)])
+def test_words_longer_than_what_may_be_masked(masker, warned, tmp_path, lm_folder):
+    """As in languages without spaces: whole words mask nothing, which is said."""
+    (tmp_path / "c.txt").write_text("electroencephalographicelectroencephalographicelectroencephalographic\n" * 20)
+    result = call("pretrain.py", "--dataset=c.txt", f"--lm={lm_folder}", f"--masker={masker}", "--max_len=64", cwd=tmp_path)
+    assert result.returncode == 0 and (f"WARNING: in 16 blocks {masker} masks 0 tokens of" in result.stdout) == warned
+
+
 def test_too_long_for_the_lm_and_a_slow_tokenizer(tmp_path, lm_folder, cls_folder, monkeypatch):
     result = call("pretrain.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=100", cwd=tmp_path)
     assert result.returncode == 2 and "takes at most 66 tokens" in result.stderr
+    random_lm("bert").save_pretrained(tmp_path / "no_words")
+    result = call("pretrain.py", f"--dataset={cls_folder}", "--lm=no_words", cwd=tmp_path)
+    assert result.returncode == 2 and "--lm=no_words: its tokenizer knows no words" in result.stderr
     import transformers
 
     class Slow:

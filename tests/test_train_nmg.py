@@ -29,7 +29,7 @@ import pretrain
 import report
 import toy
 import train_nmg
-from data_prep import Specials, gather
+from data_prep import Specials, blocks, gather
 from loop import UserError
 from maskers import NMG, RowRandom
 from train_nmg import Task
@@ -547,6 +547,21 @@ def test_contexts_are_evaluated_in_chunks_as_each_alone():
     torch.testing.assert_close(*grads)
 
 
+def test_states_are_the_lms_of_each_context_alone(tmp_path):
+    """In the order of the contexts, whatever their lengths; at(mask): those of the masked tokens."""
+    tok, rng = toy.tokenizer(), random.Random(0)
+    (tmp_path / "c.txt").write_text("\n".join(" ".join(rng.choices(toy.general()[0].split(), k=rng.randint(1, 40))) for _ in range(60)))
+    pieces, lm = blocks(data_prep.load(str(tmp_path / "c.txt"), tok).corpus, Specials.of(tok), 32), random_lm("bert", len(tok))
+    states = train_nmg.States.of(lm, pieces)
+    mask = np.zeros((len(pieces), 32), bool)
+    for i, n in enumerate(pieces.length):
+        alone, mask[i, n // 2] = gather(pieces, np.array([i])), True
+        of = slice(states.start[i], states.start[i + 1])
+        torch.testing.assert_close(states.h[of].float(), pretrain.hidden_states(lm)(alone)[0], atol=2e-3, rtol=2e-3)
+        assert states.ok[of].tolist() == alone.ok[0].tolist()
+        np.testing.assert_array_equal(states.at(mask)[i], states.h[of][n // 2])
+
+
 def test_an_agent_learns_from_prioritised_replay(monkeypatch):
     torch.manual_seed(0)
     agent, start = train_nmg.Agent(NMG(8), 1e-2), torch.tensor([0, 9, 15, 30])
@@ -578,22 +593,30 @@ def test_episodes_are_the_papers(usual, cls_folder, lm_folder, monkeypatch, tmp_
     """What main stores and hands on, against a loop over the paper's cases: rewards, log probabilities, rarity, LMs, seeds, knobs."""
     players, r = ["random", "opponent", "learner"] if usual else ["random", "learner"], {"random": 0.5, "opponent": 0.7, "learner": 0.6}
     n, plays, stored, given, store, losses = len(players), [], [], [], train_nmg.Agent.store, train_nmg.losses
+    knobs, agents, asked = [], [], set()
 
-    def known(lm, task, sub, mask, seed, *_):
+    def known(lm, task, sub, mask, seed, mlm, ft):
         plays.append((mask, getattr(lm, "mark", 0), seed, sub))
+        knobs.append((mlm, ft))
         adapted = copy.deepcopy(lm)
         adapted.mark = len(plays)
         return players[(len(plays) - 1) % n], adapted, {}
 
     monkeypatch.setattr(train_nmg, "play", known)
-    monkeypatch.setattr(train_nmg, "score", lambda name, task, sub, some, metric: np.full(len(some), r[name]))
-    monkeypatch.setattr(train_nmg.Agent, "store", lambda self, new, size: (stored.append(new), store(self, new, size)))
+    monkeypatch.setattr(train_nmg, "score", lambda name, task, sub, some, metric: asked.add(metric) or np.full(len(some), r[name]))
+    monkeypatch.setattr(train_nmg, "priority", lambda reward, value, rarity, form: asked.add(form) or 7 * rarity)
+    monkeypatch.setattr(train_nmg.Agent, "store", lambda self, new, size: (agents.append(self), stored.append(new), asked.add(size), store(self, new, size)))
+    monkeypatch.setattr(train_nmg, "forget", lambda memory, agents, gb: asked.add(gb))
     monkeypatch.setattr(train_nmg, "losses", lambda *a, **k: given.append((len(a[0]), k)) or losses(*a, **k))
     monkeypatch.setattr(train_nmg, "curves", lambda *_: None)
     train_nmg.main(str(cls_folder), str(lm_folder), episodes=3, contexts=12, val_share=0.3, p=0.3, explore=3, updates=2, minibatch=8, alpha=0.3,
-                   entropy="mean", clip=0.2, self_play=usual, continual=usual, common=usual, out=str(tmp_path / "o"))
+                   mlm_epochs=2, mlm_lr=1e-4, ft_epochs=4, ft_lr=2e-4, batch_size=6, max_len=32, metric="likelihood", priority_form="exp",
+                   replay=5000, replay_gb=0.5, entropy="mean", clip=0.2, self_play=usual, continual=usual, common=usual, out=str(tmp_path / "o"))
     assert [mark for _, mark, *_ in plays] == [e * n * usual for e in range(3) for _ in players]            # whose LM an episode starts from
-    assert len({sub.seed for *_, sub in plays}) == 3
+    assert len({sub.seed for *_, sub in plays}) == 3 and asked == {"likelihood", "exp", 5000, 0.5}
+    assert all(mlm == {"p": 0.3, "epochs": 2, "lr": 1e-4, "batch_size": 6, "max_len": 32} for mlm, _ in knobs)
+    assert all(ft == {"epochs": 4, "lr": 2e-4, "batch_size": 6, "max_len": 66} for _, ft in knobs)
+    assert (NMG.load(str(tmp_path / "o")).score[0].weight == agents[-1].policy.score[0].weight).all()               # the learner's
     assert all(k == {"alpha": 0.3, "entropy": "mean", "clip": 0.2} and b == 8 for b, k in given) and len(given) == 3 * 2 * (n - 1)
     for e in range(3):
         of_episode = plays[e * n:e * n + n]
@@ -608,6 +631,7 @@ def test_episodes_are_the_papers(usual, cls_folder, lm_folder, monkeypatch, tmp_
                     expected[s, a] = (min(np.sign(r[name] - r[o]) for o in free), -math.log(batch.ok[s].sum()),
                                       1 / math.sqrt((batch.ids[s] == batch.ids[s, a]).sum()))
             got = {(c, p): (R, log_old, rarity) for _, c, p, R, log_old, rarity, _ in new.tolist()}
+            np.testing.assert_allclose(new["priority"], 7 * new["rarity"], rtol=1e-6)
             assert got.keys() == expected.keys() and all(got[k] == pytest.approx(expected[k], rel=1e-5) for k in got)
 
 
@@ -799,7 +823,7 @@ def test_the_policy_is_a_masker(finished, tmp_path):
 
 @pytest.mark.parametrize("flags", [
     ["--self_play=False", "--continual=True", "--credit=play", "--entropy=mean", "--priority_form=exp", "--clip=0.2"],
-    ["--dataset=toyqa", "--metric=positions", "--explorer=network", "--common=False", "--docs=4", "--ft_epochs=1"],
+    ["--dataset=toyqa", "--metric=positions", "--common=False", "--docs=4", "--ft_epochs=1"],
     ["--dataset=toyqa", "--metric=likelihood", "--docs=4", "--ft_epochs=1", "--replay=60", "--replay_gb=0.0001"],
     ["--dataset=toyqa", "--metric=f1", "--docs=4", "--ft_epochs=1", "--validation=12", "--credit=play", "--sequential=0.2"],
 ])
