@@ -605,7 +605,8 @@ def test_episodes_are_the_papers(usual, cls_folder, lm_folder, monkeypatch, tmp_
     monkeypatch.setattr(train_nmg, "play", known)
     monkeypatch.setattr(train_nmg, "score", lambda name, task, sub, some, metric: asked.add(metric) or np.full(len(some), r[name]))
     monkeypatch.setattr(train_nmg, "priority", lambda reward, value, rarity, form: asked.add(form) or 7 * rarity)
-    monkeypatch.setattr(train_nmg.Agent, "store", lambda self, new, size: (agents.append(self), stored.append(new), asked.add(size), store(self, new, size)))
+    monkeypatch.setattr(train_nmg.Agent, "store", lambda self, new, size: (
+        agents.append(self), stored.append(new), asked.add(size), store(self, new, size)))
     monkeypatch.setattr(train_nmg, "forget", lambda memory, agents, gb: asked.add(gb))
     monkeypatch.setattr(train_nmg, "losses", lambda *a, **k: given.append((len(a[0]), k)) or losses(*a, **k))
     monkeypatch.setattr(train_nmg, "curves", lambda *_: None)
