@@ -688,13 +688,17 @@ def load_spacy(name: str, task: str, **how):
         raise UserError(f"the spaCy model {name!r} is not installed: python -m spacy download {name} (or --spacy_model=FOLDER); it {task}") from None
 
 
+def entity_finders(nlp) -> list[str]:
+    """The components of a spaCy pipeline that find named entities."""
+    return [name for name in nlp.pipe_names if "doc.ents" in nlp.get_pipe_meta(name).assigns]
+
+
 def find_entities(split: Split, spacy_model: str) -> np.ndarray:
     """(T,) int32: the row's n-th named entity, or -1, for every token that overlaps one."""
     nlp = toy.pipeline() if spacy_model == "toy" else load_spacy(spacy_model, "finds the named entities")
-    finders = [name for name in nlp.pipe_names if "doc.ents" in nlp.get_pipe_meta(name).assigns]
-    if not finders:
+    if not entity_finders(nlp):
         raise UserError(f"the spaCy model {spacy_model!r} finds no named entities; its components: {', '.join(nlp.pipe_names) or 'none'}")
-    nlp.select_pipes(enable=["tok2vec", "transformer", *finders])
+    nlp.select_pipes(enable=["tok2vec", "transformer", *entity_finders(nlp)])
     ent = np.full(len(split.ids), -1, np.int32)
 
     def pieces():                                   # spaCy's memory grows with the text: long texts go in at white space

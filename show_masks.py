@@ -262,7 +262,9 @@ def main(
     out: str = "runs/masks",            # folder of the page and the picture
 ):
     checked(locals())
-    standard = [name for name in STANDARD if name != "entity" or spacy_model]
+    nlp = data_prep.load_spacy(spacy_model, "tells the parts of speech", exclude=["parser", "lemmatizer"]) if spacy_model else None
+    finders = data_prep.entity_finders(nlp) if nlp else []
+    standard = [name for name in STANDARD if name != "entity" or finders]
     given = maskers.split(",") if maskers else standard
     names = list(dict.fromkeys([*given, *standard]))
     found = {name: strategies.find(name) for name in names}
@@ -270,7 +272,6 @@ def main(
         raise UserError("--maskers: oracle and anti know the words of the toy world only; allowed with --lm=tiny")
     if Path(out).exists() and not Path(out).is_dir():
         raise UserError(f"--out={out}: is a file; it must be a folder")
-    nlp = data_prep.load_spacy(spacy_model, "tells the parts of speech", exclude=["ner", "parser", "lemmatizer"]) if spacy_model else None
     tok = data_prep.load_tokenizer(lm)
     data = data_prep.load(dataset, tok, raw)
     text = data[split] if split else data.corpus
@@ -294,6 +295,7 @@ def main(
     print(f"page: {out}/masks.html")
     if not nlp:
         return print("no picture of parts of speech: it needs --spacy_model=en_core_web_sm (python -m spacy download en_core_web_sm) or a folder")
+    nlp.select_pipes(disable=finders)
     kinds, percent = shares(parts_of_speech(text, order[:most], {name: masked[name] for name in given}, nlp))
     for name, row in percent.items():
         print(f"{name:16}", *(f"{kind} {x:.1f}%" for kind, x in zip(kinds, row, strict=True)), sep="  ")

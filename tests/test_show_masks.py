@@ -39,8 +39,9 @@ def policy(tmp_path):
 
 @pytest.fixture
 def pipeline(tmp_path):
-    """A spaCy pipeline with parts of speech by rule: no model is needed."""
+    """A spaCy pipeline with parts of speech and entities by rule: no model is needed."""
     nlp = spacy.blank("en")
+    nlp.add_pipe("entity_ruler").add_patterns([{"label": "ANIMAL", "pattern": "cat"}])
     ruler = nlp.add_pipe("attribute_ruler")
     ruler.add([[{}]], {"POS": "X"})
     ruler.add([[{"IS_ALPHA": True}]], {"POS": "NOUN"})
