@@ -696,9 +696,10 @@ def entity_finders(nlp) -> list[str]:
 def find_entities(split: Split, spacy_model: str) -> np.ndarray:
     """(T,) int32: the row's n-th named entity, or -1, for every token that overlaps one."""
     nlp = toy.pipeline() if spacy_model == "toy" else load_spacy(spacy_model, "finds the named entities")
-    if not entity_finders(nlp):
+    finders = entity_finders(nlp)
+    if not finders:
         raise UserError(f"the spaCy model {spacy_model!r} finds no named entities; its components: {', '.join(nlp.pipe_names) or 'none'}")
-    nlp.select_pipes(enable=["tok2vec", "transformer", *entity_finders(nlp)])
+    nlp.select_pipes(enable=["tok2vec", "transformer", *finders])
     ent = np.full(len(split.ids), -1, np.int32)
 
     def pieces():                                   # spaCy's memory grows with the text: long texts go in at white space

@@ -130,8 +130,8 @@ def test_the_whole_row_twice_is_the_same_to_the_last_digit(script, gpu, tmp_path
         (tmp_path / place).mkdir()
         for command in (["pretrain.py", f"--lm={lm_folder}", "--masker=whole", "--max_len=64", "--lr=1e-3", "--out=adapted"],
                         [script, "--lm=adapted", "--lr=1e-3", "--epochs=3", "--max_len=64", "--save_model"]):
-            again = {"cwd": tmp_path / place} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
-            result = (run if place == "one" or gpu else call)(command[0], f"--dataset={data}", *command[1:], **again)
+            where = {"cwd": tmp_path / place} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+            result = (run if place == "one" or gpu else call)(command[0], f"--dataset={data}", *command[1:], **where)
             assert result.returncode == 0, result.stderr
         rows.append(json.loads((tmp_path / place / "results.jsonl").read_text()))
     scores = [{k: v for k, v in r.items() if k in ("accuracy", "macro_f1", "em", "f1", "masker", "lm", "dataset")} for r in rows]
