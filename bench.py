@@ -152,7 +152,7 @@ def episode(w: SimpleNamespace, folder: Path) -> dict:
              "validation": w.validation, "val_share": 0.1, "p": w.p, "mlm_epochs": w.mlm_epochs, "mlm_lr": 2e-5, "ft_epochs": w.ft_epochs,
              "ft_lr": 2e-5, "rl_lr": 1e-4, "batch_size": w.batch_size, "max_len": w.block, "updates": w.updates, "minibatch": w.minibatch,
              "explore": 0, "continual": True, "credit": "play", "alpha": 0.01, "metric": "accuracy", "compare": 0,
-             "out": folder / "episode"}
+             "seed": w.seed, "out": folder / "episode"}
     done = subprocess.run([sys.executable, str(Path(__file__).with_name("train_nmg.py")), *(f"--{k}={v}" for k, v in flags.items())],
                           capture_output=True, text=True)
     if done.returncode:
@@ -280,7 +280,7 @@ def main(
     max_len: int | None = None,         # tokens a block; None: 256, question answering 512, or the LM's most
     updates: int = 10,                  # minibatches an agent learns from
     minibatch: int = 64,                # actions
-    repeats: int = 3,                   # of everything, in turn; the table shows medians
+    repeats: int = 3,                   # each with texts of its own, all sides in turn; the table shows medians
     spacy_model: str | None = None,     # also time the entity masker, with this spaCy model
     plain: bool = False,                # also time the plain path: rows padded to max_len, fp32, head on every position
     scaling: bool = False,              # also time MLM steps at other lengths, batches and widths, and plays of other numbers of contexts
@@ -299,16 +299,18 @@ def main(
     block, length = fitting(model, max_len, 512 if qa else 256), fitting(model, None, 384 if qa else 256)
     task = train_nmg.Task(data, specials, 0.1, block, length)
 
-    def sized(n: int, examples: int) -> SimpleNamespace:
-        sub = task.sample(stream(0, "sub-task 0"), n, n, examples, validation)                      # the one that train_nmg.py draws
+    def sized(n: int, examples: int, seed: int = 0) -> SimpleNamespace:
+        sub = task.sample(stream(seed, "sub-task 0"), n, n, examples, validation)                   # the one that train_nmg.py draws
         return SimpleNamespace(**run | {"contexts": n, "examples": examples, "ft_epochs": ft_epochs or (1 if qa else 5)}, task=task, sub=sub, tok=tok,
-                               model=model, block=block, length=length, hidden=model.config.hidden_size)
+                               seed=seed, model=model, block=block, length=length, hidden=model.config.hidden_size)
 
-    w = sized(contexts or (32 if qa else 64), examples or (200 if qa else 64))
+    contexts, examples = contexts or (32 if qa else 64), examples or (200 if qa else 64)
+    works = [sized(contexts, examples, i) for i in range(repeats)]
     limit = {str(d).removeprefix("torch."): product_rate(d) for d in (torch.float32, torch.bfloat16)}
     best = limit["bfloat16" if has_bf16(device().type) else "float32"]
-    figures = {"dataset": dataset, "lm": lm, "contexts": len(w.sub.contexts), "labelled": len(w.sub.train), "validation": len(w.sub.val),
-               "mean length": round(float(w.sub.contexts.length.mean()), 1), "batch": batch_size,
+    figures = {"dataset": dataset, "lm": lm, "contexts": [len(w.sub.contexts) for w in works], "labelled": [len(w.sub.train) for w in works],
+               "validation": [len(w.sub.val) for w in works], "mean length": [round(float(w.sub.contexts.length.mean()), 1) for w in works],
+               "longest": [int(w.sub.contexts.length.max()) for w in works], "batch": batch_size,
                "machine": platform.processor() or platform.machine(), "threads": torch.get_num_threads(), "native bf16": has_bf16(device().type),
                **versions(), "matrix products, GFLOP/s": {k: round(v / 1e9) for k, v in limit.items()}}
     print(", ".join(f"{k} {v}" for k, v in figures.items()), flush=True)
@@ -322,24 +324,27 @@ def main(
     print("maskers alone, rows/s: " + ", ".join(f"{n} {r:,}" for n, r in figures["maskers, rows/s"].items()), flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
-        sides = {"plain": Here(w, fast=False)} if plain else {}
-        sides |= {"baseline": Baseline(w, Path(folder)), "ours": Here(w)}
+        sides = {"plain": lambda w: Here(w, fast=False)} if plain else {}
+        sides |= {"baseline": lambda w: Baseline(w, Path(folder)), "ours": Here}
         seen, whole = {(side, stage): [] for side in sides for stage in STAGES}, []
         with tqdm(total=repeats * (1 + len(seen)), desc="measuring", disable=None) as bar:
-            for _ in range(repeats):
+            for w in works:
+                of = {name: side(w) for name, side in sides.items()}
                 for stage in STAGES:
-                    for name, side in sides.items():
+                    for name in sides:
                         with measured(seen[name, stage]):
-                            getattr(side, stage.replace("policy ", "").replace("-", "").lower())()
+                            getattr(of[name], stage.replace("policy ", "").replace("-", "").lower())()
                         bar.update()
                 whole.append(episode(w, Path(tempfile.mkdtemp(dir=folder))))
                 bar.update()
 
-    useful, trained = operations(w), w.mlm_epochs * len(w.sub.contexts)
+    trained = np.array([w.mlm_epochs * len(w.sub.contexts) for w in works])                        # (repeats,) each, as all below
+    rows = {"masking": trained, "MLM": trained, "fine-tuning": np.array([w.ft_epochs * len(w.sub.train) for w in works]),
+            "validation": np.array([len(w.sub.val) for w in works]), "policy updates": 2 * updates * minibatch}
+    counts = [operations(w) for w in works]
+    useful = {stage: np.array([count[stage] for count in counts]) for stage in STAGES[1:4]}
     useful["whole episode"] = 3 * sum(useful.values())
-    rows = {"masking": trained, "MLM": trained, "fine-tuning": w.ft_epochs * len(w.sub.train), "validation": len(w.sub.val),
-            "policy updates": 2 * updates * minibatch}
-    seconds = {key: np.array([s for s, _ in some]) for key, some in seen.items()}                  # (repeats,) each
+    seconds = {key: np.array([s for s, _ in some]) for key, some in seen.items()}
     for side in sides:
         seconds[side, "whole episode"] = 3 * sum(seconds[side, s] for s in STAGES[1:4]) + seconds[side, "policy updates"]
         seen[side, "whole episode"] = [(0, max(gb for s in STAGES for _, gb in seen[side, s]))]
@@ -351,8 +356,8 @@ def main(
         took = {side: float(np.median(seconds[side, stage])) for side in sides}
         gb = {side: max(g for _, g in seen[side, stage]) for side in sides}
         ratios = {side: seconds[side, stage] / seconds["ours", stage] for side in others}
-        rate = rows.get(stage, 0) / took["ours"]
-        share = useful.get(stage, 0) / took["ours"] / best
+        rate, share = (float(np.median(what.get(stage, 0) / seconds["ours", stage])) for what in (rows, useful))
+        share /= best
         figures["stages"][stage] = {"seconds": {side: seconds[side, stage].tolist() for side in sides}, "peak GB": gb, "rows/s": rate, "share": share}
         lines.append([stage, *(f"{took[side]:.2f}" for side in sides),
                       *(f"{np.median(r):.1f} ({r.min():.1f} to {r.max():.1f})" for r in ratios.values()), f"{rate:,.0f}" if rate else "",
@@ -382,8 +387,8 @@ def main(
             print()
             table(["attention, times the plain way: tokens", "training", "evaluation"], lines)
         lines = []
-        for n in (max(1, w.contexts // 4), max(1, w.contexts // 2), w.contexts, 2 * w.contexts):
-            some, took = Here(sized(n, max(1, n * w.examples // w.contexts))), []
+        for n in (max(1, contexts // 4), max(1, contexts // 2), contexts, 2 * contexts):
+            some, took = Here(sized(n, max(1, n * examples // contexts))), []
             for stage in (some.mlm, some.finetuning, some.validation):
                 with measured(took):
                     stage()

@@ -9,6 +9,7 @@ import bench
 import data_prep
 import loop
 import toy
+from loop import stream
 
 
 def test_the_world_is_what_its_docstring_says():
@@ -81,8 +82,13 @@ def test_bench_prints_its_tables(shown, tmp_path):
 def test_bench_prints_how_the_cost_grows(shown, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "POINTS", [(16, 2, 64), (32, 2, 64)])            # length, batch, width
     monkeypatch.setattr(bench, "ATTENTION", [120])
-    monkeypatch.setattr(bench, "episode", lambda w, folder: {"seconds": {"mlm": 1.0, "episode": 2.0}, "peak_gb": 1.0})
-    bench.main(contexts=8, examples=16, validation=16, ft_epochs=1, updates=1, repeats=1, scaling=True, out=str(tmp_path / "b.json"))
+    drawn = {}
+    monkeypatch.setattr(bench, "episode", lambda w, folder: drawn.update({w.seed: w}) or {"seconds": {"mlm": 1.0, "episode": 2.0}, "peak_gb": 1.0})
+    bench.main(contexts=8, examples=16, validation=16, ft_epochs=1, updates=1, repeats=2, scaling=True, out=str(tmp_path / "b.json"))
+    assert list(drawn) == [0, 1]                                # a sub-task for each repeat: the one that train_nmg.py draws with this seed
+    for seed, w in drawn.items():
+        np.testing.assert_array_equal(w.sub.contexts.row, w.task.sample(stream(seed, "sub-task 0"), 8, 8, 16, 16).contexts.row)
+    assert drawn[0].sub.contexts.row.tolist() != drawn[1].sub.contexts.row.tolist()
     out = capsys.readouterr().out
     titles = "MLM steps: length", "attention, times the plain way: tokens", "one play: contexts"
     steps, attention, plays = (out.split(title)[1].splitlines()[1:] for title in titles)
