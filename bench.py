@@ -35,7 +35,8 @@ from data_prep import Rows, Specials, gather
 from loop import UserError, attention_of_models, beside, checked, cli, device, has_bf16, peak_gb, stream
 from pretrain import fitting, hidden_states, load_lm, masked_rows, pretrain, versions
 
-STAGES = ("masking", "MLM", "fine-tuning", "validation", "policy updates")
+STAGES = {"masking": "masking", "MLM": "mlm", "fine-tuning": "finetuning", "validation": "validation", "policy updates": "updates"}  # methods
+PLAY = ("MLM", "fine-tuning", "validation")                         # of which a play consists
 POINTS = [(n, 16, 384) for n in (128, 256, 384, 512)] + [(128, b, 384) for b in (8, 32, 64)] + [(128, 16, h) for h in (128, 256, 768)]
 ATTENTION = (64, 128, 192, 256, 384, 512)
 
@@ -153,6 +154,7 @@ def episode(w: SimpleNamespace, folder: Path) -> dict:
              "ft_lr": 2e-5, "rl_lr": 1e-4, "batch_size": w.batch_size, "max_len": w.block, "updates": w.updates, "minibatch": w.minibatch,
              "explore": 0, "continual": True, "credit": "play", "alpha": 0.01, "metric": "accuracy", "compare": 0,
              "seed": w.seed, "out": folder / "episode"}
+    torch.cuda.empty_cache()                                        # a GPU's memory that this process keeps, but does not use
     done = subprocess.run([sys.executable, str(Path(__file__).with_name("train_nmg.py")), *(f"--{k}={v}" for k, v in flags.items())],
                           capture_output=True, text=True)
     if done.returncode:
@@ -333,7 +335,7 @@ def main(
                 for stage in STAGES:
                     for name in sides:
                         with measured(seen[name, stage]):
-                            getattr(of[name], stage.replace("policy ", "").replace("-", "").lower())()
+                            getattr(of[name], STAGES[stage])()
                         bar.update()
                 whole.append(episode(w, Path(tempfile.mkdtemp(dir=folder))))
                 bar.update()
@@ -342,26 +344,27 @@ def main(
     rows = {"masking": trained, "MLM": trained, "fine-tuning": np.array([w.ft_epochs * len(w.sub.train) for w in works]),
             "validation": np.array([len(w.sub.val) for w in works]), "policy updates": 2 * updates * minibatch}
     counts = [operations(w) for w in works]
-    useful = {stage: np.array([count[stage] for count in counts]) for stage in STAGES[1:4]}
+    useful = {stage: np.array([count[stage] for count in counts]) for stage in PLAY}
     useful["whole episode"] = 3 * sum(useful.values())
     seconds = {key: np.array([s for s, _ in some]) for key, some in seen.items()}
+    gb = {key: max(g for _, g in some) for key, some in seen.items()}
     for side in sides:
-        seconds[side, "whole episode"] = 3 * sum(seconds[side, s] for s in STAGES[1:4]) + seconds[side, "policy updates"]
-        seen[side, "whole episode"] = [(0, max(gb for s in STAGES for _, gb in seen[side, s]))]
+        seconds[side, "whole episode"] = 3 * sum(seconds[side, s] for s in PLAY) + seconds[side, "policy updates"]
+        gb[side, "whole episode"] = max(gb[side, s] for s in STAGES)
     seconds["ours", "whole episode"] = np.array([m["seconds"]["episode"] for m in whole])
-    seen["ours", "whole episode"] = [(0, max(m["peak_gb"] for m in whole))]
+    gb["ours", "whole episode"] = max(m["peak_gb"] for m in whole)
     others = [side for side in sides if side != "ours"]
     lines, figures["stages"] = [], {}
     for stage in (*STAGES, "whole episode"):
         took = {side: float(np.median(seconds[side, stage])) for side in sides}
-        gb = {side: max(g for _, g in seen[side, stage]) for side in sides}
         ratios = {side: seconds[side, stage] / seconds["ours", stage] for side in others}
         rate, share = (float(np.median(what.get(stage, 0) / seconds["ours", stage])) for what in (rows, useful))
         share /= best
-        figures["stages"][stage] = {"seconds": {side: seconds[side, stage].tolist() for side in sides}, "peak GB": gb, "rows/s": rate, "share": share}
+        figures["stages"][stage] = {"seconds": {side: seconds[side, stage].tolist() for side in sides},
+                                    "peak GB": {side: gb[side, stage] for side in sides}, "rows/s": rate, "share": share}
         lines.append([stage, *(f"{took[side]:.2f}" for side in sides),
                       *(f"{np.median(r):.1f} ({r.min():.1f} to {r.max():.1f})" for r in ratios.values()), f"{rate:,.0f}" if rate else "",
-                      f"{share:.0%}" if share else "", *(f"{gb[side]:.2f}" for side in sides)])
+                      f"{share:.0%}" if share else "", *(f"{gb[side, stage]:.2f}" for side in sides)])
     print()
     table(["seconds, medians", *sides, *(f"{side} / ours" for side in others), "rows/s", "of limit", *(f"{side}, GB" for side in sides)], lines)
     rest = [1 - sum(v for k, v in m["seconds"].items() if k != "episode") / m["seconds"]["episode"] for m in whole]
@@ -395,7 +398,7 @@ def main(
             figures["scaling"].append({"contexts": n, "seconds": [s for s, _ in took]})
             lines.append([f"{n}", *(f"{s:.1f}" for s, _ in took), f"{max(gb for _, gb in took):.2f}"])
         print()
-        table(["one play: contexts", *STAGES[1:4], "GB"], lines)
+        table(["one play: contexts", *PLAY, "GB"], lines)
     with beside(Path(out)) as tmp:
         tmp.write_text(json.dumps(figures, indent=1))
 

@@ -17,14 +17,12 @@ from transformers import AutoModelForSequenceClassification
 import data_prep
 import toy
 from data_prep import Rows, Specials, gather, heads
-from loop import autocast, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, spent, to, with_head
-from pretrain import finish, fitting, label_of, lineage, load_lm, save, versions
+from loop import autocast, by_length, checked, checkpoint_of, claim, cli, device, fit, pad_to, processes, spent, to, with_head
+from pretrain import digest, finish, fitting, inputs, lineage, load_lm, save, versions
 
 
 def tensors(pieces: Rows, rows: np.ndarray, width: int | None = None) -> dict[str, torch.Tensor]:
-    batch = gather(pieces, rows, width, 8 if device().type == "cuda" else 1)
-    return {"input_ids": torch.from_numpy(batch.ids.astype(np.int64)), "attention_mask": torch.from_numpy(batch.real.astype(np.int64)),
-            "labels": torch.from_numpy(pieces.split.label[pieces.row[rows]].astype(np.int64))}
+    return inputs(gather(pieces, rows, width, pad_to())) | {"labels": torch.from_numpy(pieces.split.label[pieces.row[rows]].astype(np.int64))}
 
 
 def loss_of(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -83,7 +81,7 @@ def main(
     train, scored, specials, origin = data["train"], data.scored(split), Specials.of(tok), lineage(lm)
     defaults = toy.FINETUNE_CLS if origin["base"] == "tiny" else {"epochs": 3, "lr": 2e-5, "batch_size": 16}
     run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum, "pretraining": origin}
-    run["out"] = out or f"runs/cls-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}-{label_of(run)}"
+    run["out"] = out or f"runs/cls-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}-{digest(run)}"
     out = Path(run["out"])
     if not claim(out, run):
         encoder, begin = load_lm(lm), time.time() - spent(checkpoint_of(out), json.dumps(run))

@@ -20,13 +20,8 @@ from transformers import AutoModelForQuestionAnswering
 import data_prep
 import toy
 from data_prep import Batch, Rows, Specials, gather, windows
-from loop import autocast, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, spent, to, with_head
-from pretrain import finish, fitting, label_of, lineage, load_lm, save, versions
-
-
-def tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    out = {"input_ids": torch.from_numpy(batch.ids.astype(np.int64)), "attention_mask": torch.from_numpy(batch.real.astype(np.int64))}
-    return out | ({"token_type_ids": torch.from_numpy(batch.types)} if batch.types is not None else {})
+from loop import autocast, by_length, checked, checkpoint_of, claim, cli, device, fit, pad_to, processes, spent, to, with_head
+from pretrain import digest, finish, fitting, inputs, lineage, load_lm, save, versions
 
 
 def targets(batch: Batch, pieces: Rows) -> torch.Tensor:
@@ -55,11 +50,10 @@ def finetune(lm: torch.nn.Module, pieces: Rows, *, epochs: int = 2, lr: float = 
              fast: bool = True, checkpoint: Path | None = None, key: str = "", quiet: bool = False) -> torch.nn.Module:
     """A span predictor around a copy of `lm`, all of it trained on `pieces` (windows). Order, head and dropout: separate streams."""
     model = with_head(lm, AutoModelForQuestionAnswering, seed, num_labels=2)
-    multiple = 8 if device().type == "cuda" else 1
 
     def make(_, rows):
-        batch = gather(pieces, rows, None if fast else max_len, multiple)
-        return tensors(batch) | {"labels": targets(batch, pieces)}
+        batch = gather(pieces, rows, None if fast else max_len, pad_to())
+        return inputs(batch) | {"labels": targets(batch, pieces)}
 
     fit(model, pieces.length, make, loss_of, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed, fast=fast, checkpoint=checkpoint, key=key,
         desc="fine-tuning", quiet=quiet)
@@ -75,15 +69,14 @@ def predict(model: torch.nn.Module, pieces: Rows, max_answer: int = 30, n_best: 
     model.to(dev).eval()
     with tqdm(total=len(pieces), desc="scoring", unit="window", disable=quiet or None) as bar:
         for rows in by_length(pieces.length):
-            batch = gather(pieces, rows, None, 8 if dev.type == "cuda" else 1)
+            batch = gather(pieces, rows, None, pad_to())
             with autocast(dev, fast):
-                out = model(**to(tensors(batch), dev))
+                out = model(**to(inputs(batch), dev))
             outside = torch.from_numpy(~batch.inside).to(dev)
             start = out.start_logits.float().masked_fill(outside, -torch.inf)                       # (B, L)
             end = F.pad(out.end_logits.float().masked_fill(outside, -torch.inf), (0, max_answer - 1), value=-torch.inf)
             score = start[:, :, None] + end.unfold(1, max_answer, 1)                                # (B, L, A): ends at start + 0 .. A-1
-            top, flat = score.flatten(1).topk(min(n_best, score[0].numel()))
-            top, flat = top.cpu().numpy(), flat.cpu().numpy()
+            top, flat = (x.cpu().numpy() for x in score.flatten(1).topk(min(n_best, score[0].numel())))
             for b, r in enumerate(rows):
                 for value, at in zip(top[b], flat[b], strict=True):
                     if np.isfinite(value):
@@ -102,9 +95,9 @@ def positions(model: torch.nn.Module, pieces: Rows) -> tuple[np.ndarray, np.ndar
     model.to(dev).eval()
     for chunk in by_length(pieces.length[whole]):
         rows = np.flatnonzero(whole)[chunk]
-        batch = gather(pieces, rows, None, 8 if dev.type == "cuda" else 1)
+        batch = gather(pieces, rows, None, pad_to())
         with autocast(dev):
-            out = model(**to(tensors(batch), dev))
+            out = model(**to(inputs(batch), dev))
         logits = torch.stack((out.start_logits, out.end_logits), 1).float().cpu().masked_fill(~torch.from_numpy(batch.real)[:, None], -torch.inf)
         gold = targets(batch, pieces)                                                               # (B, 2)
         hit[rows] = (logits.argmax(-1) == gold).float().mean(1).numpy()
@@ -163,7 +156,7 @@ def main(
     train, scored, specials, origin = data["train"], data.scored(split), Specials.of(tok), lineage(lm)
     defaults = toy.FINETUNE_QA if origin["base"] == "tiny" else {"epochs": 2, "lr": 3e-5, "batch_size": 16}
     run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum, "pretraining": origin}
-    run["out"] = out or f"runs/qa-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}-{label_of(run)}"
+    run["out"] = out or f"runs/qa-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}-{digest(run)}"
     out = Path(run["out"])
     if not claim(out, run):
         encoder, begin = load_lm(lm), time.time() - spent(checkpoint_of(out), json.dumps(run))

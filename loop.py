@@ -83,6 +83,11 @@ def autocast(dev: torch.device, fast: bool = True) -> contextlib.AbstractContext
     return torch.autocast(dev.type, torch.bfloat16, enabled=fast and has_bf16(dev.type))
 
 
+def pad_to() -> int:
+    """Batches of models are as wide as a multiple of this: a GPU multiplies such matrices faster."""
+    return 8 if device().type == "cuda" else 1
+
+
 def peak_gb() -> float:
     """The most memory that this process has held so far, in 10^9 bytes: the GPU's where there is one; 0.0 where nobody says (Windows)."""
     if torch.cuda.is_available():
@@ -123,7 +128,8 @@ def processes() -> tuple[int, int]:
     if not distributed.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(device())
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else None, timeout=PATIENCE)   # objects go by gloo
+        nccl = torch.cuda.is_available() and distributed.is_nccl_available()        # left to itself, a torch for CUDA takes NCCL without a GPU, too
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo", timeout=PATIENCE)                      # objects go by gloo
     return distributed.get_rank(GROUP), distributed.get_world_size(GROUP)
 
 
@@ -355,7 +361,7 @@ def add_up(params: list[torch.Tensor], loss: torch.Tensor, stopped: bool) -> tup
 
 def with_head(lm: torch.nn.Module, auto: type, seed: int, **config) -> torch.nn.Module:
     """A task model (an AutoModelFor... class) around a copy of the LM's encoder; its head is fresh, from the stream "head"."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), lm.device:              # a GPU draws the weights (most are overwritten) in no time
         torch_seed(seed, "head")
         changed = type(lm.config).from_dict(lm.config.to_dict() | config)
         try:

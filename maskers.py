@@ -135,7 +135,7 @@ def nmg(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None, policy: "NMG | N
 @register("sampled")
 def sampled(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None, policy: "NMG | None" = None) -> np.ndarray:
     """Tokens drawn from a learned policy, without replacement (PAPER: meta-training)."""
-    return pick(policy_logits(batch, lm, policy) - np.log(-np.log(rng.random(batch.ids.shape) + 1e-300)), batch, k)
+    return pick(policy_logits(batch, lm, policy) + rng.gumbel(batch.ids.shape), batch, k)
 
 
 def policy_logits(batch: Batch, lm: Callable[[Batch], torch.Tensor], policy: "NMG | None") -> np.ndarray:
@@ -265,6 +265,10 @@ class RowRandom:
         self.calls += 1
         counter = np.arange(shape[1], dtype=np.uint64) + np.uint64(self.calls << 32)
         return (mix(self.key + mix(counter)) >> np.uint64(11)) * 2.0**-53
+
+    def gumbel(self, shape: tuple[int, int]) -> np.ndarray:
+        """(B, n) noise: the highest of logits + noise are a draw from their softmax, without replacement."""
+        return -np.log(-np.log(self.random(shape) + 1e-300))
 
 
 def mix(x: np.ndarray) -> np.ndarray:

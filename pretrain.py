@@ -23,7 +23,7 @@ import loop
 import maskers
 import toy
 from data_prep import Batch, Rows, Specials, blocks, gather
-from loop import UserError, autocast, beside, by_length, checked, checkpoint_of, claim, cli, device, fit, processes, timeless, to
+from loop import UserError, autocast, beside, by_length, checked, checkpoint_of, claim, cli, device, fit, pad_to, processes, timeless, to
 
 
 def load_lm(name: str) -> torch.nn.Module:
@@ -49,7 +49,7 @@ def fitting(model: torch.nn.Module, max_len: int | None, default: int) -> int:
     if max_len and max_len > most:
         raise UserError(f"--max_len={max_len}: this LM takes at most {most} tokens")
     length = max_len or min(default, most)
-    return length - length % 8 if device().type == "cuda" else length          # there, batches are padded to a multiple of 8
+    return length - length % pad_to()
 
 
 def masked_rows(pieces: Rows, masker: maskers.Masker, p: float, seed: int, epoch: int, rows: np.ndarray, lm=None,
@@ -96,15 +96,20 @@ def tensors(batch: Batch, mask: np.ndarray, ids: np.ndarray, fast: bool = True) 
     return out | {"labels": torch.from_numpy(np.where(mask, batch.ids, -100).astype(np.int64))}
 
 
+def inputs(batch: Batch) -> dict[str, torch.Tensor]:
+    """What every model reads of a batch as it stands."""
+    out = {"input_ids": torch.from_numpy(batch.ids.astype(np.int64)), "attention_mask": torch.from_numpy(batch.real.astype(np.int64))}
+    return out | ({"token_type_ids": torch.from_numpy(batch.types)} if batch.types is not None else {})
+
+
 def hidden_states(model: torch.nn.Module, fast: bool = True) -> Callable[[Batch], torch.Tensor]:
     """What a masker gets as `lm`: batch -> (B, L, H) hidden states of the model as it is now, without dropout or gradients."""
     @torch.no_grad()
     def encode(batch: Batch) -> torch.Tensor:
         training, dev = model.training, device()
         model.to(dev).eval()
-        t = to({"input_ids": torch.from_numpy(batch.ids.astype(np.int64)), "attention_mask": torch.from_numpy(batch.real.astype(np.int64))}, dev)
         with autocast(dev, fast):
-            states = model.base_model(**t).last_hidden_state.float()
+            states = model.base_model(**to(inputs(batch), dev)).last_hidden_state.float()
         model.train(training)
         return states
     return encode
@@ -116,10 +121,8 @@ def pretrain(model: torch.nn.Module, pieces: Rows, masker: maskers.Masker, *, p:
     """Trains `model` in place on `pieces` (blocks of text); returns the mean loss. Dropout, order and masks are separate streams.
 
     remask: masks anew each epoch (meta-testing), or once for all epochs (meta-training), by the LM as it then is."""
-    multiple = 8 if device().type == "cuda" else 1
-
     def make(epoch, rows):
-        return tensors(*masked_rows(pieces, masker, p, seed, epoch if remask else 0, rows, ask, None if fast else max_len, multiple), fast)
+        return tensors(*masked_rows(pieces, masker, p, seed, epoch if remask else 0, rows, ask, None if fast else max_len, pad_to()), fast)
 
     lm, tried, live = hidden_states(model, fast), False, False
 
@@ -170,7 +173,7 @@ def save(model: torch.nn.Module | None, tok, folder: Path, run: dict, examples: 
     checkpoint_of(folder).unlink(missing_ok=True)
 
 
-def label_of(run: dict) -> str:
+def digest(run: dict) -> str:
     """Eight characters that tell configurations apart (where the output goes is not one)."""
     return hashlib.sha256(json.dumps(timeless({k: v for k, v in run.items() if k not in ("out", "results")})).encode()).hexdigest()[:8]
 
@@ -180,7 +183,7 @@ def finish(folder: Path, results: str, run: dict, measures: tuple[str, ...]) -> 
     measures of every example, (examples, measures) float32."""
     done, origin = json.loads((folder / "run.json").read_text()), run["pretraining"]
     each = np.array([[example[m] for m in measures] for example in map(json.loads, open(folder / "predictions.jsonl", encoding="utf-8"))], np.float32)
-    examples = Path("scores") / f"{label_of(run | {'into': str(folder)})}.npy"
+    examples = Path("scores") / f"{digest(run | {'into': str(folder)})}.npy"
     with beside(Path(results).parent / examples) as tmp, open(tmp, "wb") as f:
         np.save(f, each)
     add_result(results, {"dataset": run["dataset"], "lm": origin["base"], "masker": origin["masker"], "seed": run["seed"], "split": run["split"],
@@ -272,8 +275,8 @@ def main(
     tok = data_prep.load_tokenizer(lm)
     data = data_prep.load(dataset, tok, raw, dev_share)
     learned = maskers.is_learned(masker)                             # the paper's meta-test: few tokens, more epochs
-    world = toy.ADAPT if lm == "tiny" else {"p": 0.05 if learned else 0.15, "epochs": 3 if learned else 1, "lr": 2e-5, "batch_size": 16}
-    run |= {k: v for k, v in world.items() if run[k] is None} | {"out": str(out), "data": data.checksum}
+    defaults = toy.ADAPT if lm == "tiny" else {"p": 0.05 if learned else 0.15, "epochs": 3 if learned else 1, "lr": 2e-5, "batch_size": 16}
+    run |= {k: v for k, v in defaults.items() if run[k] is None} | {"out": str(out), "data": data.checksum}
     if ":" in masker:
         file = Path(masker.partition(":")[2]) / "model.safetensors" if learned else Path(masker.rpartition(":")[0])
         run |= {"masker_file": data_prep.checksum(file), "policy": mask.keywords["policy"].about if learned else None}
@@ -282,19 +285,19 @@ def main(
     corpus = data.corpus
     corpus.spacy_model = spacy_model or corpus.spacy_model
     model = load_lm(lm)
-    run_len = fitting(model, max_len, 512 if data.kind == "qa" else 256)
-    pieces = blocks(corpus, Specials.of(tok), run_len)
-    print(f"{len(pieces):,} blocks of at most {run_len} tokens, {pieces.length.mean():.1f} on average, on {device()}")
+    length = fitting(model, max_len, 512 if data.kind == "qa" else 256)
+    pieces = blocks(corpus, Specials.of(tok), length)
+    print(f"{len(pieces):,} blocks of at most {length} tokens, {pieces.length.mean():.1f} on average, on {device()}")
     some = np.linspace(0, len(pieces) - 1, min(16, len(pieces))).astype(np.int64)        # a masker that fails (or must find entities) does so now
     batch, chosen, _ = masked_rows(pieces, mask, run["p"], seed, 0, some, hidden_states(model))
     if 2 * chosen.sum() < (asked := maskers.budget(batch, run["p"]).sum()) and masker != "none":
         print(f"WARNING: in {len(some)} blocks {masker} masks {chosen.sum()} tokens of {asked} that it may: do its units (words?) suit this text?")
-    held_out = blocks(data.splits["dev"], pieces.specials, run_len) if "dev" in data.splits else None
+    held_out = blocks(data.splits["dev"], pieces.specials, length) if "dev" in data.splits else None
     before = held_out_loss(model, held_out) if held_out else None
     begin, loss = time.time() - loop.spent(checkpoint_of(out), json.dumps(run)), 0.0
     if masker != "none":
         loss = pretrain(model, pieces, mask, p=run["p"], epochs=run["epochs"], lr=run["lr"], batch_size=run["batch_size"],
-                        max_len=run_len, seed=seed, remask=remask, fast=fast, checkpoint=checkpoint_of(out),
+                        max_len=length, seed=seed, remask=remask, fast=fast, checkpoint=checkpoint_of(out),
                         key=json.dumps(run), desc=f"MLM {masker}")
     if processes()[0]:
         return

@@ -19,11 +19,14 @@ all three masked at once nothing is left to predict from, so few tokens should b
 """
 import functools
 import random
+from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+from loop import UserError, beside, checked, cli
 
 CLASSES = ["bird", "fish", "tree", "stone", "tool", "star"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -205,8 +208,6 @@ def compare(data, maskers: dict[str, str], seeds: range, out) -> None:
 def draw(scores: dict[str, list[float]], measure: str, chance: float, file) -> None:
     """Bars: the mean score of each masker in percent; dots: its seeds."""
     from matplotlib.figure import Figure
-
-    from loop import beside
     fig = Figure(figsize=(7, 0.55 * len(scores) + 1.1), layout="constrained")
     ax = fig.subplots()
     for i, s in enumerate(scores.values()):
@@ -230,10 +231,7 @@ def main(
     maskers: str = "none,anti,random,oracle",           # registered maskers, with commas between them
     out: str = "runs/toy.png",                          # the picture
 ):
-    from pathlib import Path
-
     import data_prep
-    from loop import UserError, checked
     from maskers import find
 
     checked({"seeds": seeds})
@@ -246,5 +244,4 @@ def main(
 
 
 if __name__ == "__main__":
-    from loop import cli
     cli(main)

@@ -89,25 +89,25 @@ class Task:
     def sample(self, rng: np.random.Generator, contexts: int, docs: int | None, examples: int, validation: int) -> SubTask:
         """`contexts` texts from `docs` documents (half of them validation documents where join="document"), the labelled examples
         that belong to them (at most `examples`), and at most `validation` examples of D_val that may belong to them."""
-        corpus, train, sides = self.blocks.split, self.pieces.split, 2 if self.join == "document" else 1
+        corpus, doc = self.blocks.split, self.pieces.split.doc[self.pieces.row]                     # doc: of each piece
+        halves = 2 if self.join == "document" else 1
 
         def draw(allowed):
             if docs:
-                allowed = rng.choice(allowed, min(len(allowed), max(1, docs // sides)), replace=False)
+                allowed = rng.choice(allowed, min(len(allowed), max(1, docs // halves)), replace=False)
             there = np.unique(self.blocks.row)
-            return rng.permutation(there[np.isin(corpus.doc[there], allowed)])[:max(1, contexts // sides)]
+            return rng.permutation(there[np.isin(corpus.doc[there], allowed)])[:max(1, contexts // halves)]
 
-        doc = train.doc[self.pieces.row]                                                            # of each piece
-        of_train, of_val = (np.flatnonzero(np.isin(doc, side)) for side in (self.train_docs, self.val_docs))
-        texts = draw(self.train_docs if self.join else np.unique(corpus.doc))
-        if self.join == "text":
-            of_train = np.flatnonzero(np.isin(self.pieces.row, texts))
-        elif self.join == "document":
-            of_train, texts_of_val = np.flatnonzero(np.isin(doc, corpus.doc[texts])), draw(self.val_docs)
-            of_val = np.flatnonzero(np.isin(doc, corpus.doc[texts_of_val]))
-            texts = np.concatenate((texts, texts_of_val))
+        if self.join == "document":
+            drawn = [draw(side) for side in (self.train_docs, self.val_docs)]
+            of_train, of_val = (np.isin(doc, corpus.doc[some]) for some in drawn)
+            texts = np.concatenate(drawn)
+        else:
+            texts = draw(self.train_docs if self.join else np.unique(corpus.doc))
+            of_train = np.isin(self.pieces.row, texts) if self.join else np.isin(doc, self.train_docs)
+            of_val = np.isin(doc, self.val_docs)
         picked = self.blocks.take(np.flatnonzero(np.isin(self.blocks.row, texts)))
-        labelled, val = (self.pieces.take(self.some(rng, of, most)) for of, most in ((of_train, examples), (of_val, validation)))
+        labelled, val = (self.pieces.take(self.some(rng, np.flatnonzero(of), most)) for of, most in ((of_train, examples), (of_val, validation)))
         for what, rows in (("contexts", picked), ("labelled examples", labelled), ("validation examples", val)):
             if not len(rows):
                 raise UserError(f"{self.name}: a sub-task drew no {what}; more --contexts (or --docs) are needed")
@@ -127,15 +127,14 @@ def play(lm: torch.nn.Module, task: Task, sub: SubTask, mask: np.ndarray, seed: 
 
     Returns the fine-tuned model, the adapted LM, and the seconds of each stage. What the seed moves (order, corruption, dropout, head) is
     common to the players of an episode: between them only the masks differ."""
-    adapted, clock = copy.deepcopy(lm), [time.time()]
+    adapted, begin = copy.deepcopy(lm), time.time()
     pretrain(adapted, sub.contexts, maskers.given(mask), seed=seed, remask=False, quiet=True, **mlm)
-    clock.append(time.time())
+    trained = time.time()
     if task.kind == "cls":
         model = finetune_cls.finetune(adapted, sub.train, task.labels, seed=seed, quiet=True, **ft)
     else:
         model = finetune_qa.finetune(adapted, sub.train, seed=seed, quiet=True, **ft)
-    clock.append(time.time())
-    return model, adapted, dict(zip(("mlm", "fine-tuning"), np.diff(clock).tolist(), strict=True))
+    return model, adapted, {"mlm": trained - begin, "fine-tuning": time.time() - trained}
 
 
 def score(model: torch.nn.Module, task: Task, sub: SubTask, some: np.ndarray, metric: str) -> np.ndarray:
@@ -207,14 +206,14 @@ class States:
         return self.h[self.start[context] + torch.from_numpy(position)].double().numpy()
 
 
-def evaluate(policy: NMG, memory: dict[int, States], episode: np.ndarray, context: np.ndarray,
-             tokens: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def evaluate(policy: NMG, memory: dict[int, States], episode: np.ndarray, context: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (B, L), -inf beyond the end, and values (B,) of some contexts of some episodes; in chunks of similar length, as padding costs."""
-    spans = [(memory[e], int(memory[e].start[c]), int(memory[e].start[c + 1])) for e, c in zip(episode.tolist(), context.tolist(), strict=True)]
-    n, out = np.array([hi - lo for _, lo, hi in spans]), []
-    chunks = list(by_length(n, tokens))
+    spans = [(memory[e], slice(*memory[e].start[c:c + 2].tolist())) for e, c in zip(episode.tolist(), context.tolist(), strict=True)]
+    each = [(states.h[span], states.ok[span]) for states, span in spans]                            # (n, H), (n,) of each context
+    n, out = np.array([len(ok) for _, ok in each]), []
+    chunks = list(by_length(n))
     for rows in chunks:
-        h, ok = (pad_sequence([getattr(s, part)[lo:hi] for s, lo, hi in (spans[row] for row in rows)], batch_first=True) for part in ("h", "ok"))
+        h, ok = (pad_sequence(part, batch_first=True) for part in zip(*(each[row] for row in rows), strict=True))
         real = torch.arange(h.shape[1]) < torch.from_numpy(n[rows])[:, None]
         logits, values = policy(h.to(device()).float(), real.to(device()), ok.to(device()))
         out.append((F.pad(logits, (0, n.max() - logits.shape[1]), value=-torch.inf), values))
@@ -351,11 +350,6 @@ def worth_of(trials: np.ndarray, scale: np.ndarray, players: int) -> np.ndarray:
     return best[1] / scale / max(y.std(), 1e-9)
 
 
-def policy_entropy(log_p: np.ndarray) -> float:
-    """Mean entropy of the contexts' policies in nats; log_p (N, L)."""
-    return float(-np.sum(np.exp(log_p) * np.where(np.isinf(log_p), 0, log_p), 1).mean())
-
-
 def forget(memory: dict[int, States], agents: dict[str, Agent], gb: float) -> None:
     """Drops the states that no action points to, and while they take more than `gb` the oldest, with their actions."""
     while True:
@@ -384,11 +378,9 @@ def save_checkpoint(folder: Path, done: int, agents: dict[str, Agent], memory: d
                                "replay": torch.from_numpy(a.replay.view(np.uint8).copy())} for name, a in agents.items()}}
     with beside(folder / f"checkpoint-{done:05}.pt") as tmp:
         torch.save(state, tmp)
-    for file in set(folder.glob("checkpoint-*.pt")) - {*kept, folder / f"checkpoint-{done:05}.pt"}:
+    stay = {*kept, folder / f"checkpoint-{done:05}.pt", *(folder / f"states-{e:05}.safetensors" for e in wanted)}
+    for file in {*folder.glob("checkpoint-*.pt"), *folder.glob("states-*.safetensors")} - stay:
         file.unlink()
-    for file in folder.glob("states-*.safetensors"):
-        if int(file.stem.removeprefix("states-")) not in wanted:
-            file.unlink()
 
 
 def load_checkpoint(folder: Path, agents: dict[str, Agent], memory: dict[int, States], lm: torch.nn.Module,
@@ -439,8 +431,8 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
         raise UserError(f"--replay={k.replay}: a context alone brings about {masked:.0f} actions")
     done, metrics, writer = 0, [], None
     if rank == 0:
-        texts = len(task.blocks) / len(np.unique(task.blocks.row))                                   # blocks of a text
-        gb = min(k.replay_gb, min(k.replay / masked, k.episodes * k.contexts * texts) * task.blocks.length.mean() * hidden * 2 / 1e9)
+        contexts = min(k.replay / masked, k.episodes * k.contexts * len(task.blocks) / len(np.unique(task.blocks.row)))      # at most
+        gb = min(k.replay_gb, contexts * task.blocks.length.mean() * hidden * 2 / 1e9)
         weights = sum(w.numel() for w in agents["learner"].policy.parameters())
         print(f"{len(task.train_docs):,} documents to train on, {len(task.val_docs):,} to validate on; a policy of {weights:,} weights on "
               f"{device()}; replay will take about {gb:.2f} GB", flush=True)
@@ -470,8 +462,8 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
                     learned, values[name] = policy_of(agents[name].policy, states)
                     logits = learned if n >= k.explore else logits
                 log_p[name] = log_softmax(logits)
-                gumbel = -np.log(-np.log(RowRandom(k.seed, f"{name} acts", n, batch.rows).random(batch.ids.shape) + 1e-300))
-                masks[name] = maskers.pick(logits + gumbel, batch, maskers.budget(batch, k.p))
+                noise = RowRandom(k.seed, f"{name} acts", n, batch.rows).gumbel(batch.ids.shape)
+                masks[name] = maskers.pick(logits + noise, batch, maskers.budget(batch, k.p))
         masks = shared(masks)
         # play
         tuned, adapted, took = {}, model, Counter()
@@ -500,13 +492,14 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
             trials = np.concatenate((trials, (new - new.mean(0)).reshape(-1, hidden + 1)))
             worth = worth_of(trials, states.h.float().std(0).numpy(), len(players))
         for name in names:
-            other = next((o for o in names if o != name), None)
-            R, counts = rewards(masks[name], masks["random"], masks.get(other), wins[name, "random"], wins.get((name, other)))
-            if worth is not None:                                   # which needs no disjoint actions
-                R, counts = np.zeros(R.shape), masks[name]
+            if worth is None:
+                other = next((o for o in names if o != name), None)
+                R, counts = rewards(masks[name], masks["random"], masks.get(other), wins[name, "random"], wins.get((name, other)))
+            else:                                                   # needs no disjoint actions
+                R, counts = np.zeros(batch.ids.shape), masks[name]
                 R[counts] = states.at(counts) @ worth
             agents[name].store(actions(n, counts, R, log_p[name], values[name], batch.ids, k.priority_form), k.replay)
-            row[f"{name}_entropy"] = policy_entropy(log_p[name])
+            row[f"{name}_entropy"] = float(-np.sum(np.exp(log_p[name]) * np.where(batch.ok, log_p[name], 0), 1).mean())        # nats
         forget(memory, agents, k.replay_gb)
         for name in names:
             learnt = agents[name].learn(memory, stream(k.seed, f"{name} learns {n}"), k.updates, k.minibatch, k.priority_form, worth,
@@ -611,13 +604,12 @@ def main(
         file.unlink()
     picture = out / "comparison.png"
     if embedded and compare and not picture.exists():               # with a control: the learner before it learned anything
-        hidden = NMG.load(str(out)).hidden
+        fresh, hidden = out / "untrained", NMG.load(str(out)).hidden
+        fresh.mkdir(exist_ok=True)
         torch_seed(seed, "learner")                                 # drawing the same weights again
-        (out / "untrained").mkdir(exist_ok=True)
-        NMG(hidden, lm=lm, episodes=0).save(out / "untrained")
-        drawn = {f"{when} {how}": f"{kind}:{folder}" for how, kind in (("sampled", "sampled"), ("greedy", "nmg"))
-                 for when, folder in (("untrained", out / "untrained"), ("nmg", out))}
-        shown = {"none": "none", "random": "random"} | drawn | {"oracle": "oracle"}
+        NMG(hidden, lm=lm, episodes=0).save(fresh)
+        shown = {"none": "none", "random": "random", "untrained sampled": f"sampled:{fresh}", "nmg sampled": f"sampled:{out}",
+                 "untrained greedy": f"nmg:{fresh}", "nmg greedy": f"nmg:{out}", "oracle": "oracle"}
         with team(1):                                               # the other processes have left
             toy.compare(data, shown, range(seed, seed + compare), picture)
 

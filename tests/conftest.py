@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import string
 import subprocess
@@ -22,12 +21,14 @@ import loop
 
 os.environ.setdefault("NMG_CACHE", tempfile.mkdtemp(prefix="nmg-test-"))
 os.environ["HF_HUB_OFFLINE"] = "1"
+GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+SEES_GPU = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]     # a process, as this one must not touch it
+needs_gpu = pytest.mark.skipif(not (GPU and torch.version.cuda) or subprocess.run(SEES_GPU).returncode != 0, reason="torch finds no GPU here")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""                                    # the tests run on the CPU, but for those that ask for a GPU
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 needs_shared = pytest.mark.skipif(not (SHARED / "data").is_dir(), reason=f"the real data and LM of {SHARED.name}/ are not here")
-needs_gpu = pytest.mark.skipif(not shutil.which("nvidia-smi"), reason="there is no GPU here")
 TEXTS = ["The cat sat on the mat, and purred.", "Dogs (big ones) bark; they don't purr!", "A much longer sentence about unbelievable "
          "electroencephalographic measurements, in which words break into many pieces.", "Short."]
 

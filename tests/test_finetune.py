@@ -8,7 +8,7 @@ import string
 import numpy as np
 import pytest
 import torch
-from conftest import TEXTS, call, fast_tokenizer, kill_when, needs_gpu, random_lm, run, squad
+from conftest import GPU, TEXTS, call, fast_tokenizer, kill_when, needs_gpu, random_lm, run, squad
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
@@ -71,7 +71,7 @@ def test_the_best_spans_are_those_of_brute_force(qa_folder):
         for r in np.flatnonzero(pieces.question == q):
             batch = gather(pieces, np.array([r]))
             with torch.inference_mode():
-                out = model.eval()(**finetune_qa.tensors(batch))
+                out = model.eval()(**pretrain.inputs(batch))
             for s in np.flatnonzero(batch.inside[0]):
                 for e in range(s, min(s + 7, batch.inside.shape[1])):
                     if batch.inside[0, e]:
@@ -119,7 +119,7 @@ def test_a_head_learns(tmp_path, cls_folder):
 
 # ---------------------------------------------------------------- the scripts
 
-@pytest.mark.parametrize("gpu", ["", pytest.param("0", marks=needs_gpu)], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("gpu", ["", pytest.param(GPU, marks=needs_gpu)], ids=["CPU", "GPU"])
 @pytest.mark.parametrize("script", ["finetune_cls.py", "finetune_qa.py"])
 def test_the_whole_row_twice_is_the_same_to_the_last_digit(script, gpu, tmp_path, lm_folder, cls_folder, qa_folder):
     """prepare, mask, pre-train, fine-tune, score: two runs in two places agree; a third in the same place does nothing, nor

@@ -1,5 +1,6 @@
 """The outer loop: equations against naive transcriptions of the paper, learning with a known reward, resume, bad input."""
 import copy
+import functools
 import importlib.util
 import itertools
 import json
@@ -17,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHARED, call, fast_tokenizer, kill_when, needs_gpu, needs_shared, random_lm, run, write_jsonl
+from conftest import GPU, ROOT, SHARED, call, fast_tokenizer, kill_when, needs_gpu, needs_shared, random_lm, run, write_jsonl
 from transformers import AutoModelForQuestionAnswering
 
 import data_prep
@@ -526,8 +527,9 @@ def test_replay_is_bounded_and_loses_whole_contexts():
     assert sorted(memory) == [2] and set(agent.replay["episode"]) == {2}
 
 
-def test_contexts_are_evaluated_in_chunks_as_each_alone():
+def test_contexts_are_evaluated_in_chunks_as_each_alone(monkeypatch):
     """Logits, values and gradients of a shuffled selection are those of one context at a time."""
+    monkeypatch.setattr(train_nmg, "by_length", functools.partial(loop.by_length, tokens=40))
     torch.manual_seed(0)
     policy, rng = NMG(8), np.random.default_rng(0)
     lengths = [rng.integers(2, 30, 5) for _ in range(2)]
@@ -540,7 +542,7 @@ def test_contexts_are_evaluated_in_chunks_as_each_alone():
         alone.append(policy(memory[e].h[None, of].float(), torch.ones(1, lengths[e][c], dtype=torch.bool), memory[e].ok[None, of]))
     weights = torch.randn(12)
     for logits, values in ((torch.nn.utils.rnn.pad_sequence([o[0][0] for o in alone], True, -torch.inf), torch.cat([o[1] for o in alone])),
-                           train_nmg.evaluate(policy, memory, episode, context, tokens=40)):
+                           train_nmg.evaluate(policy, memory, episode, context)):
         policy.zero_grad()
         (weights @ (logits.masked_fill(logits.isinf(), 0).square().sum(1) + values)).backward()
         grads.append([logits, values, *(p.grad.clone() for p in policy.parameters())])
@@ -722,7 +724,7 @@ def ends_as(place, finished):
 def test_a_small_run_on_a_gpu(tmp_path):
     for place in ("one", "two"):
         (tmp_path / place).mkdir()
-        result = run("train_nmg.py", *SMALL, "--out=whole", cwd=tmp_path / place, CUDA_VISIBLE_DEVICES="0")
+        result = run("train_nmg.py", *SMALL, "--out=whole", cwd=tmp_path / place, CUDA_VISIBLE_DEVICES=GPU)
         assert result.returncode == 0 and "weights on cuda" in result.stdout, result.stderr
     assert ends_as(tmp_path / "one", tmp_path / "two")
 
