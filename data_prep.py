@@ -260,7 +260,7 @@ def from_files(files: dict[str, Path], **cut: float) -> Source:
 
 def find_splits(folder: Path) -> dict[str, Path]:
     """train / dev / test / corpus files of a folder, whatever their format; a file that is alone there is train."""
-    names = {"train": "train", "dev": "dev", "valid": "dev", "validation": "dev", "test": "test", "corpus": "corpus"}
+    names = {"train": "train", "dev": "dev", "val": "dev", "valid": "dev", "validation": "dev", "test": "test", "corpus": "corpus"}
     known = [f for f in sorted(folder.iterdir()) if re.search(r"\.(jsonl?|csv|tsv|txt)(\.gz)?$", f.name)]
     found = {}
     for file in known:
@@ -522,6 +522,8 @@ def load(name: str, tok, raw: str | None = None, dev_share: float | None = None,
     kind: the kind that the caller can work with ("cls", "qa"); None for any. Prints what it made. Raises UserError."""
     source = find_source(name, raw)
     if dev_share is not None and "dev" not in source.read:
+        if "train" not in source.read:
+            raise UserError(f"--dev_share={dev_share}: {name} has no train split to cut from; text in a file named train.txt, in a folder, is one")
         source.cut["dev"] = dev_share
     tok.backend_tokenizer.no_truncation()                   # some tokenizer files carry a length of their own
     tok.backend_tokenizer.no_padding()

@@ -16,6 +16,7 @@ import inspect
 import itertools
 import json
 import os
+import pickle
 import queue
 import re
 import shutil
@@ -276,7 +277,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make: Callable[..., dict], l
     schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: max(0.0, 1 - s / max(1, steps)))
     done, average, begin = 0, torch.zeros((), device=dev), time.time()
     if checkpoint and checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True, map_location="cpu")
+        state = loaded(checkpoint)
         if state["key"] == key:
             model.load_state_dict(state["model"])
             opt.load_state_dict(state["opt"])
@@ -345,8 +346,15 @@ def spent(checkpoint: Path, key: str) -> float:
     """Seconds that went into the checkpoint that `fit` would go on from; 0.0 where there is none."""
     if not checkpoint.exists():
         return 0.0
-    state = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
+    state = loaded(checkpoint, mmap=True)
     return state["seconds"] if state["key"] == key else 0.0
+
+
+def loaded(checkpoint: Path, **how) -> dict:
+    try:
+        return torch.load(checkpoint, weights_only=True, map_location="cpu", **how)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as e:
+        raise UserError(f"{checkpoint}: damaged ({str(e).splitlines()[0]}); remove it and start the same command again") from None
 
 
 def add_up(params: list[torch.Tensor], loss: torch.Tensor, stopped: bool) -> tuple[torch.Tensor, bool]:
@@ -488,12 +496,13 @@ def set_rng(state: dict) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C or SIGTERM only sets a flag, so that the step in flight ends whole; the second one acts at once."""
+    """Ctrl-C or SIGTERM only sets a flag, so that the step in flight ends whole; another one acts at once, unless it comes within a
+    second: torchrun passes on what a scheduler sends to every process anyway."""
     hit = []
 
     def handler(number, frame):
-        hit.append(number)
-        if len(hit) > 1:
+        hit.append(time.monotonic())
+        if hit[-1] - hit[0] > 1:
             raise KeyboardInterrupt
 
     before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -547,6 +556,8 @@ def claim(out: Path, run: dict, last: str = "run.json") -> bool:
 
 
 def holds(out: Path, run: dict, last: str) -> bool:
+    if last == "run.json" and (out.is_symlink() or os.path.ismount(out)):
+        raise UserError(f"--out={out}: is a link or a mount point, which a finished run could not replace; choose a folder inside of it")
     if (out / "run.json").exists():
         there = json.loads((out / "run.json").read_text())
         changed = [f"{k}={there.get(k)} there, {v} here" for k, v in run.items() if timeless(there.get(k)) != timeless(v)]
@@ -580,6 +591,7 @@ def cli(main: Callable) -> None:
     """Runs `main` with its knobs from the command line. --help shows the script's docstring and the knobs with their comments.
 
     Fire alone would run main first and complain about a mistyped flag afterwards; so flags are checked here, before anything runs."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)       # what is half made is removed then, too
     try:
         knobs = inspect.signature(main).parameters
         args = sys.argv[1:]
@@ -626,6 +638,6 @@ def parse(name: str, kind: type, value: str) -> object:
     try:
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
-        return kind(value)
+        return (value.rstrip("/") or value) if kind is str else kind(value)           # FOLDER/ is FOLDER
     except (ValueError, KeyError):
         raise UserError(f"--{name} takes {'True or False' if kind is bool else kind.__name__}, not {value!r}") from None

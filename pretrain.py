@@ -4,6 +4,7 @@
     python pretrain.py --dataset=chemprot --lm=bert-base-uncased --masker=whole --out=runs/chemprot-whole
     python pretrain.py --dataset=my_corpus.txt --lm=roberta-base --masker=my_maskers.py:rare
 """
+import errno
 import functools
 import hashlib
 import json
@@ -202,13 +203,10 @@ def add_result(results: str, row: dict) -> None:
                     return
             except (json.JSONDecodeError, KeyError):
                 raise UserError(f"{path}:{n}: not a line of results; mend or remove it, then start the same command again") from None
-        size = f.seek(0, os.SEEK_END)
-        try:
-            f.write(json.dumps(row) + "\n")
-            f.flush()
-        except OSError:
-            f.truncate(size)
-            raise
+        size, line = os.fstat(f.fileno()).st_size, (json.dumps(row) + "\n").encode()
+        if os.write(f.fileno(), line) < len(line):              # without a buffer, which `f` would write again
+            os.ftruncate(f.fileno(), size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), results)
     print(json.dumps({k: v for k, v in row.items() if k not in ("config", "versions")}))
 
 
@@ -217,10 +215,16 @@ def lineage(lm: str) -> dict:
     file = Path(lm) / "run.json"
     run = json.loads(file.read_text()) if file.exists() else {}
     if "masker" not in run:                                         # not further pre-trained, though it may be fine-tuned
-        run = {"lm": lm, "masker": "none"}
-    kept = ("lm", "masker", "p", "epochs", "lr", "batch_size", "max_len", "remask", "fast", "spacy_model", "seed", "dataset", "data", "masker_file",
-            "policy", "loss", "seconds")
+        run = {"lm": lm, "weights": weights_of(lm), "masker": "none"}
+    kept = ("lm", "weights", "masker", "p", "epochs", "lr", "batch_size", "max_len", "remask", "fast", "spacy_model", "seed", "dataset", "data",
+            "masker_file", "policy", "loss", "seconds")
     return {"base" if k == "lm" else k: run.get(k) for k in kept}
+
+
+def weights_of(lm: str) -> str | None:
+    """The checksum of the weights in a LM's folder, which may be trained on under the same name; None of `tiny` and of names on the hub."""
+    files = sorted([*Path(lm).glob("*.safetensors"), *Path(lm).glob("pytorch_model*.bin")])
+    return hashlib.sha256("".join(map(data_prep.checksum, files)).encode()).hexdigest() if files else None
 
 
 def versions() -> dict[str, str]:
@@ -276,7 +280,8 @@ def main(
     data = data_prep.load(dataset, tok, raw, dev_share)
     learned = maskers.is_learned(masker)                             # the paper's meta-test: few tokens, more epochs
     defaults = toy.ADAPT if lm == "tiny" else {"p": 0.05 if learned else 0.15, "epochs": 3 if learned else 1, "lr": 2e-5, "batch_size": 16}
-    run |= {k: v for k, v in defaults.items() if run[k] is None} | {"out": str(out), "data": data.checksum}
+    run |= {k: v for k, v in defaults.items() if run[k] is None}
+    run |= {"out": str(out), "data": data.checksum, "weights": weights_of(lm)}
     if ":" in masker:
         file = Path(masker.partition(":")[2]) / "model.safetensors" if learned else Path(masker.rpartition(":")[0])
         run |= {"masker_file": data_prep.checksum(file), "policy": mask.keywords["policy"].about if learned else None}

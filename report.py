@@ -126,8 +126,8 @@ def settings(line: dict) -> dict:
 def grouped(lines: list[dict]) -> dict[tuple[str, str], dict[str, dict[int, dict]]]:
     """{(data set, LM): {row: {seed: line}}}. A line that says the same again is dropped; one that differs in settings or scores is an error."""
     groups = {}
-    for line in sorted(lines, key=lambda x: (Path(x["dataset"]).stem, Path(x["lm"]).name, place(x["row"]), x["seed"])):
-        rows = groups.setdefault((Path(line["dataset"]).stem, Path(line["lm"]).name), {})
+    for line in sorted(lines, key=lambda x: (*group_of(x), place(x["row"]), x["seed"])):
+        rows = groups.setdefault(group_of(line), {})
         first = rows.setdefault(line["row"], {}).setdefault(line["seed"], line)
         a, b = ({m: round(x[m], 2) for m in x["metrics"]} | settings(x) for x in (first, line))
         differs = [f"{k} {a.get(k)} and {b.get(k)}" for k in a | b if a.get(k) != b.get(k)]
@@ -139,6 +139,11 @@ def grouped(lines: list[dict]) -> dict[tuple[str, str], dict[str, dict[int, dict
             raise UserError(f"{one['where']} and {line['where']} do not score the same examples: "
                             f"{one['scores'].shape} against {line['scores'].shape}")
     return groups
+
+
+def group_of(line: dict) -> tuple[str, str]:
+    """The names of a line's data set, a file's without its ending, and LM."""
+    return re.sub(r"\.(jsonl?|csv|tsv|txt)(\.gz)?$", "", Path(line["dataset"]).name), Path(line["lm"]).name
 
 
 def first_of(rows: dict[str, dict[int, dict]]) -> dict:

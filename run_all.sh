@@ -107,8 +107,10 @@ export -f job
 all() {                                                             # in the background, so that the trap acts at once and no new one starts
     [ $# -gt 0 ] || return 0
     printf '%s\0' "$@" > "$OUT/logs/todo"
+    set -m                                                          # a process group of their own, so that all of them can be stopped
     xargs -0 -n 1 -P "$JOBS" "$BASH" -c 'job "$0"' < "$OUT/logs/todo" &
-    trap "kill $! 2>/dev/null; exit 143" TERM HUP INT
+    set +m
+    trap "kill -- -$! 2>/dev/null; exit 143" TERM HUP INT
     wait $!
 }
 all ${policies[@]+"${policies[@]}"}

@@ -38,7 +38,7 @@ import toy
 from data_prep import Rows, Specials, blocks, gather, heads, windows
 from loop import UserError, beside, by_length, checked, claim, cli, device, gathered, processes, share_weights, shared, stream, team, torch_seed
 from maskers import NMG, RowRandom
-from pretrain import fitting, hidden_states, load_lm, pretrain, versions
+from pretrain import fitting, hidden_states, load_lm, pretrain, versions, weights_of
 from report import LOOKS, curves, verdict, won_lost
 
 PLAYERS = ("random", "opponent", "learner")
@@ -584,7 +584,7 @@ def main(
              "explore": 2, "continual": True, "metric": "accuracy", "credit": "play"}
     embedded = lm == "tiny" and dataset in data_prep.EMBEDDED
     defaults = paper | ((toy.META if data.kind == "cls" else toy.META_QA) if embedded else {})
-    run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum}
+    run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum, "weights": weights_of(lm)}
     allowed = {"metric": ("accuracy", "likelihood") + (("f1", "positions") if data.kind == "qa" else ()),
                "credit": ("play", "regression"), "priority_form": ("linear", "exp"), "entropy": ("sum", "mean")}
     for name, values in allowed.items():

@@ -75,6 +75,14 @@ def test_squad_and_mrqa_give_the_same_questions(tmp_path, tok):
     assert two["train"].questions[0]["scored"][1].isupper()            # scored against `answers`, not `detected_answers`
 
 
+@pytest.mark.parametrize("name", ["dev", "val", "valid", "validation"])
+def test_dev_by_its_usual_names(name, tmp_path, tok):
+    for file, n in (("train", 4), (name, 2)):
+        write_jsonl(tmp_path / f"{file}.jsonl", [{"text": f"{file} {i}", "label": "ab"[i % 2]} for i in range(n)])
+    data = load(str(tmp_path), tok)
+    assert len(data["train"]) == 4 and len(data["dev"]) == 2
+
+
 def test_a_named_set_has_no_dev_unless_asked(tmp_path, tok):
     articles = squad(TEXTS[:1], ["mat"])["data"] + squad(TEXTS[1:2], ["big ones"])["data"]
     (tmp_path / "train.json").write_text(json.dumps({"data": articles}))
@@ -432,7 +440,9 @@ def test_odd_but_good_input(tmp_path, tok):
     whose dev is for scoring; a label that only the cut part has; a lone surrogate; the same answer written with other punctuation in MRQA."""
     (tmp_path / "c").mkdir()
     (tmp_path / "c/corpus.txt").write_text("a line\n")
-    assert len(load(str(tmp_path / "c"), tok, dev_share=0.2).corpus) == 1
+    assert len(load(str(tmp_path / "c"), tok).corpus) == 1
+    with pytest.raises(UserError, match="c has no train split to cut from"):
+        load(str(tmp_path / "c"), tok, dev_share=0.2)
     (tmp_path / "t.csv").write_text("text\n\"a, b\"\nc\n")
     table = load(str(tmp_path / "t.csv"), tok)
     assert table.kind == "text" and len(table["train"]) + len(table["dev"]) == 2

@@ -140,6 +140,8 @@ def test_the_whole_row_twice_is_the_same_to_the_last_digit(script, gpu, tmp_path
     (tmp_path / "two/adapted/run.json").write_text(json.dumps(made | {"seconds": made["seconds"] + 100}))       # adapted again, on a slower day
     again = call(script, f"--dataset={data}", "--lm=adapted", "--lr=1e-3", "--epochs=3", "--max_len=64", "--save_model", cwd=tmp_path / "two")
     assert "already done" in again.stdout and len((tmp_path / "two/results.jsonl").read_text().splitlines()) == 1
+    weights = pretrain.weights_of(str(tmp_path / "two/adapted"))
+    assert weights == pretrain.weights_of(str(tmp_path / "one/adapted")) != pretrain.weights_of(str(lm_folder)) == made["weights"]
     examples = [json.loads(line) for line in open(tmp_path / "one" / rows[0]["predictions"])]
     if script == "finetune_cls.py":
         from transformers import AutoModelForSequenceClassification as Auto
@@ -148,7 +150,8 @@ def test_the_whole_row_twice_is_the_same_to_the_last_digit(script, gpu, tmp_path
         from transformers import AutoModelForQuestionAnswering as Auto
         assert np.isclose(100 * np.mean([e["f1"] for e in examples]), rows[0]["f1"])
     folder = next((tmp_path / "one/runs").iterdir())
-    assert {k: v for k, v in pretrain.lineage(str(folder)).items() if v is not None} == {"base": str(folder), "masker": "none"}
+    known = {"base": str(folder), "weights": pretrain.weights_of(str(folder)), "masker": "none"}
+    assert {k: v for k, v in pretrain.lineage(str(folder)).items() if v is not None} == known
     assert Auto.from_pretrained(folder).config.architectures
     assert (folder / "model.safetensors").exists()
 

@@ -262,7 +262,8 @@ def test_a_checkpoint_resumes_to_the_same_weights(tok, pieces, tmp_path, monkeyp
             def failing(model, t):
                 calls.append(1)
                 if len(calls) > stop:
-                    signal.raise_signal(signal.SIGINT)
+                    signal.raise_signal(signal.SIGTERM)
+                    signal.raise_signal(signal.SIGTERM)             # sent to all and passed on by torchrun: it comes twice
                 return pretrain_loss(model, t)
             monkeypatch.setattr(pretrain, "mlm_loss", failing)
         try:
@@ -413,6 +414,46 @@ def test_a_full_disk_is_one_sentence(tmp_path, lm_folder, cls_folder):
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert result.returncode == 2 and "disk is full" in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "o").exists() and not list(tmp_path.glob("*.tmp"))
+
+
+def test_on_a_full_disk_results_keep_whole_lines(tmp_path):
+    code = ("import resource, sys; from pretrain import add_result; add_result('r.jsonl', {'config': 1});"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (30, 30)); add_result('r.jsonl', {'config': 2, 'scores': 'x' * 50})")
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert "OSError" in result.stderr and (tmp_path / "r.jsonl").read_text() == '{"config": 1}\n'
+    pretrain.add_result(str(tmp_path / "r.jsonl"), {"config": 2})
+    assert (tmp_path / "r.jsonl").read_text() == '{"config": 1}\n{"config": 2}\n'
+
+
+def test_what_is_half_made_goes_with_sigterm(tmp_path):
+    def main():
+        with loop.beside(tmp_path / "folder") as tmp:
+            tmp.mkdir()
+            signal.raise_signal(signal.SIGTERM)
+    before, argv = signal.getsignal(signal.SIGTERM), sys.argv
+    try:
+        sys.argv = ["x.py"]
+        with pytest.raises(SystemExit, match="130"):
+            loop.cli(main)
+    finally:
+        sys.argv = argv
+        signal.signal(signal.SIGTERM, before)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_the_same_with_a_slash_behind(tmp_path):
+    assert [loop.parse("out", str | None, value) for value in ("runs/x/", "runs/x", "/")] == ["runs/x", "runs/x", "/"]
+
+
+def test_places_that_a_finished_run_cannot_take_are_refused(tmp_path, lm_folder, cls_folder):
+    """A link in the place of --out, and a damaged checkpoint: said before anything is trained."""
+    flags = [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=32"]
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / ".o.checkpoint.pt").write_text("half")
+    for out, said in (("link", "is a link or a mount point"), ("o", ".o.checkpoint.pt: damaged")):
+        result = call("pretrain.py", *flags, f"--out={out}", cwd=tmp_path)
+        assert result.returncode == 2 and said in result.stderr and "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("script", ["pretrain.py", "finetune_cls.py", "finetune_qa.py"])

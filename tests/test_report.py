@@ -296,6 +296,13 @@ def test_two_lines_of_one_row_and_seed(tmp_path):
     assert "lr 0.0002 and 0.001" in sentence and "pretraining.p 0.15 and 0.3" in sentence
 
 
+def test_data_sets_with_dots_in_their_names(tmp_path):
+    for dataset in ("folder/data-v1.0", "folder/data-v1.1", "folder/data-v1.1.csv.gz"):
+        add(tmp_path, "random", 0, dataset=dataset)
+    groups = report.grouped(report.read([str(tmp_path / "results.jsonl")], "test"))
+    assert list(groups) == [("data-v1.0", "minilm"), ("data-v1.1", "minilm")]
+
+
 def test_the_same_settings_with_another_score(tmp_path):
     for share in (0.5, 0.6):
         add(tmp_path, "whole", 0, right(share))

@@ -76,7 +76,7 @@ def test_a_failed_row_says_so_and_nothing_is_run_twice(tmp_path):
 
 STUB = """#!/usr/bin/env bash
 echo "$@" >> "$STUB_LOG"
-case "$*" in *--dataset=bad*|*report.py*) exit 3;; *slow*) sleep 2;; esac
+case "$*" in *--dataset=bad*|*report.py*) exit 3;; *slow*) sleep 2; echo ended >> "$STUB_LOG";; esac
 """
 
 
@@ -97,7 +97,7 @@ def test_rows_do_not_take_a_policy_that_failed(stub, tmp_path):
 
 
 @pytest.mark.parametrize("stop", [lambda child: child.terminate(), lambda child: os.killpg(child.pid, signal.SIGINT)], ids=["SIGTERM", "Ctrl-C"])
-def test_when_it_is_stopped_no_other_row_starts(stop, stub, tmp_path):
+def test_when_it_is_stopped_the_row_at_work_ends_and_no_other_starts(stop, stub, tmp_path):
     child = subprocess.Popen(["bash", str(ROOT / "run_all.sh")], env=os.environ | stub | {"CLS": "slow", "MASKERS": "none", "SEEDS": "0 1 2 3 4"},
                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
