@@ -3,7 +3,7 @@
     python data_prep.py --dataset=chemprot --lm=bert-base-uncased            # downloads, prepares, prints what it made
     python data_prep.py --dataset=my_folder                                  # train/dev/test(/corpus) in any known format
     python data_prep.py --dataset=reviews.csv                                # one file; a dev split is cut from it
-    python data_prep.py --dataset=emrqa --raw=folder/with/data.json          # files that you already have
+    python data_prep.py --dataset=emrqa --raw=folder_of_data_json          # files that you already have
 
 Formats, known by suffix and content: SQuAD json, emrQA (n2c2) json, MRQA jsonl, jsonl or csv or tsv with `text` and `label`, plain
 text (one document a line); each also gzipped. Texts are tokenised once, whole; blocks and windows of any length are views.

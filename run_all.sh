@@ -7,6 +7,7 @@
 #
 # Choose with environment variables, lists with spaces between:
 #   LMS="distilbert-base-uncased" DATASETS="newsqa" MASKERS="none random nmg" SEEDS="0 1 2" JOBS=2
+#   MASKERS has two more names: nmg-alone and nmg-fresh, the ablations of table 3
 #   QA, CLS           other data sets of each task (names or paths)            SPACY_MODEL   finds named entities
 #   RAW=FOLDER        FOLDER/NAME has the raw files of a named data set        OUT=runs      where everything goes
 #   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS    more knobs for every pretrain.py, finetune_*.py, train_nmg.py
@@ -26,12 +27,12 @@ raw() { [ -z "${RAW:-}" ] || [ ! -d "$RAW/$1" ] || echo "--raw=$RAW/$1"; }
 name() { local last=${1%/}; echo "${last##*/}"; }
 
 policy() {                                                          # DATASET LM NAME [flags]: meta-trains the policy that row uses
-    chosen "$1" "${DATASETS:-}" && chosen nmg "${MASKERS:-}" || return 0
+    chosen "$1" "${DATASETS:-}" && chosen "$3" "${MASKERS:-}" || return 0
     policies+=("$PYTHON train_nmg.py --dataset=$1 --lm=$2 $(raw "$1") ${NMG_FLAGS:-} ${*:4} --out=$OUT/$3-$(name "$1")-$(name "$2")")
 }
 
 row() {                                                             # SCRIPT DATASET LM MASKER: a row of a table, all seeds
-    chosen "$2" "${DATASETS:-}" && chosen "${4%%-*}" "${MASKERS:-}" || return 0
+    chosen "$2" "${DATASETS:-}" && chosen "$4" "${MASKERS:-}" || return 0
     local masker=$4 spacy="" lm what
     [[ $4 != nmg* ]] || masker="nmg:$OUT/$4-$(name "$2")-$(name "$3")"
     [[ $4 != entity || -z "${SPACY_MODEL:-}" ]] || spacy="--spacy_model=$SPACY_MODEL"

@@ -213,9 +213,10 @@ def draw(scores: dict[str, list[float]], measure: str, chance: float, file) -> N
     for i, s in enumerate(scores.values()):
         ax.barh(i, np.mean(s), color="#9db8d2", height=0.6)
         ax.plot(s, [i] * len(s), "o", color="#1f3b57", markersize=5, alpha=0.8)
-        ax.text(max(s) + 2, i, f"{np.mean(s):.1f}", va="center")
+        ax.text(112, i, f"{np.mean(s):.1f}", va="center", ha="right")
     ax.axvline(chance, color="grey", linestyle=":", linewidth=1)
-    ax.text(chance + 0.6, -0.72, "chance", color="grey", fontsize=8, va="center")
+    for x, what in ((chance, "chance"), (109, "mean")):
+        ax.text(x, -0.72, what, color="grey", fontsize=8, va="center", ha="center")
     ax.set(xlim=(0, 112), xlabel=f"{measure}, % (bar: mean, dots: seeds)")
     ax.set_yticks(range(len(scores)), scores)
     ax.set_xticks(range(0, 101, 20))
