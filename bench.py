@@ -8,10 +8,14 @@ Ratios carry over to other machines, seconds do not. Needs `pip install accelera
 """
 import contextlib
 import copy
+import ctypes
+import importlib.metadata
 import importlib.util
+import itertools
 import json
 import math
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,7 +41,7 @@ from pretrain import fitting, hidden_states, load_lm, masked_rows, pretrain, ver
 
 STAGES = {"masking": "masking", "MLM": "mlm", "fine-tuning": "finetuning", "validation": "validation", "policy updates": "updates"}  # methods
 PLAY = ("MLM", "fine-tuning", "validation")                         # of which a play consists
-POINTS = [(n, 16, 384) for n in (128, 256, 384, 512)] + [(128, b, 384) for b in (8, 32, 64)] + [(128, 16, h) for h in (128, 256, 768)]
+POINTS = [(n, b, 384) for n in (128, 256, 512) for b in (8, 16, 32)] + [(384, 16, 384), (128, 64, 384)] + [(128, 16, h) for h in (128, 256, 768)]
 ATTENTION = (64, 128, 192, 256, 384, 512)
 
 
@@ -82,7 +86,7 @@ class Here:
 
 class Baseline:
     """The same with Trainer: batches padded to their longest row, head on every position, models saved and loaded between stages, and
-    policies that learn from states padded to the longest block. What its n-best search over answers would cost is left out."""
+    policies that learn from states padded to the longest context. What its n-best search over answers would cost is left out."""
 
     def __init__(self, work: SimpleNamespace, folder: Path):
         import transformers as hf
@@ -128,9 +132,9 @@ class Baseline:
         self.trainer(self.task.from_pretrained(self.folder / "tuned"), None, self.pad, 1).predict(self.val)
 
     def updates(self) -> None:
-        batch, rng, dev = gather(self.w.sub.contexts, np.arange(len(self.w.sub.contexts)), self.w.block), np.random.default_rng(0), device()
+        batch, rng, dev = gather(self.w.sub.contexts, np.arange(len(self.w.sub.contexts))), np.random.default_rng(0), device()
         encode = hidden_states(self.w.model)
-        states = torch.cat([encode(gather(self.w.sub.contexts, rows, self.w.block)).cpu()
+        states = torch.cat([encode(gather(self.w.sub.contexts, rows, batch.ids.shape[1])).cpu()
                             for rows in np.array_split(batch.rows, -(-len(batch.rows) // self.w.batch_size))])
         real, ok = torch.from_numpy(batch.real), torch.from_numpy(batch.ok)
         for _ in range(2):
@@ -151,8 +155,8 @@ def episode(w: SimpleNamespace, folder: Path) -> dict:
     """One whole episode by train_nmg.py in a process of its own: its line of metrics (seconds of each stage, peak memory)."""
     flags = {"dataset": w.dataset, "lm": w.lm, "raw": w.raw, "episodes": 1, "contexts": w.contexts, "docs": w.contexts, "examples": w.examples,
              "validation": w.validation, "val_share": 0.1, "p": w.p, "mlm_epochs": w.mlm_epochs, "mlm_lr": 2e-5, "ft_epochs": w.ft_epochs,
-             "ft_lr": 2e-5, "rl_lr": 1e-4, "batch_size": w.batch_size, "max_len": w.block, "updates": w.updates, "minibatch": w.minibatch,
-             "explore": 0, "continual": True, "credit": "play", "alpha": 0.01, "metric": "accuracy", "compare": 0,
+             "ft_lr": 2e-5, "rl_lr": 1e-4, "batch_size": w.batch_size, "max_len": w.block, "ft_max_len": w.length, "updates": w.updates,
+             "minibatch": w.minibatch, "explore": 0, "continual": True, "credit": "play", "alpha": 0.01, "metric": "accuracy", "compare": 0,
              "seed": w.seed, "out": folder / "episode"}
     torch.cuda.empty_cache()                                        # a GPU's memory that this process keeps, but does not use
     done = subprocess.run([sys.executable, str(Path(__file__).with_name("train_nmg.py")), *(f"--{k}={v}" for k, v in flags.items())],
@@ -225,12 +229,20 @@ def operations(w: SimpleNamespace) -> dict[str, float]:
             "validation": encoder(w.sub.val.length)}
 
 
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
+    return named[1] if named else platform.processor() or platform.machine()
+
+
 def steps(lm: torch.nn.Module, data: data_prep.Data, specials: Specials, length: int, batch_size: int) -> tuple[float, float, float]:
     """Rows a second, useful operations a second and peak memory of two MLM steps on full blocks of `length` tokens."""
     n, text = 2 * batch_size, data.corpus
     lo = np.arange(n) * 97 % max(1, len(text.ids) - length)                                         # blocks cut without regard to texts
     pieces = Rows(text, specials, np.zeros(n, np.int64), lo, lo + length - len(specials.prefix) - len(specials.suffix))
     seen = []
+    with contextlib.suppress(OSError, AttributeError):              # Linux: what earlier points needed goes back to the system
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
     pretrain(lm, pieces.take(np.arange(batch_size)), maskers.find("random"), batch_size=batch_size, quiet=True)
     with measured(seen):
         pretrain(lm, pieces, maskers.find("random"), batch_size=batch_size, quiet=True)
@@ -280,11 +292,12 @@ def main(
     ft_epochs: int | None = None,       # None: 5, question answering 1
     batch_size: int = 8,                # rows a step
     max_len: int | None = None,         # tokens a block; None: 256, question answering 512, or the LM's most
+    ft_max_len: int | None = None,      # tokens of a labelled text or window; None: 256, question answering 384, or the LM's most
     updates: int = 10,                  # minibatches an agent learns from
     minibatch: int = 64,                # actions
     repeats: int = 3,                   # each with texts of its own, all sides in turn; the table shows medians
     spacy_model: str | None = None,     # also time the entity masker, with this spaCy model
-    plain: bool = False,                # also time the plain path: rows padded to max_len, fp32, head on every position
+    plain: bool = False,                # also time the plain path: rows padded to max_len and ft_max_len, fp32, head on every position
     scaling: bool = False,              # also time MLM steps at other lengths, batches and widths, and plays of other numbers of contexts
     out: str = "runs/bench.json",       # the figures
 ):
@@ -298,7 +311,7 @@ def main(
     if data.kind == "text":
         raise UserError(f"--dataset={dataset}: has no labelled examples")
     qa, specials = data.kind == "qa", Specials.of(tok)
-    block, length = fitting(model, max_len, 512 if qa else 256), fitting(model, None, 384 if qa else 256)
+    block, length = fitting(model, max_len, 512 if qa else 256), fitting(model, ft_max_len, 384 if qa else 256, "ft_max_len")
     task = train_nmg.Task(data, specials, 0.1, block, length)
 
     def sized(n: int, examples: int, seed: int = 0) -> SimpleNamespace:
@@ -313,8 +326,9 @@ def main(
     figures = {"dataset": dataset, "lm": lm, "contexts": [len(w.sub.contexts) for w in works], "labelled": [len(w.sub.train) for w in works],
                "validation": [len(w.sub.val) for w in works], "mean length": [round(float(w.sub.contexts.length.mean()), 1) for w in works],
                "longest": [int(w.sub.contexts.length.max()) for w in works], "batch": batch_size,
-               "machine": platform.processor() or platform.machine(), "threads": torch.get_num_threads(), "native bf16": has_bf16(device().type),
-               **versions(), "matrix products, GFLOP/s": {k: round(v / 1e9) for k, v in limit.items()}}
+               "machine": processor(), "threads": torch.get_num_threads(), "native bf16": has_bf16(device().type),
+               **versions(), "accelerate": importlib.metadata.version("accelerate"),
+               "matrix products, GFLOP/s": {k: round(v / 1e9) for k, v in limit.items()}}
     print(", ".join(f"{k} {v}" for k, v in figures.items()), flush=True)
 
     names = ["random", "whole", "span", "punct"]
@@ -330,13 +344,12 @@ def main(
         sides |= {"baseline": lambda w: Baseline(w, Path(folder)), "ours": Here}
         seen, whole = {(side, stage): [] for side in sides for stage in STAGES}, []
         with tqdm(total=repeats * (1 + len(seen)), desc="measuring", disable=None) as bar:
-            for w in works:
+            for i, w in enumerate(works):
                 of = {name: side(w) for name, side in sides.items()}
-                for stage in STAGES:
-                    for name in sides:
-                        with measured(seen[name, stage]):
-                            getattr(of[name], STAGES[stage])()
-                        bar.update()
+                for stage, name in itertools.product(STAGES, np.roll(list(sides), i).tolist()):     # another one first in each repeat
+                    with measured(seen[name, stage]):
+                        getattr(of[name], STAGES[stage])()
+                    bar.update()
                 whole.append(episode(w, Path(tempfile.mkdtemp(dir=folder))))
                 bar.update()
 

@@ -93,6 +93,9 @@ def peak_gb() -> float:
     """The most memory that this process has held so far, in 10^9 bytes: the GPU's where there is one; 0.0 where nobody says (Windows)."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e9
+    status = Path("/proc/self/status")                              # Linux: `resource` would count whoever started this process, too
+    if status.exists() and (high := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
+        return int(high[1]) * 1024 / 1e9
     if not resource:
         return 0.0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
@@ -543,7 +546,8 @@ def checked(knobs: dict) -> dict:
         if name in ("val_share", "dev_share", "sequential") and value is not None and not 0 < value < 1:
             raise UserError(f"--{name}={value}: must be in (0, 1)")
         if isinstance(value, int | float) and not isinstance(value, bool):
-            least = {"seed": 0, "overlap": 0, "explore": 0, "compare": 0, "alpha": 0, "max_len": 8}.get(name, 1 if isinstance(value, int) else 1e-12)
+            least = {"seed": 0, "overlap": 0, "explore": 0, "compare": 0, "alpha": 0, "max_len": 8, "ft_max_len": 8}.get(name)
+            least = (1 if isinstance(value, int) else 1e-12) if least is None else least
             if not least <= value < float("inf"):
                 raise UserError(f"--{name}={value}: must be " + ("positive" if least in (1, 1e-12) else f"{least} or more"))
     return dict(knobs)

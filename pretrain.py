@@ -43,12 +43,12 @@ def load_lm(name: str) -> torch.nn.Module:
     return model
 
 
-def fitting(model: torch.nn.Module, max_len: int | None, default: int) -> int:
-    """--max_len if the LM has that many positions (RoBERTa starts them after its padding index), else the default or its most."""
+def fitting(model: torch.nn.Module, max_len: int | None, default: int, knob: str = "max_len") -> int:
+    """The knob if the LM has that many positions (RoBERTa starts them after its padding index), else the default or its most."""
     tables = [m for n, m in model.named_modules() if n.endswith("position_embeddings") and isinstance(m, torch.nn.Embedding)]
     most = tables[0].num_embeddings - (-1 if tables[0].padding_idx is None else tables[0].padding_idx) - 1 if tables else 8192
     if max_len and max_len > most:
-        raise UserError(f"--max_len={max_len}: this LM takes at most {most} tokens")
+        raise UserError(f"--{knob}={max_len}: this LM takes at most {most} tokens")
     length = max_len or min(default, most)
     return length - length % pad_to()
 

@@ -416,10 +416,10 @@ def meta_train(k: SimpleNamespace, data: data_prep.Data, tok, out: Path) -> None
     rank, world = processes()
     model = load_lm(k.lm).to(device())
     block = fitting(model, k.max_len, 512 if data.kind == "qa" else 256)
-    length = fitting(model, None, 384 if data.kind == "qa" else 256)
+    length = fitting(model, k.ft_max_len, 384 if data.kind == "qa" else 256, "ft_max_len")
     task, hidden = Task(data, Specials.of(tok), k.val_share, block, length), model.config.hidden_size
-    mlm = {"p": k.p, "epochs": k.mlm_epochs, "lr": k.mlm_lr, "batch_size": k.batch_size, "max_len": block}
-    ft = {"epochs": k.ft_epochs, "lr": k.ft_lr, "batch_size": k.batch_size, "max_len": length}
+    mlm = {"p": k.p, "epochs": k.mlm_epochs, "lr": k.mlm_lr, "batch_size": k.batch_size, "max_len": block, "fast": k.fast}
+    ft = {"epochs": k.ft_epochs, "lr": k.ft_lr, "batch_size": k.batch_size, "max_len": length, "fast": k.fast}
     players = PLAYERS if k.self_play else ("random", "learner")
     names, agents, memory = players[1:], {}, {}
     size = max(1, world // len(players))                            # processes of a team
@@ -550,6 +550,8 @@ def main(
     ft_lr: float | None = None,         # None: 2e-5, question answering 3e-5; raise it for smaller LMs
     batch_size: int | None = None,      # rows a step of pre-training and fine-tuning; the paper chose from 8, 16, 32; None: 16
     max_len: int | None = None,         # tokens a context block; None: 512 for question answering, 256 else, or the LM's most
+    ft_max_len: int | None = None,      # tokens of a labelled text or window; None: 384 for question answering, 256 else, or the LM's most
+    fast: bool = True,                  # False: plays train the plain way (rows padded to max_len, head on all positions, fp32)
     rl_lr: float | None = None,         # Adam's for both agents; None: 1e-4
     updates: int | None = None,         # minibatches an agent learns from each episode; None: 10
     minibatch: int = 64,                # actions

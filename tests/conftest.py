@@ -49,6 +49,21 @@ def kill_when(ready: Callable[[], bool], script: str, *flags: str, cwd: Path, **
     assert child.wait() == -signal.SIGKILL
 
 
+def torchrun(n: int, script: str, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n}", str(ROOT / script), *flags]
+
+
+def kill_worker_when(ready: Callable[[], bool], command: list[str], cwd: Path) -> None:
+    """Starts torchrun and sends SIGKILL to one of its processes as soon as `ready`; that must end the run, with a message."""
+    child = subprocess.Popen(command, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                             env=os.environ | {"OMP_NUM_THREADS": "1"})
+    while child.poll() is None and not ready():
+        time.sleep(0.02)
+    workers = [int(w) for w in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()]
+    os.kill(workers[-1], signal.SIGKILL)
+    assert "Signal 9 (SIGKILL)" in child.communicate()[1] and child.returncode != 0
+
+
 def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
     """The same in this process, without the seconds that importing torch takes: for what many tests do, above all wrong flags."""
     out, err, argv, place, code = io.StringIO(), io.StringIO(), sys.argv, os.getcwd(), 0

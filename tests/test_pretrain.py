@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TEXTS, call, fast_tokenizer, kill_when, random_lm
+from conftest import ROOT, TEXTS, call, fast_tokenizer, kill_when, kill_worker_when, random_lm, torchrun
 from safetensors.torch import load_file
 
 import data_prep
@@ -148,17 +148,20 @@ def test_a_model_that_evaluation_moved_can_still_be_trained(tok, pieces, monkeyp
     pretrain.mlm_loss(model.train(), pretrain.tensors(batch, mask, ids)).backward()
 
 
-def test_the_plain_path_computes_the_same_training(tok, pieces, monkeypatch):
-    """Padding to max_len and the head on every position change nothing but rounding."""
-    monkeypatch.setattr(loop, "has_bf16", lambda kind: False)
+@pytest.mark.parametrize(("half", "near"), [(False, 1e-4), (True, 5e-3)])
+def test_the_plain_path_computes_the_same_training(half, near, tok, pieces, monkeypatch):
+    """Padding to max_len, the head on every position and bf16 products change nothing but rounding."""
+    monkeypatch.setattr(loop, "has_bf16", lambda kind: half)
     losses, models = [], []
     for fast in (True, False):
         model = random_lm("bert", len(tok))
         losses.append(pretrain.pretrain(model, pieces, maskers.find("random"), lr=1e-3, batch_size=8, max_len=32, fast=fast, quiet=True))
         models.append(model)
-    assert abs(losses[0] - losses[1]) < 1e-4
-    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert torch.allclose(a, b, atol=1e-3)
+    difference = abs(losses[0] - losses[1])
+    assert difference < near and (difference > 0 or not half)
+    if not half:                                                    # Adam makes whole steps of what bf16 rounds
+        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            assert torch.allclose(a, b, atol=1e-3)
 
 
 def test_the_same_seed_gives_the_same_weights(tok, pieces):
@@ -341,6 +344,23 @@ def test_killed_and_started_again(tmp_path, lm_folder, cls_folder):
     assert other.returncode == 2 and "seed=0 there, 3 here" in other.stderr
 
 
+def test_a_process_of_several_dies(tmp_path, lm_folder, cls_folder):
+    """It ends the run; the same command goes on from the checkpoint."""
+    command = torchrun(2, "pretrain.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=120", "--batch_size=4", "--max_len=32", "--out=o")
+    kill_worker_when((tmp_path / ".o.checkpoint.pt").exists, command, tmp_path)
+    assert not (tmp_path / "o").exists()
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert again.returncode == 0 and "resuming at step" in again.stdout and (tmp_path / "o/model.safetensors").exists(), again.stderr
+
+
+def test_memory_is_that_of_this_process_alone():
+    """Not of the one that started it, which `resource` counts on Linux."""
+    held = bytearray(600_000_000)
+    said = subprocess.run([sys.executable, "-c", "import loop; print(loop.peak_gb())"], capture_output=True, text=True, env=os.environ | {
+        "PYTHONPATH": str(ROOT)}).stdout
+    assert 0.05 < float(said) < len(held) / 1e9 < loop.peak_gb()
+
+
 def test_ctrl_c_saves_and_says_so(tmp_path, lm_folder, cls_folder):
     flags = [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=5000", "--batch_size=4", "--max_len=32", "--out=o"]
     p = subprocess.Popen([sys.executable, str(ROOT / "pretrain.py"), *flags], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -464,10 +484,9 @@ def test_a_batch_shared_by_processes(script, lm_folder, cls_folder, qa_folder, t
     flags = [f"--dataset={qa_folder if 'qa' in script else cls_folder}", f"--lm={lm_folder}", "--lr=1e-3", "--batch_size=11", "--out=o"]
     flags += ["--epochs=2"] if script == "pretrain.py" else ["--epochs=2", "--save_model=True"]
     weights = []
-    for name, launcher in (("one", []), ("three", ["-m", "torch.distributed.run", "--nproc_per_node=3"])):
+    for name, command in (("one", [sys.executable, str(ROOT / script), *flags]), ("three", torchrun(3, script, *flags))):
         (tmp_path / name).mkdir()
-        result = subprocess.run([sys.executable, *launcher, str(ROOT / script), *flags], cwd=tmp_path / name, capture_output=True, text=True,
-                                timeout=600, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        result = subprocess.run(command, cwd=tmp_path / name, capture_output=True, text=True, timeout=600, env=os.environ | {"OMP_NUM_THREADS": "1"})
         assert result.returncode == 0, result.stderr
         weights.append(load_file(tmp_path / name / "o/model.safetensors"))
     before, (one, three) = load_file(lm_folder / "model.safetensors"), weights

@@ -8,17 +8,14 @@ import math
 import os
 import random
 import shutil
-import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import GPU, ROOT, SHARED, call, fast_tokenizer, kill_when, needs_gpu, needs_shared, random_lm, run, write_jsonl
+from conftest import GPU, SHARED, call, fast_tokenizer, kill_when, kill_worker_when, needs_gpu, needs_shared, random_lm, run, torchrun, write_jsonl
 from transformers import AutoModelForQuestionAnswering
 
 import data_prep
@@ -473,6 +470,18 @@ def test_wrong_signs_stay_below_the_error_rate(V, R, error):
             assert wrong > error / 2 and used.mean() < 0.8              # neither always a tie nor always all examples
 
 
+def test_three_players_need_more_examples_than_two():
+    """An episode goes on until all of its three comparisons are decided. Players equal in the world. Printed: percent of episodes with a
+    sign, and of the examples that were used, by one comparison and by all three."""
+    R, V, rng = 2000, 417, np.random.default_rng(0)
+    right = rng.random((3, R, V), np.float32) < (1 - math.sqrt(0.5)) / 2       # so that two are unequal in a quarter of the examples
+    for error in (0.05, 0.2):
+        signs, used = zip(*(sequential(right[i].astype(np.int8) - right[j], error) for i, j in ((0, 1), (0, 2), (1, 2))), strict=True)
+        wrong, one, three = (np.stack(signs) != 0).any(0).mean(), used[0].mean(), np.max(used, 0).mean()
+        print(f"three players, {error}: {100 * wrong:.1f} {100 * one:.1f} {100 * three:.1f}")
+        assert one < three < 1 and error / 2 < wrong < 3 * error
+
+
 @pytest.mark.parametrize(("right", "error", "used"), [((0.5, 0.05, 0.95), 0.05, 1 / 8), ((0.5, 0.5, 0.5), 0.2, 1 / 2), ((0.5, 0.05, 0.95), None, 1)])
 def test_all_players_are_scored_on_the_same_examples_until_every_comparison_is_decided(right, error, used, tiny_data, monkeypatch):
     """Players that are equal on every example tie as soon as all of them would hardly tell them apart."""
@@ -613,12 +622,13 @@ def test_episodes_are_the_papers(usual, cls_folder, lm_folder, monkeypatch, tmp_
     monkeypatch.setattr(train_nmg, "losses", lambda *a, **k: given.append((len(a[0]), k)) or losses(*a, **k))
     monkeypatch.setattr(train_nmg, "curves", lambda *_: None)
     train_nmg.main(str(cls_folder), str(lm_folder), episodes=3, contexts=12, val_share=0.3, p=0.3, explore=3, updates=2, minibatch=8, alpha=0.3,
-                   mlm_epochs=2, mlm_lr=1e-4, ft_epochs=4, ft_lr=2e-4, batch_size=6, max_len=32, metric="likelihood", priority_form="exp",
-                   replay=5000, replay_gb=0.5, entropy="mean", clip=0.2, self_play=usual, continual=usual, common=usual, out=str(tmp_path / "o"))
+                   mlm_epochs=2, mlm_lr=1e-4, ft_epochs=4, ft_lr=2e-4, batch_size=6, max_len=32, ft_max_len=24, fast=usual, metric="likelihood",
+                   priority_form="exp", replay=5000, replay_gb=0.5, entropy="mean", clip=0.2, self_play=usual, continual=usual,
+                   common=usual, out=str(tmp_path / "o"))
     assert [mark for _, mark, *_ in plays] == [e * n * usual for e in range(3) for _ in players]            # whose LM an episode starts from
     assert len({sub.seed for *_, sub in plays}) == 3 and asked == {"likelihood", "exp", 5000, 0.5}
-    assert all(mlm == {"p": 0.3, "epochs": 2, "lr": 1e-4, "batch_size": 6, "max_len": 32} for mlm, _ in knobs)
-    assert all(ft == {"epochs": 4, "lr": 2e-4, "batch_size": 6, "max_len": 66} for _, ft in knobs)
+    assert all(mlm == {"p": 0.3, "epochs": 2, "lr": 1e-4, "batch_size": 6, "max_len": 32, "fast": usual} for mlm, _ in knobs)
+    assert all(ft == {"epochs": 4, "lr": 2e-4, "batch_size": 6, "max_len": 24, "fast": usual} for _, ft in knobs)
     assert (NMG.load(str(tmp_path / "o")).score[0].weight == agents[-1].policy.score[0].weight).all()               # the learner's
     assert all(k == {"alpha": 0.3, "entropy": "mean", "clip": 0.2} and b == 8 for b, k in given) and len(given) == 3 * 2 * (n - 1)
     for e in range(3):
@@ -768,11 +778,13 @@ def test_a_damaged_file_is_passed_over(what, finished, tmp_path):
 
 def test_the_plays_of_an_episode_in_processes_of_their_own(finished, tmp_path):
     """torchrun with three processes, the LM carried on from episode to episode: the same policy as from one process, byte for byte."""
-    for place, launcher in ((tmp_path / "one", []), (tmp_path / "three", ["-m", "torch.distributed.run", "--nproc_per_node=3"])):
-        place.mkdir()
-        command = [sys.executable, *launcher, str(ROOT / "train_nmg.py"), *SMALL, "--continual=True", "--episodes=3", "--out=whole"]
-        result = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=600, env=os.environ | ONE)
-        assert result.returncode == 0, result.stderr
+    flags = [*SMALL, "--continual=True", "--episodes=3", "--out=whole"]
+    for place in ("one", "three"):
+        (tmp_path / place).mkdir()
+    assert run("train_nmg.py", *flags, cwd=tmp_path / "one", **ONE).returncode == 0
+    result = subprocess.run(torchrun(3, "train_nmg.py", *flags), cwd=tmp_path / "three", capture_output=True, text=True, timeout=600,
+                            env=os.environ | ONE)
+    assert result.returncode == 0, result.stderr
     assert ends_as(tmp_path / "three", tmp_path / "one") and result.stdout.count("policy: ") == 1
 
 
@@ -781,13 +793,8 @@ def test_a_play_shared_by_processes(tmp_path):
     same command goes on, with however many processes."""
     flags = [*SMALL, "--episodes=3", "--self_play=False", "--continual=True", "--metric=likelihood", "--credit=play", "--sequential=0.3",
              "--out=whole"]
-    two, four = ([sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n}", str(ROOT / "train_nmg.py"), *flags] for n in (2, 4))
-    child = subprocess.Popen(two, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | ONE)
-    while child.poll() is None and not list(tmp_path.glob("whole/checkpoint-*.pt")):
-        time.sleep(0.1)
-    workers = [int(w) for w in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()]
-    os.kill(workers[-1], signal.SIGKILL)
-    assert "Signal 9 (SIGKILL)" in child.communicate()[1] and child.returncode != 0
+    two, four = (torchrun(n, "train_nmg.py", *flags) for n in (2, 4))
+    kill_worker_when(lambda: list(tmp_path.glob("whole/checkpoint-*.pt")), two, tmp_path)
     again = subprocess.run(four, cwd=tmp_path, capture_output=True, text=True, timeout=600, env=os.environ | ONE)
     assert again.returncode == 0 and again.stdout.count("resuming after episode") == 1, again.stderr
     (tmp_path / "one").mkdir()
