@@ -34,9 +34,9 @@ import numpy as np
 from tqdm import tqdm
 
 import toy
-from loop import FULL, UserError, beside, checked, cli, nearest, stream
+from loop import ENDING, FULL, UserError, beside, checked, cli, nearest, stream
 
-FORMAT = 1                  # goes up when the arrays change, so that old caches are not read
+FORMAT = 2                  # goes up when the arrays change, so that old caches are not read
 SPLITS = ("train", "dev", "test", "corpus")
 CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent / "cache"))
 
@@ -76,7 +76,12 @@ def parse_json(text: str, where: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as e:
-        raise UserError(f"{where}: not valid JSON: {e.msg} (column {e.colno})") from None
+        at = f"line {e.lineno}, column {e.colno}" if e.lineno > 1 else f"column {e.colno}"
+        advice = "; one object a line? Then call the file .jsonl" if e.msg == "Extra data" else ""
+        raise UserError(f"{where}: not valid JSON: {e.msg} ({at}){advice}") from None
+
+
+JSON_LINE = re.compile(r'\s*\{\s*["}]')        # in a .txt, too
 
 
 def read(path: Path) -> Iterator[dict]:
@@ -86,12 +91,12 @@ def read(path: Path) -> Iterator[dict]:
     if first is None:
         raise UserError(f"{path}: the file is empty")
     rows = itertools.chain([first], rows)
-    name = path.name.removesuffix(".gz")
+    name = path.name.lower().removesuffix(".gz")
     if name.endswith((".csv", ".tsv")):
         yield from read_table(rows, "\t" if name.endswith(".tsv") else ",", path)
     elif name.endswith(".json"):
         yield from read_squad(parse_json("".join(line for _, line in rows), str(path)), path)
-    elif name.endswith(".jsonl") or first[1].lstrip().startswith("{"):
+    elif name.endswith(".jsonl") or JSON_LINE.match(first[1]):
         yield from read_jsonl(rows)
     else:
         yield from ({"text": line.strip()} for _, line in rows if line.strip())
@@ -134,7 +139,7 @@ def read_jsonl(rows: Iterable) -> Iterator[dict]:
                             raise UserError(f"{where}: the answer span {span} of question {qa.get('qid')!r} is not inside its context")
                         answers.append({"text": context[span[0]:span[1] + 1], "start": span[0]})
                         check_answer(answers[-1]["text"], found.get("text", answers[-1]["text"]), span[0], where, loosely=True)
-                qas.append({"id": str(field(qa, "qid", where)), "question": field(qa, "question", where), "answers": answers,
+                qas.append({"id": str(field(qa, "qid", where, str | int)), "question": field(qa, "question", where), "answers": answers,
                             "scored": field(qa, "answers", where, list)})
             yield {"text": context, "qas": qas}
         elif isinstance(row, dict) and "header" in row and "text" not in row:
@@ -154,7 +159,8 @@ def read_jsonl(rows: Iterable) -> Iterator[dict]:
 
 
 def read_squad(data: object, path: Path) -> Iterator[dict]:
-    """SQuAD 1.1: an article is a document. A paragraph with a `note_id` is a clinical note of emrQA: a note is a document."""
+    """SQuAD 1.1: an article is a document, or a paragraph where all are of one article. A paragraph with a `note_id` is a clinical note of
+    emrQA: a note is a document."""
     for doc, article in enumerate(field(data, "data", str(path), list)):
         for paragraph in field(article, "paragraphs", f"{path}: data[{doc}]", list):
             if isinstance(paragraph, dict) and "note_id" in paragraph:
@@ -168,24 +174,29 @@ def read_squad(data: object, path: Path) -> Iterator[dict]:
                 for a in answers:
                     check_answer(context[a["start"]:][:len(a["text"])] if a["start"] >= 0 else "", a["text"], a["start"], at)
                 qas.append({"id": str(qa["id"]), "question": field(qa, "question", at), "answers": answers})
-            yield {"text": context, "qas": qas, "doc": doc}
+            yield {"text": context, "qas": qas} | ({"doc": doc} if len(data["data"]) > 1 else {})
 
 
 def read_note(note: dict, where: str) -> Iterator[dict]:
-    """One emrQA note. Kept: questions with exactly one piece of evidence that stands in the note, up to white space. So yes/no
-    questions, lists, and the classes that the smoking and obesity parts ask for (they come without evidence) are dropped."""
+    """One emrQA note. Kept: questions with exactly one piece of evidence that stands in the note, up to white space. So lists and the classes
+    that the smoking and obesity parts ask for (they come without evidence) are dropped, and so are yes/no questions: their answer's own
+    text is that word, or empty."""
     context = field(note, "context", where, str | list)
-    text, qas = "\n".join(line.strip() for line in (context.splitlines() if isinstance(context, str) else context)), []
+    own = context.splitlines() if isinstance(context, str) else context
+    text, qas = "\n".join(line.strip() for line in own), []
     for i, qa in enumerate(field(note, "qas", where, list)):
         answers = field(qa, "answers", where, list)
         if not all(isinstance(a, dict) for a in answers):
             raise UserError(f"{where}: question {i} has an answer that is no object")
         evidence = {str(a.get("evidence") or "").strip(): a.get("evidence_start") for a in answers}
         words = next(iter(evidence)).split() if len(evidence) == 1 else []
-        if not words or " ".join(words).lower() in ("yes", "no"):
+        said = {str(a.get("text", a.get("evidence")) or "").strip().lower() for a in answers}
+        if not words or said <= {"", "yes", "no"}:
             continue
         found = list(re.finditer(r"(?<!\w)" + r"\s+".join(map(re.escape, words)) + r"(?!\w)", text))
         line = next(iter(evidence.values()))
+        if isinstance(line, int):                                   # counted from 1; the part on risk gives a place among the characters
+            line = line - 1 if line <= len(own) else "\n".join(own).count("\n", 0, line)
         if found:
             best = min(found, key=lambda m: abs(text.count("\n", 0, m.start()) - line)) if isinstance(line, int) else found[0]
             asked = field(qa, "question", where, str | list)
@@ -214,9 +225,11 @@ def read_aclimdb(path: Path, split: str) -> Iterator[dict]:
                     parts = member.name.split("/")
                     if member.isfile() and len(parts) == 4 and parts[1] == split:
                         yield parts[2], tar.extractfile(member).read().decode("utf-8")
+                while tar.fileobj.read(1 << 20):                    # to gzip's checksum: to tarfile, a damaged archive is a short one
+                    pass
     try:
         yield from ({"text": text, "label": label} for label, text in reviews() if label in ("pos", "neg"))
-    except (tarfile.TarError, EOFError, OSError, UnicodeDecodeError) as e:
+    except (tarfile.TarError, EOFError, OSError, UnicodeDecodeError, zlib.error) as e:
         raise UserError(f"{path}: cannot be read: {e}") from None
 
 
@@ -259,17 +272,17 @@ def from_files(files: dict[str, Path], **cut: float) -> Source:
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
-    """train / dev / test / corpus files of a folder, whatever their format; a file that is alone there is train."""
+    """train / dev / test / corpus files of a folder, whatever their format, also by names such as dev-v1.1.json; one that is alone is train."""
     names = {"train": "train", "dev": "dev", "val": "dev", "valid": "dev", "validation": "dev", "test": "test", "corpus": "corpus"}
-    known = [f for f in sorted(folder.iterdir()) if re.search(r"\.(jsonl?|csv|tsv|txt)(\.gz)?$", f.name)]
+    known = [f for f in sorted(folder.iterdir()) if re.search(ENDING, f.name.lower())]
     found = {}
     for file in known:
-        split = names.get(file.name.split(".")[0])
+        split = names.get(re.sub(r"(-v\d[\d.]*|-\d+-of-\d+)?" + ENDING, "", file.name.lower()))
         if split in found:
             raise UserError(f"{folder}: both {found[split].name} and {file.name} could be {split}; keep one")
         if split:
             found[split] = file
-    if not found and len(known) != 1:
+    if not found and (len(known) != 1 or any((folder / name).is_dir() for name in names)):
         raise UserError(f"{folder}: no file named train, dev, test or corpus (.json .jsonl .csv .tsv .txt, also .gz) in this folder")
     return found or {"train": known[0]}
 
@@ -322,7 +335,8 @@ def chemprot(raw: Path | None) -> Source:
 
 @dataset
 def imdb(raw: Path | None) -> Source:
-    archive = next((p for p in (raw and (raw / "aclImdb_v1.tar.gz", raw / "aclImdb")) or () if p.exists()), None)
+    places = (raw / "aclImdb_v1.tar.gz", raw / "aclImdb", raw) if raw else ()
+    archive = next((p for p in places if p.is_file() or (p / "train/pos").is_dir()), None)
     if not archive:
         return dont_stop("imdb", raw, dev=0.2)
     files = sorted(archive.rglob("*.txt")) if archive.is_dir() else [archive]
@@ -349,7 +363,8 @@ def find_source(name: str, raw: str | None) -> Source:
     if path.is_dir():
         return from_files(find_splits(path), dev=0.1)
     if path.is_file():
-        plain = re.search(r"\.(txt|text)(\.gz)?$", path.name) and not next(lines(path), ("", ""))[1].lstrip().startswith("{")
+        first = next((line for _, line in lines(path) if line.strip()), "")
+        plain = re.search(r"\.(txt|text)(\.gz)?$", path.name.lower()) and not JSON_LINE.match(first)
         return from_files({"corpus" if plain else "train": path}, **({} if plain else {"dev": 0.1}))
     raise UserError(f"--dataset={name}: neither a known name nor a path" + nearest(name, DATASETS))
 
@@ -574,7 +589,8 @@ def prepare(source: Source, tok, folder: Path, name: str) -> None:
     for split in splits:
         write_split(readers[split](), tok, folder / split, kind if split != "corpus" else "text", labels, f"{name}, {split}")
     shown = [next(iter(source.read[s]()), {}) for s in ("corpus", "train") if s in source.read]
-    joined = len(shown) == 2 and all("doc" in record for record in shown) and "qas" not in shown[0]     # articles are numbered within a file
+    squad = any(re.search(r"\.json(\.gz)?$", file.name.lower()) for file in source.files)               # whose articles are numbered by its reader
+    joined = len(shown) == 2 and all("doc" in record for record in shown) and not squad
     meta = {"dataset": name, "kind": kind, "labels": labels, "splits": splits, "joined": joined}
     (folder / "meta.json").write_text(json.dumps(meta))
 

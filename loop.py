@@ -518,6 +518,9 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 # ---------------------------------------------------------------- files
 
+ENDING = r"\.(jsonl?|csv|tsv|txt)(\.gz)?$"                         # of the files that data_prep.py reads by their names
+
+
 @contextlib.contextmanager
 def beside(path: Path) -> Iterator[Path]:
     """A path beside `path` to write a file or folder to; renamed into place when the block ends well, removed when it does not."""

@@ -19,7 +19,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from loop import UserError, beside, cli, stream
+from loop import ENDING, UserError, beside, cli, stream
 
 NAMES = {"none": "No PT", "random": "Random", "whole": "Whole-Random", "span": "Span-Random", "entity": "Entity-Random", "punct": "Punct.-Random"}
 ORDER = [*NAMES.values(), "NMG", "NMG without self-play", "NMG without continual adaptation"]
@@ -143,7 +143,7 @@ def grouped(lines: list[dict]) -> dict[tuple[str, str], dict[str, dict[int, dict
 
 def group_of(line: dict) -> tuple[str, str]:
     """The names of a line's data set, a file's without its ending, and LM."""
-    return re.sub(r"\.(jsonl?|csv|tsv|txt)(\.gz)?$", "", Path(line["dataset"]).name), Path(line["lm"]).name
+    return re.sub(ENDING, "", Path(line["dataset"]).name), Path(line["lm"]).name
 
 
 def first_of(rows: dict[str, dict[int, dict]]) -> dict:

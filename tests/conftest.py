@@ -161,10 +161,10 @@ def cls_folder(tmp_path):
 
 
 def squad(contexts: list[str], answers: list[str]) -> dict:
-    """A SQuAD 1.1 file with one article and one question a context."""
+    """A SQuAD 1.1 file with one article (and an empty one) and one question a context."""
     return {"data": [{"title": "t", "paragraphs": [
         {"context": c, "qas": [{"id": f"q{i}", "question": f"What is number {i}?", "answers": [{"text": a, "answer_start": c.index(a)}]}]}
-        for i, (c, a) in enumerate(zip(contexts, answers, strict=True))]}]}
+        for i, (c, a) in enumerate(zip(contexts, answers, strict=True))]}, {"title": "none", "paragraphs": []}]}
 
 
 @pytest.fixture

@@ -83,6 +83,38 @@ def test_dev_by_its_usual_names(name, tmp_path, tok):
     assert len(data["train"]) == 4 and len(data["dev"]) == 2
 
 
+def test_files_by_other_names(tmp_path, tok):
+    """SQuAD's own names, capitals, lines of JSON in a .txt; a single article is cut by paragraphs; a corpus numbered by its owner is not paired."""
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}-v1.1.json").write_text(json.dumps(squad(TEXTS[:2], ["mat", "big ones"])))
+    data = load("squad", tok, str(tmp_path))
+    assert len(data["train"]) == len(data["test"]) == 2
+    (tmp_path / "one.json").write_text(json.dumps({"data": squad(TEXTS, ["mat", "big ones", "break", "Short"])["data"][:1]}))
+    assert len(load(str(tmp_path / "one.json"), tok, dev_share=0.5)["dev"]) == 2
+    (tmp_path / "up").mkdir()
+    (tmp_path / "up/Train.CSV").write_text("text,label\na,x\nb,y\n")
+    assert load(str(tmp_path / "up"), tok).labels == load(str(tmp_path / "up/Train.CSV"), tok).labels == ["x", "y"]
+    (tmp_path / "lines.txt").write_text('\n{"text": "a", "label": "x"}\n')
+    (tmp_path / "braces.txt").write_text("{{Infobox}}\nsome text\n")
+    assert load(str(tmp_path / "lines.txt"), tok).kind == "cls" and len(load(str(tmp_path / "braces.txt"), tok).corpus) == 2
+    (tmp_path / "q").mkdir()
+    (tmp_path / "train-v1.1.json").rename(tmp_path / "q/train.json")
+    write_jsonl(tmp_path / "q/corpus.jsonl", [{"text": "a", "doc": 0}])
+    assert not load(str(tmp_path / "q"), tok).joined
+    write_jsonl(tmp_path / "hf.json", [{"text": "a"}, {"text": "b"}])
+    with pytest.raises(UserError, match=r"Extra data \(line 2, column 1\); one object a line\? Then call the file \.jsonl"):
+        load(str(tmp_path / "hf.json"), tok)
+
+
+def test_a_tokenizer_with_a_length_of_its_own(tmp_path):
+    tok = fast_tokenizer("wordpiece")
+    (tmp_path / "c.txt").write_text("\n".join(TEXTS))
+    theirs = tok(TEXTS, add_special_tokens=False)["input_ids"]
+    tok.backend_tokenizer.enable_truncation(4)
+    tok.backend_tokenizer.enable_padding(length=9)
+    assert load(str(tmp_path / "c.txt"), tok).corpus.ids.tolist() == [i for ids in theirs for i in ids]
+
+
 def test_a_named_set_has_no_dev_unless_asked(tmp_path, tok):
     articles = squad(TEXTS[:1], ["mat"])["data"] + squad(TEXTS[1:2], ["big ones"])["data"]
     (tmp_path / "train.json").write_text(json.dumps({"data": articles}))
@@ -108,8 +140,9 @@ def test_emrqa_notes(tmp_path, tok):
     lines = ["Patient {} took pain killers \n", "aspirin  daily\n", "for pain.\n"]
     notes = [{"note_id": str(i), "context": [lines[0].format(i), *lines[1:]], "qas": [
         {"id": [["x"]], "question": ["what drug?", "which medication?"], "answers": [{"evidence": "aspirin daily for pain", "text": "aspirin"}]},
-        {"id": [["x"]], "question": ["what for?"], "answers": [{"evidence": "pain", "evidence_start": 2, "text": "pain"}]},
+        {"id": [["x"]], "question": ["what for?"], "answers": [{"evidence": "pain", "evidence_start": 3, "text": "pain"}]},
         {"id": [["x"]], "question": ["is it yes?"], "answers": [{"evidence": "yes"}]},
+        {"id": [["x"]], "question": ["any pain?"], "answers": [{"evidence": "for pain.", "evidence_start": 3, "text": ("yes", "")[i % 2]}]},
         {"id": [["x"]], "question": ["two?"], "answers": [{"evidence": "aspirin"}, {"evidence": "pain"}]},
         {"id": [["x"]], "question": ["not there?"], "answers": [{"evidence": "morphine"}]},
         {"id": [["x"]], "question": ["only a piece of a word?"], "answers": [{"evidence": "spirin"}]},
@@ -124,6 +157,19 @@ def test_emrqa_notes(tmp_path, tok):
     assert all(re.sub(r"\s+", " ", s) in ("aspirin daily for pain", "pain") for x in split.questions for s in x["scored"])
     text, (first, _) = split.raw(0), split.start[0] + split.answer[2]
     assert text[:split.begin[first]].count("\n") == 2                           # the "pain" of the third line, not of the first
+    both = load("emrqa", tok, str(tmp_path), dev_share=0.1)                     # the second cut is of what the first has left
+    parts = [set(texts_of(both[s])) for s in ("train", "dev", "test")]
+    assert [len(both[s]) for s in ("train", "dev", "test")] == [14, 2, 4] and sum(map(len, parts)) == len(set.union(*parts)) == 10
+
+
+def test_evidence_by_its_place_among_the_characters(tmp_path, tok):
+    """As the part on risk has it: of a line that stands twice, the first."""
+    lines = ["Record one", "chest pain", "no fever", "Record two", "chest pain"]
+    qas = [{"question": "what?", "answers": [{"evidence": "chest pain", "evidence_start": 11, "text": "pain"}]}]
+    (tmp_path / "data.json").write_text(json.dumps({"data": [{"title": "risk", "paragraphs": [
+        {"note_id": str(i), "context": "\n".join([f"Note {i}", *lines][1:]), "qas": qas} for i in range(2)]}]}))
+    split = load("emrqa", tok, str(tmp_path))["train"]
+    assert split.raw(0)[:split.begin[split.start[0] + split.answer[0][0]]].count("\n") == 1
 
 
 def test_original_imdb_as_archive_and_as_folder(tmp_path, tok):
@@ -137,6 +183,16 @@ def test_original_imdb_as_archive_and_as_folder(tmp_path, tok):
     with tarfile.open(tmp_path / "raw/aclImdb_v1.tar.gz", "w:gz") as tar:
         tar.add(root, "aclImdb")
     archive = load("imdb", tok, str(tmp_path / "raw"))
+    (tmp_path / "bad").mkdir()
+    damaged = bytearray((tmp_path / "raw/aclImdb_v1.tar.gz").read_bytes())
+    damaged[len(damaged) // 2] ^= 255
+    (tmp_path / "bad/aclImdb_v1.tar.gz").write_bytes(damaged)
+    with pytest.raises(UserError, match=r"aclImdb_v1\.tar\.gz: cannot be read"):
+        load("imdb", tok, str(tmp_path / "bad"))
+    (root / "imdbEr.txt").write_text("0.1\n0.2\n")
+    assert len(load("imdb", tok, str(root))["test"]) == len(archive["test"])
+    with pytest.raises(UserError, match="no file named train"):
+        load(str(root), tok)
     for data in (folder, archive):
         assert [len(data[s]) for s in ("train", "dev", "test")] == [16, 4, 20] and data.labels == ["neg", "pos"]
     assert sorted(texts_of(folder["test"])) == sorted(texts_of(archive["test"]))

@@ -1,7 +1,7 @@
 """EM and F1 against torchmetrics, predictions against brute force, and both scripts as a user runs them."""
 import errno
+import importlib
 import json
-import random
 import signal
 import string
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from torchmetrics.text import SQuAD
-from transformers import get_linear_schedule_with_warmup
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
 import data_prep
 import finetune_cls
@@ -228,8 +228,84 @@ def test_dropout_is_dropout():
     assert not torch.equal(torch.nn.Dropout(0.1)(x), y)
 
 
+def test_batches_come_in_random_order_anew_each_epoch():
+    length = np.random.default_rng(0).integers(3, 90, 256)
+    mean = [[length[rows].mean() for e, rows in loop.batches(length, 8, 2, seed=1) if e == epoch] for epoch in range(2)]
+    assert all(abs(np.corrcoef(np.arange(32), m)[0, 1]) < 0.6 for m in mean) and mean[0] != mean[1]         # sorted by length: 0.999
+
+
+def test_a_loss_that_is_not_finite_ends_the_run():
+    with pytest.raises(loop.UserError, match="MLM: the loss became nan at step 2 of 2; a smaller --lr may help"):
+        loop.fit(torch.nn.Linear(2, 1), np.ones(8), lambda _, rows: {"input_ids": torch.ones(len(rows), 2), "labels": torch.ones(len(rows))},
+                 lambda model, t: model(t["input_ids"]).mean() * float("nan"), epochs=1, batch_size=4, lr=0.1, desc="MLM", quiet=True)
+
+
+def test_a_checkpoint_of_another_configuration_is_not_gone_on_from(tmp_path):
+    x, file = torch.randn(8, 2, generator=torch.Generator().manual_seed(0)), tmp_path / "c.pt"
+
+    def trained(lr, checkpoint=None, stop=None):
+        def loss_of(model, t):
+            seen.append(1)
+            if len(seen) == stop:
+                signal.raise_signal(signal.SIGINT)
+            return model(t["input_ids"]).square().mean()
+
+        model, seen = torch.nn.Linear(2, 1, bias=False), []
+        torch.nn.init.ones_(model.weight)
+        loop.fit(model, np.ones(8), lambda _, rows: {"input_ids": x[rows], "labels": torch.ones(len(rows))}, loss_of, epochs=4, batch_size=4,
+                 lr=lr, checkpoint=checkpoint, key=f"lr={lr}", quiet=True)
+        return model.weight
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(0.1, file, 3)
+    assert file.exists() and torch.equal(trained(0.01, file), trained(0.01))
+
+
+def test_labels_follow_their_texts(cls_folder):
+    """In a selection, as the sub-tasks of train_nmg.py are."""
+    tok = fast_tokenizer("wordpiece")
+    pieces = heads(data_prep.load(str(cls_folder), tok)["train"], Specials.of(tok), 48).take(np.array([5, 2]))
+    assert finetune_cls.tensors(pieces, np.array([1, 0]))["labels"].tolist() == [2, 1]                      # text i has class i % 4
+
+
+@pytest.mark.parametrize("kind", ["cls", "qa"])
+def test_predictions_are_without_dropout(kind, cls_folder, qa_folder):
+    """Of a model as fine-tuning leaves it, which is in training."""
+    tok = fast_tokenizer("wordpiece")
+    lm, specials = random_lm("bert", len(tok), 0.5), Specials.of(tok)
+    if kind == "cls":
+        pieces = heads(data_prep.load(str(cls_folder), tok)["test"], specials, 48)
+        model = loop.with_head(lm, AutoModelForSequenceClassification, 0, num_labels=4)
+        said = [finetune_cls.predict(model.train(), pieces, quiet=True) for _ in range(2)]
+    else:
+        pieces = windows(data_prep.load(str(qa_folder), tok)["test"], specials, 48, 12, 20)
+        model = loop.with_head(lm, AutoModelForQuestionAnswering, 0)
+        said = [[s["score"] for found in finetune_qa.predict(model.train(), pieces, quiet=True) for s in found] for _ in range(2)]
+        np.testing.assert_array_equal(*(finetune_qa.positions(model.train(), pieces)[1] for _ in range(2)))
+    np.testing.assert_array_equal(*said)
+
+
+@pytest.mark.parametrize("script", ["pretrain", "finetune_cls", "finetune_qa"])
+def test_every_knob_reaches_the_optimiser(script, lm_folder, cls_folder, qa_folder, tmp_path, monkeypatch):
+    """Above all the seed, without which all seeds of a row are one, and the key by which a checkpoint knows its run."""
+    seen, heads_of, knobs = [], [], {"epochs": 4, "lr": 0.002, "batch_size": 3, "fast": False}
+
+    def stop(model, *_, **given):
+        seen.append(given)
+        heads_of.append([w for n, w in model.named_parameters() if n in ("classifier.weight", "qa_outputs.weight")])
+        raise loop.UserError("stop")
+
+    monkeypatch.setattr(importlib.import_module(script), "fit", stop)
+    for seed in (7, 8):
+        flags = [f"--{k}={v}" for k, v in (knobs | {"seed": seed, "max_len": 48, "lm": lm_folder}).items()]
+        assert "stop" in call(f"{script}.py", f"--dataset={qa_folder if 'qa' in script else cls_folder}", *flags, cwd=tmp_path).stderr
+        assert knobs | {"seed": seed} == {k: seen[-1][k] for k in (*knobs, "seed")}
+    assert seen[0]["key"] != seen[1]["key"]
+    assert len(heads_of[0]) == (script != "pretrain") and not any(torch.equal(a, b) for a, b in zip(*heads_of, strict=True))
+
+
 def test_batches_cover_every_row_once_an_epoch():
-    length = np.array([random.Random(0).randint(3, 90) for _ in range(1000)])
+    length = np.random.default_rng(0).integers(3, 90, 1000)
     plan = list(loop.batches(length, 8, 3, seed=1))
     for epoch in range(3):
         assert sorted(np.concatenate([rows for e, rows in plan if e == epoch])) == list(range(1000))

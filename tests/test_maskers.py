@@ -109,6 +109,15 @@ def plain_batch(rows=4000, n=40, words_of=2):
     return batch_of(np.where(ok, 7, 2), ok, word, np.zeros_like(ok), np.full(ok.shape, -1))
 
 
+def test_units_are_drawn_uniformly_whatever_their_length():
+    """Of as many units of one token as of two, a long one comes first in half of the rows."""
+    batch = plain_batch(n=30)
+    batch.word = batch.ent = np.where(batch.ok, np.concatenate(([-1], np.repeat(np.arange(20), [1, 2] * 10), [-1])), -1)
+    for name in ("whole", "entity"):
+        mask = maskers.find(name)(batch, np.full(4000, 2), rng_of(batch))
+        assert abs((mask & (batch.word % 2 == 1)).any(1).mean() - 0.5) < 5 * np.sqrt(0.25 / 4000)
+
+
 def test_random_is_uniform():
     batch = plain_batch()
     share = maskers.find("random")(batch, maskers.budget(batch, 0.15), rng_of(batch)).mean(0)[1:-1]

@@ -190,14 +190,33 @@ def test_another_masker_leaves_order_head_and_dropout_untouched(tok, pieces, mon
         pretrain.pretrain(model, pieces, maskers.find(name), epochs=2, lr=1e-3, batch_size=8, quiet=True)
         monkeypatch.setattr(pretrain, "masked_rows", original)
         from transformers import AutoModelForSequenceClassification
+        torch.manual_seed(len(seen))                                # whatever torch's own generator has come to
         seen[name]["head"] = loop.with_head(model, AutoModelForSequenceClassification, 0, num_labels=3).classifier.weight
         seen[name]["model"] = weights(model)
 
     spy("random")
     spy("punct")
-    assert seen["random"]["rows"] == seen["punct"]["rows"] and seen["random"]["dropout"] == seen["punct"]["dropout"]
+    assert seen["random"]["rows"] == seen["punct"]["rows"] and seen["random"]["dropout"] == seen["punct"]["dropout"] != []
     assert torch.equal(seen["random"]["head"], seen["punct"]["head"])
     assert not same(seen["random"]["model"], seen["punct"]["model"])
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_training_is_with_dropout(asks, tok, pieces, monkeypatch):
+    """Of a LM as it comes from its folder, in evaluation mode, and though a masker has read it just before each step."""
+    def masker(batch, k, rng, lm=None):
+        return maskers.pick((lm(batch)[:, :, 0].numpy() if asks else 0) + rng.random(batch.ids.shape), batch, k)
+
+    seen, loss = [], pretrain.mlm_loss
+    monkeypatch.setattr(pretrain, "mlm_loss", lambda model, t: seen.append(model.training) or loss(model, t))
+    pretrain.pretrain(random_lm("bert", len(tok), 0.1).eval(), pieces, masker, batch_size=8, quiet=True)
+    assert seen == [True] * -(-len(pieces) // 8)
+
+
+def test_a_lm_in_half_precision_is_trained_in_full(tmp_path, tok):
+    random_lm("bert", len(tok)).bfloat16().save_pretrained(tmp_path)
+    tok.save_pretrained(tmp_path)
+    assert {w.dtype for w in pretrain.load_lm(str(tmp_path)).parameters()} == {torch.float32}
 
 
 def test_masks_anew_each_epoch_or_once(tok, pieces):

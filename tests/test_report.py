@@ -286,6 +286,14 @@ def test_no_random_row(tmp_path):
 
 # ---------------------------------------------------------------- what must not be compared silently
 
+def test_each_metric_has_its_own_differences(tmp_path):
+    for masker, f1 in (("random", 0.5), ("whole", 0.7)):
+        for seed in range(2):
+            add(tmp_path, masker, seed, np.stack([np.arange(20) < 10, np.full(20, f1)], 1), "newsqa")
+    parts = parts_of(tmp_path)
+    assert [table(parts, f"{m} against Random")["Whole-Random"]["difference"] for m in ("EM", "F1")] == ["+0.00", "+20.00"]
+
+
 def test_two_lines_of_one_row_and_seed(tmp_path):
     add(tmp_path, "whole", 0, right(0.5))
     add(tmp_path, "whole", 0, right(0.5), config={"lm": "elsewhere/whole-0", "out": "elsewhere"}, pretraining={"seconds": 3.0})

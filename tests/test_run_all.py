@@ -28,6 +28,7 @@ def test_every_row_of_the_papers_tables():
     assert commands == policies + rows and len(policies) == 6 + 2 + 2                      # tables 1, 2 and 3
     assert len(rows) == 3 * (6 * 7 + 2 * 7 + 2) == len(set(rows))
     assert sum("pretrain.py" not in row for row in rows) == 3 * 8                         # No PT
+    assert all(row.count(f"--seed={row.rpartition('-')[2]} ") == row.count(".py ") for row in rows)
     assert sum("--self_play=False" in c for c in policies) == sum("--continual=False" in c for c in policies) == 1
     made = {c.partition("--out=")[2] for c in policies}
     assert {row.partition("--masker=nmg:")[2].partition(" ")[0] for row in rows} - {""} == made

@@ -1,5 +1,8 @@
 """The embedded world: what it promises of its texts, its reference policies, and the scripts that show them."""
+import importlib
+import inspect
 import json
+import re
 
 import numpy as np
 import pytest
@@ -76,6 +79,9 @@ def test_bench_prints_its_tables(shown, tmp_path):
     assert list(figures["stages"]) == ["masking", "MLM", "fine-tuning", "validation", "policy updates", "whole episode"]
     assert all(s > 0 for stage in figures["stages"].values() for side in ("plain", "baseline", "ours") for s in stage["seconds"][side])
     assert set(figures["maskers, rows/s"]) == {"random", "whole", "span", "punct"}
+    cells = next(re.split(r"\s{2,}", line.strip()) for line in result.stdout.splitlines() if line.startswith("MLM "))
+    took = {side: s[0] for side, s in figures["stages"]["MLM"]["seconds"].items()}
+    assert [c.split(" ")[0] for c in cells[4:6]] == [f"{took[side] / took['ours']:.1f}" for side in ("plain", "baseline")]
     assert 0 < figures["stages"]["MLM"]["share"] < 1 and 0 < figures["rest of an episode"][0] < 1
 
 
@@ -124,4 +130,5 @@ def test_wrong_flags(script, flags, said, tmp_path):
                                     "report.py", "show_masks.py"])
 def test_help_shows_every_knob(script):
     result = call(script, "--help", cwd=ROOT)
-    assert result.returncode == 0 and result.stderr == "" and f"python {script}" in result.stdout and "# " in result.stdout
+    assert result.returncode == 0 and result.stderr == "" and f"python {script}" in result.stdout
+    assert all(f"    {knob}: " in result.stdout for knob in inspect.signature(importlib.import_module(script[:-3]).main).parameters)

@@ -32,7 +32,7 @@ from loop import UserError
 from maskers import NMG, RowRandom
 from train_nmg import Task
 
-SMALL = ["--contexts=24", "--docs=6", "--episodes=4", "--explore=1", "--save_every=1", "--compare=0"]
+SMALL = ["--contexts=24", "--docs=6", "--episodes=4", "--explore=1", "--save_every=1", "--compare=0", "--replay=24"]    # older episodes leave
 
 
 # ---------------------------------------------------------------- equations
@@ -207,6 +207,7 @@ def test_a_policy_is_kept_and_does_not_fit_another_size(tmp_path, contexts):
     again = maskers.find(f"sampled:{tmp_path}").keywords["policy"]
     assert again.about == policy.about and all(torch.equal(a, b) for a, b in zip(policy.parameters(), again.parameters(), strict=True))
     assert sorted(f.name for f in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert maskers.find(f"sampled:{tmp_path}").func is maskers.sampled and maskers.find(f"nmg:{tmp_path}").func is maskers.nmg
     batch = gather(contexts, np.arange(3))
     with pytest.raises(UserError, match="some LM reads hidden states of size 32, this LM has 48"):
         maskers.find(f"nmg:{tmp_path}")(batch, np.ones(3), None, lambda b: states_of(b, 48))
@@ -808,7 +809,7 @@ def test_killed_while_comparing_it_still_compares(finished, tmp_path, monkeypatc
     folder, compared = shutil.copytree(finished[0] / "whole", tmp_path / "whole"), []
 
     def compare(data, shown, seeds, picture):
-        compared.append((list(shown), list(seeds)))
+        compared.append((list(shown.items()), list(seeds)))
         picture.touch()
 
     monkeypatch.chdir(tmp_path)
@@ -816,8 +817,9 @@ def test_killed_while_comparing_it_still_compares(finished, tmp_path, monkeypatc
     (folder / "checkpoint-00003.pt").write_bytes(b"left over")
     for _ in range(2):                                                  # the second finds the picture and does not compare again
         train_nmg.main(contexts=24, docs=6, episodes=4, explore=1, out="whole", compare=2)
-    shown = ["none", "random", "untrained sampled", "nmg sampled", "untrained greedy", "nmg greedy", "oracle"]
-    assert compared == [(shown, [0, 1])] and not list(folder.glob("checkpoint-*"))
+    shown = {"none": "none", "random": "random", "untrained sampled": "sampled:whole/untrained", "nmg sampled": "sampled:whole",
+             "untrained greedy": "nmg:whole/untrained", "nmg greedy": "nmg:whole", "oracle": "oracle"}
+    assert compared == [(list(shown.items()), [0, 1])] and not list(folder.glob("checkpoint-*"))
     trained, fresh = (NMG.load(folder / name) for name in (".", "untrained"))
     train_nmg.torch_seed(0, "learner")                                  # as meta_train does
     assert trained.about["episodes"] == 4 and torch.equal(fresh.score[0].weight, NMG(128).score[0].weight)
@@ -844,6 +846,22 @@ def test_switches(flags, tmp_path):
     assert len(metrics) == 2 and ("opponent_score" in metrics[0]) != ("--self_play=False" in flags)
     assert all((m.get("validated") in range(2, 13)) == ("--sequential=0.2" in flags) for m in metrics)
     assert all(np.isfinite(v) for m in metrics for v in m.values() if not isinstance(v, dict))
+
+
+@pytest.mark.parametrize(("script", "kind", "lengths"), [("pretrain", "cls", [256]), ("pretrain", "qa", [512]), ("finetune_cls", "cls", [256]),
+                         ("finetune_qa", "qa", [384]), ("train_nmg", "cls", [256, 256]), ("train_nmg", "qa", [512, 384])])
+def test_lengths_are_the_papers(script, kind, lengths, cls_folder, qa_folder, lm_folder, tmp_path, monkeypatch):
+    seen = []
+
+    def fitting(model, max_len, default, knob="max_len"):
+        seen.append(default)
+        if len(seen) == len(lengths):
+            raise UserError("stop")
+        return 48
+
+    monkeypatch.setattr(importlib.import_module(script), "fitting", fitting)
+    result = call(f"{script}.py", f"--dataset={cls_folder if kind == 'cls' else qa_folder}", f"--lm={lm_folder}", cwd=tmp_path)
+    assert "stop" in result.stderr and seen == lengths
 
 
 def test_the_papers_hyper_parameters(cls_folder, qa_folder, lm_folder, tmp_path, monkeypatch):
