@@ -5,6 +5,8 @@
     random streams      one seed, one independent stream per purpose   `stream`
     batches             rows of similar length together, shuffled      `batches`
     optimisation        AdamW, linear decay, clipping, resume          `fit`
+    models              heads; dropout and attention on a CPU          `with_head`, `dropout16`, `attention`
+    files               written beside and renamed; whose run it is    `beside`, `claim`
     command line        fire, one clear sentence for a wrong flag      `cli`
 """
 import contextlib
@@ -153,25 +155,6 @@ def gathered(value: object) -> list:
     return out
 
 
-def lock(path: Path, wait: bool) -> object:
-    """An open file that no other process can lock until it is closed or this process ends; None where another has it and `wait` is False."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        file = open(path, "a+")
-        try:
-            if fcntl:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            file.close()
-            return None
-        except OSError as e:                                        # a network file system without locks: as on Windows
-            if e.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
-                raise
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-            return file
-        file.close()                                                # its holder has just removed it: lock the one that is there now
-
-
 def share_weights(model: torch.nn.Module, source: int) -> None:
     """Gives every process the weights that the model has in process `source`."""
     if processes()[1] > 1:
@@ -191,6 +174,19 @@ def stream(seed: int, name: str) -> np.random.Generator:
 def torch_seed(seed: int, name: str) -> None:
     """Starts torch's own generators (initialisation, dropout) on the named stream."""
     torch.manual_seed(int(stream(seed, name).integers(2**62)))
+
+
+def get_rng() -> dict:
+    return {"cpu": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
+            "mps": [torch.mps.get_rng_state()] if torch.backends.mps.is_available() else []}
+
+
+def set_rng(state: dict) -> None:
+    torch.set_rng_state(state["cpu"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"][0])
+    if state.get("mps") and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"][0])
 
 
 # ---------------------------------------------------------------- batches
@@ -370,6 +366,27 @@ def add_up(params: list[torch.Tensor], loss: torch.Tensor, stopped: bool) -> tup
     return flat[-2], bool(flat[-1])
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C or SIGTERM only sets a flag, so that the step in flight ends whole; another one acts at once, unless it comes within a
+    second: torchrun passes on what a scheduler sends to every process anyway."""
+    hit = []
+
+    def handler(number, frame):
+        hit.append(time.monotonic())
+        if hit[-1] - hit[0] > 1:
+            raise KeyboardInterrupt
+
+    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(hit)
+    finally:
+        for s, old in before.items():
+            signal.signal(s, old)
+
+
+# ---------------------------------------------------------------- models: heads, dropout, attention
+
 def with_head(lm: torch.nn.Module, auto: type, seed: int, **config) -> torch.nn.Module:
     """A task model (an AutoModelFor... class) around a copy of the LM's encoder; its head is fresh, from the stream "head"."""
     with torch.random.fork_rng(devices=[]), lm.device:              # a GPU draws the weights (most are overwritten) in no time
@@ -484,41 +501,28 @@ class FewHeads(torch.autograd.Function):
         return dq, dk, dv, None, None
 
 
-def get_rng() -> dict:
-    return {"cpu": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
-            "mps": [torch.mps.get_rng_state()] if torch.backends.mps.is_available() else []}
-
-
-def set_rng(state: dict) -> None:
-    torch.set_rng_state(state["cpu"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"][0])
-    if state.get("mps") and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(state["mps"][0])
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C or SIGTERM only sets a flag, so that the step in flight ends whole; another one acts at once, unless it comes within a
-    second: torchrun passes on what a scheduler sends to every process anyway."""
-    hit = []
-
-    def handler(number, frame):
-        hit.append(time.monotonic())
-        if hit[-1] - hit[0] > 1:
-            raise KeyboardInterrupt
-
-    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(hit)
-    finally:
-        for s, old in before.items():
-            signal.signal(s, old)
-
-
 # ---------------------------------------------------------------- files
 
 ENDING = r"\.(jsonl?|csv|tsv|txt)(\.gz)?$"                         # of the files that data_prep.py reads by their names
+
+
+def lock(path: Path, wait: bool) -> object:
+    """An open file that no other process can lock until it is closed or this process ends; None where another has it and `wait` is False."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = open(path, "a+")
+        try:
+            if fcntl:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            file.close()
+            return None
+        except OSError as e:                                        # a network file system without locks: as on Windows
+            if e.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            return file
+        file.close()                                                # its holder has just removed it: lock the one that is there now
 
 
 @contextlib.contextmanager
@@ -539,21 +543,6 @@ def beside(path: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(tmp) if tmp.is_dir() else tmp.unlink(missing_ok=True)
-
-
-def checked(knobs: dict) -> dict:
-    """A copy of main's knobs, after a look at the numbers among them."""
-    for name, value in knobs.items():
-        if name == "p" and value is not None and not 0 < value <= 1:
-            raise UserError(f"--p={value}: the share of tokens to mask must be in (0, 1]")
-        if name in ("val_share", "dev_share", "sequential") and value is not None and not 0 < value < 1:
-            raise UserError(f"--{name}={value}: must be in (0, 1)")
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            least = {"seed": 0, "overlap": 0, "explore": 0, "compare": 0, "alpha": 0, "max_len": 8, "ft_max_len": 8}.get(name)
-            least = (1 if isinstance(value, int) else 1e-12) if least is None else least
-            if not least <= value < float("inf"):
-                raise UserError(f"--{name}={value}: must be " + ("positive" if least in (1, 1e-12) else f"{least} or more"))
-    return dict(knobs)
 
 
 def claim(out: Path, run: dict, last: str = "run.json") -> bool:
@@ -648,3 +637,18 @@ def parse(name: str, kind: type, value: str) -> object:
         return (value.rstrip("/") or value) if kind is str else kind(value)           # FOLDER/ is FOLDER
     except (ValueError, KeyError):
         raise UserError(f"--{name} takes {'True or False' if kind is bool else kind.__name__}, not {value!r}") from None
+
+
+def checked(knobs: dict) -> dict:
+    """A copy of main's knobs, after a look at the numbers among them."""
+    for name, value in knobs.items():
+        if name == "p" and value is not None and not 0 < value <= 1:
+            raise UserError(f"--p={value}: the share of tokens to mask must be in (0, 1]")
+        if name in ("val_share", "dev_share", "sequential") and value is not None and not 0 < value < 1:
+            raise UserError(f"--{name}={value}: must be in (0, 1)")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            least = {"seed": 0, "overlap": 0, "explore": 0, "compare": 0, "alpha": 0, "max_len": 8, "ft_max_len": 8}.get(name)
+            least = (1 if isinstance(value, int) else 1e-12) if least is None else least
+            if not least <= value < float("inf"):
+                raise UserError(f"--{name}={value}: must be " + ("positive" if least in (1, 1e-12) else f"{least} or more"))
+    return dict(knobs)
