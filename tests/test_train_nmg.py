@@ -816,7 +816,7 @@ def test_killed_while_comparing_it_still_compares(finished, tmp_path, monkeypatc
     monkeypatch.setattr(toy, "compare", compare)
     (folder / "checkpoint-00003.pt").write_bytes(b"left over")
     for _ in range(2):                                                  # the second finds the picture and does not compare again
-        train_nmg.main(contexts=24, docs=6, episodes=4, explore=1, out="whole", compare=2)
+        train_nmg.main(contexts=24, docs=6, episodes=4, explore=1, replay=24, out="whole", compare=2)
     shown = {"none": "none", "random": "random", "untrained sampled": "sampled:whole/untrained", "nmg sampled": "sampled:whole",
              "untrained greedy": "nmg:whole/untrained", "nmg greedy": "nmg:whole", "oracle": "oracle"}
     assert compared == [(list(shown.items()), [0, 1])] and not list(folder.glob("checkpoint-*"))
