@@ -81,7 +81,7 @@ def parse_json(text: str, where: str) -> object:
         raise UserError(f"{where}: not valid JSON: {e.msg} ({at}){advice}") from None
 
 
-JSON_LINE = re.compile(r'\s*\{\s*["}]')        # in a .txt, too
+JSON_LINE = re.compile(r'\s*\{\s*(["}]|$)')        # in a .txt, too
 
 
 def read(path: Path) -> Iterator[dict]:
@@ -277,7 +277,7 @@ def find_splits(folder: Path) -> dict[str, Path]:
     known = [f for f in sorted(folder.iterdir()) if re.search(ENDING, f.name.lower())]
     found = {}
     for file in known:
-        split = names.get(re.sub(r"(-v\d[\d.]*|-\d+-of-\d+)?" + ENDING, "", file.name.lower()))
+        split = names.get(re.sub(r"(-v\d[\d.]*|-\d+-of-\d+)?(\..*)?" + ENDING, "", file.name.lower()))
         if split in found:
             raise UserError(f"{folder}: both {found[split].name} and {file.name} could be {split}; keep one")
         if split:
@@ -589,8 +589,8 @@ def prepare(source: Source, tok, folder: Path, name: str) -> None:
     for split in splits:
         write_split(readers[split](), tok, folder / split, kind if split != "corpus" else "text", labels, f"{name}, {split}")
     shown = [next(iter(source.read[s]()), {}) for s in ("corpus", "train") if s in source.read]
-    squad = any(re.search(r"\.json(\.gz)?$", file.name.lower()) for file in source.files)               # whose articles are numbered by its reader
-    joined = len(shown) == 2 and all("doc" in record for record in shown) and not squad
+    squad = any(getattr(make, "func", None) is read and re.search(r"\.json(\.gz)?$", make.args[0].name.lower()) for make in source.read.values())
+    joined = len(shown) == 2 and all("doc" in record for record in shown) and not squad         # whose articles have numbers within a file
     meta = {"dataset": name, "kind": kind, "labels": labels, "splits": splits, "joined": joined}
     (folder / "meta.json").write_text(json.dumps(meta))
 
@@ -795,7 +795,8 @@ def windows(split: Split, specials: Specials, max_len: int, overlap: int, max_qu
     room = max_len - q - len(specials.prefix) - len(specials.middle) - len(specials.suffix)     # (Q,) context tokens that fit
     step = room - overlap
     if (step <= 0).any():
-        raise UserError(f"--max_len={max_len} leaves no room: --max_question={max_question} and --overlap={overlap} are too long for it")
+        raise UserError(f"a window of {max_len} tokens leaves no room for a question of {max_question} and an overlap of {overlap}; allowed are "
+                        "longer windows (--max_len, in train_nmg.py --ft_max_len), shorter questions (--max_question) and overlaps (--overlap)")
     n = np.diff(split.start)[split.q_row]
     count = 1 + np.maximum(0, -(-(n - room) // step))                                           # (Q,) windows of each question
     question = np.repeat(np.arange(len(q)), count)                                              # (M,)

@@ -368,13 +368,13 @@ def add_up(params: list[torch.Tensor], loss: torch.Tensor, stopped: bool) -> tup
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C or SIGTERM only sets a flag, so that the step in flight ends whole; another one acts at once, unless it comes within a
-    second: torchrun passes on what a scheduler sends to every process anyway."""
+    """Ctrl-C or SIGTERM only sets a flag, so that the step in flight ends whole; another one acts at once, unless it comes within five
+    seconds: torchrun passes on what a scheduler sends to every process anyway."""
     hit = []
 
     def handler(number, frame):
         hit.append(time.monotonic())
-        if hit[-1] - hit[0] > 1:
+        if hit[-1] - hit[0] > 5:
             raise KeyboardInterrupt
 
     before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -552,8 +552,6 @@ def claim(out: Path, run: dict, last: str = "run.json") -> bool:
 
 
 def holds(out: Path, run: dict, last: str) -> bool:
-    if last == "run.json" and (out.is_symlink() or os.path.ismount(out)):
-        raise UserError(f"--out={out}: is a link or a mount point, which a finished run could not replace; choose a folder inside of it")
     if (out / "run.json").exists():
         there = json.loads((out / "run.json").read_text())
         changed = [f"{k}={there.get(k)} there, {v} here" for k, v in run.items() if timeless(there.get(k)) != timeless(v)]
@@ -562,6 +560,8 @@ def holds(out: Path, run: dict, last: str) -> bool:
         if (out / last).exists():
             print(f"already done: {out}")
             return True
+    elif last == "run.json" and (out.is_symlink() or os.path.ismount(out)):
+        raise UserError(f"--out={out}: is a link or a mount point, which a finished run could not replace; choose a folder inside of it")
     elif out.exists() and (not out.is_dir() or any(last == "run.json" or not file.name.startswith(".") for file in out.iterdir())):
         raise UserError(f"--out={out}: exists and is not a run of this script; choose another folder")
     file = out.resolve().parent / f".{out.name}.lock"

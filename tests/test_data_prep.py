@@ -75,7 +75,7 @@ def test_squad_and_mrqa_give_the_same_questions(tmp_path, tok):
     assert two["train"].questions[0]["scored"][1].isupper()            # scored against `answers`, not `detected_answers`
 
 
-@pytest.mark.parametrize("name", ["dev", "val", "valid", "validation"])
+@pytest.mark.parametrize("name", ["dev", "val", "valid", "validation", "dev.clean", "dev-v1.1", "dev-00000-of-00001"])
 def test_dev_by_its_usual_names(name, tmp_path, tok):
     for file, n in (("train", 4), (name, 2)):
         write_jsonl(tmp_path / f"{file}.jsonl", [{"text": f"{file} {i}", "label": "ab"[i % 2]} for i in range(n)])
