@@ -3,7 +3,7 @@
     python data_prep.py --dataset=chemprot --lm=bert-base-uncased            # downloads, prepares, prints what it made
     python data_prep.py --dataset=my_folder                                  # train/dev/test(/corpus) in any known format
     python data_prep.py --dataset=reviews.csv                                # one file; a dev split is cut from it
-    python data_prep.py --dataset=emrqa --raw=folder_of_data_json          # files that you already have
+    python data_prep.py --dataset=emrqa --raw=folder_of_data_json            # files that you already have
 
 Formats, known by suffix and content: SQuAD json, emrQA (n2c2) json, MRQA jsonl, jsonl or csv or tsv with `text` and `label`, plain
 text (one document a line); each also gzipped. Texts are tokenised once, whole; blocks and windows of any length are views.
@@ -76,12 +76,12 @@ def parse_json(text: str, where: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as e:
-        at = f"line {e.lineno}, column {e.colno}" if e.lineno > 1 else f"column {e.colno}"
-        advice = "; one object a line? Then call the file .jsonl" if e.msg == "Extra data" else ""
+        at = f"line {e.lineno}, column {e.colno}" if e.lineno > 1 else f"column {e.colno}"             # of jsonl, `where` says the line
+        advice = "; one object a line? Then call the file .jsonl" if e.msg == "Extra data" and e.lineno > 1 else ""
         raise UserError(f"{where}: not valid JSON: {e.msg} ({at}){advice}") from None
 
 
-JSON_LINE = re.compile(r'\s*\{\s*(["}]|$)')        # in a .txt, too
+JSON_LINE = re.compile(r'\s*\{\s*(["}]|$)')        # how one begins, in a .txt too
 
 
 def read(path: Path) -> Iterator[dict]:
@@ -127,7 +127,7 @@ def read_jsonl(rows: Iterable) -> Iterator[dict]:
     for where, line in rows:
         if not line.strip():
             continue
-        row = parse_json(line, where)
+        row = parse_json(line.rstrip(), where)
         if isinstance(row, dict) and "context" in row:
             context, qas = field(row, "context", where), []
             for qa in field(row, "qas", where, list):

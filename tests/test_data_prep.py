@@ -478,6 +478,8 @@ QAS = ["data", 0, "paragraphs", 0, "qas", 0]
     ("id.json", changed([*QAS, "id"], None), "the field 'id' is missing"),
     ("blank.json", changed([*QAS, "question"], ""), "the field 'question' is empty"),
     ("cells.csv", "text,labels\na, b,c", "the field 'label' is missing; found: text, labels, None"),
+    ("half.jsonl", '{"text": "a"\n', "half.jsonl:1: not valid JSON: Expecting ',' delimiter (column 13)"),
+    ("two.jsonl", '{"text": "a"} {"text": "b"}\n', "two.jsonl:1: not valid JSON: Extra data (column 15)"),
     ("some.jsonl", '{"text": "one", "label": "x", "doc": 1}\n{"text": "two", "label": "x"}', ":2: the field 'doc' must be in all records or in none"),
     ("words.jsonl", '{"context": "a b", "qas": [{"qid": "1", "question": "q", "answers": [], "detected_answers": [{"char_spans": [["0", "1"]]}]}]}',
      "the answer span ['0', '1'] of question '1' is not inside its context"),
