@@ -641,14 +641,14 @@ def parse(name: str, kind: type, value: str) -> object:
 
 def checked(knobs: dict) -> dict:
     """A copy of main's knobs, after a look at the numbers among them."""
+    bounds = {"seed": 0, "overlap": 0, "explore": 0, "compare": 0, "alpha": 0, "max_len": 8, "ft_max_len": 8}
     for name, value in knobs.items():
         if name == "p" and value is not None and not 0 < value <= 1:
             raise UserError(f"--p={value}: the share of tokens to mask must be in (0, 1]")
         if name in ("val_share", "dev_share", "sequential") and value is not None and not 0 < value < 1:
             raise UserError(f"--{name}={value}: must be in (0, 1)")
         if isinstance(value, int | float) and not isinstance(value, bool):
-            least = {"seed": 0, "overlap": 0, "explore": 0, "compare": 0, "alpha": 0, "max_len": 8, "ft_max_len": 8}.get(name)
-            least = (1 if isinstance(value, int) else 1e-12) if least is None else least
+            least = bounds.get(name, 1 if isinstance(value, int) else 1e-12)
             if not least <= value < float("inf"):
                 raise UserError(f"--{name}={value}: must be " + ("positive" if least in (1, 1e-12) else f"{least} or more"))
     return dict(knobs)
