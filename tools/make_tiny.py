@@ -1,0 +1,56 @@
+"""Makes the embedded LM `tiny/`: a small BERT, pre-trained on the toy world's general text in about a minute.
+
+    python -m tools.make_tiny --out=tiny
+"""
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+import data_prep
+import loop
+import maskers
+import runs
+import toy
+from data import Pieces, blocks
+from pretrain import held_out_loss, pretrain
+
+
+@dataclass
+class Config:
+    out: str = str(toy.TINY)        # the Hugging Face folder
+
+
+def untrained() -> BertForMaskedLM:
+    """2 layers, 128 wide, 4 heads, no dropout; always the same weights."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(toy.tokenizer()), hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=512, max_position_embeddings=128, initializer_range=0.06, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0)
+    return BertForMaskedLM(config)
+
+
+def general_blocks(seed: int) -> Pieces:
+    """The general text, prepared like any corpus of plain text."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"general{seed}.txt"
+        file.write_text("\n".join(toy.general_text(seed)))
+        return blocks(data_prep.load(str(file), toy.tokenizer()).corpus, 128)
+
+
+def main(cfg: Config) -> None:
+    loop.use_fast_path(False)
+    model = untrained()
+    loss, seconds = pretrain(model, general_blocks(0), maskers.random, p=0.15, epochs=2, lr=1e-3,
+                             batch_size=32)
+    held_out = held_out_loss(model, general_blocks(1))
+    model.save_pretrained(cfg.out)
+    toy.tokenizer().save_pretrained(cfg.out)
+    print(f"saved {cfg.out}: loss {loss:.3f}, on other text of this world {held_out:.3f}, {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    runs.start(main, Config)

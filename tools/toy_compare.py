@@ -1,0 +1,126 @@
+"""What masks are worth in the toy world: test accuracy after each way of masking, and a picture.
+
+    python -m tools.toy_compare                                 # beside the policy of `python train_nmg.py`
+    python -m tools.toy_compare --maskers=none,random,whole,oracle --seeds=5
+
+The policy is shown four times: masks drawn from it (sampled) and its most probable tokens (greedy), and
+the same of the untrained network that it started from, as a control.
+"""
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+import data_prep
+import finetune_cls
+import finetune_qa
+import loop
+import maskers
+import runs
+import toy
+from data import Data, blocks
+from loop import torch_seed
+from maskers import Policy
+from pretrain import hidden_states, load_lm, mask_batch, pretrain
+from runs import UserError
+
+TASKS = {"cls": finetune_cls, "qa": finetune_qa}
+
+
+@dataclass
+class Config:
+    dataset: str = "toycls"             # toycls or toyqa
+    maskers: str | None = None          # with commas between; None: none, random, the policy, oracle
+    policy: str | None = None           # a run of train_nmg.py; None: runs/nmg-DATASET-tiny-0, if it is there
+    seeds: int = 1                      # of masks, order and head: seed, seed + 1, ...
+    seed: int = 0                       # the first of them
+    fast: bool = True                   # bf16 where native, cheaper dropout and attention on a CPU
+    out: str = "runs/toy.png"           # the picture
+
+
+def test_score(data: Data, masker: str, seed: int) -> float:
+    """Accuracy or exact match on test, in percent, after masking the whole corpus with a masker."""
+    task = TASKS[data.kind]
+    lm = load_lm("tiny")
+    if masker != "none":
+        pretrain(lm, blocks(data.corpus, 128), maskers.find(masker), **toy.PRETRAIN, seed=seed,
+                 desc=f"seed {seed}, {masker}")
+    train, test = task.pieces_of(data["train"], 128), task.pieces_of(data["test"], 128)
+    model = task.finetune(lm, train, **toy.FINETUNE[data.kind], seed=seed, quiet=True)
+    return 100 * float(task.example_scores(model, test, "accuracy").mean())
+
+
+def informative_share(data: Data, masker: str) -> float:
+    """The share of informative words among the tokens that a masker chooses in the corpus, in percent."""
+    pieces = blocks(data.corpus, 128)
+    lm = hidden_states(load_lm("tiny"))
+    every = np.arange(len(pieces))
+    batch, mask, _ = mask_batch(pieces, maskers.find(masker), toy.PRETRAIN["p"], 0, 0, every, lm)
+    return 100 * float(toy.informative()[batch.input_ids[mask]].mean())
+
+
+def with_untrained(folder: Path) -> dict[str, str]:
+    """Names to show -> maskers: a policy, and as a control the same network before it learned anything."""
+    policy = Policy.load(folder)
+    torch_seed(policy.about["seed"], "learner")
+    Policy(policy.hidden_size, policy.about | {"episodes": 0}).save(folder / "untrained")
+    return {"untrained sampled": f"sampled:{folder / 'untrained'}", "nmg sampled": f"sampled:{folder}",
+            "untrained greedy": f"nmg:{folder / 'untrained'}", "nmg greedy": f"nmg:{folder}"}
+
+
+def draw(scores: dict[str, list[float]], chance: float, measure: str, file: Path) -> None:
+    """Bars: the mean score of each masker in percent; dots: its seeds."""
+    fig = Figure(figsize=(7, 0.55 * len(scores) + 1.1), layout="constrained")
+    ax = fig.subplots()
+    for i, each in enumerate(scores.values()):
+        ax.barh(i, np.mean(each), color="#9db8d2", height=0.6)
+        ax.plot(each, [i] * len(each), "o", color="#1f3b57", markersize=5, alpha=0.8)
+        ax.text(112, i, f"{np.mean(each):.1f}", va="center", ha="right")
+    ax.axvline(chance, color="grey", linestyle=":", linewidth=1)
+    for x, label in ((chance, "chance"), (109, "mean")):
+        ax.text(x, -0.72, label, color="grey", fontsize=8, va="center", ha="center")
+    ax.set(xlim=(0, 112), xlabel=f"{measure}, % (bar: mean, dots: seeds)")
+    ax.set_yticks(range(len(scores)), scores)
+    ax.set_xticks(range(0, 101, 20))
+    ax.invert_yaxis()
+    ax.spines[["top", "right"]].set_visible(False)
+    with runs.atomic_write(file) as partial:
+        fig.savefig(partial, dpi=150, format="png")
+
+
+def main(cfg: Config) -> None:
+    loop.use_fast_path(cfg.fast)
+    if cfg.dataset not in toy.TASKS:
+        raise UserError(f"--dataset={cfg.dataset}: must be {' or '.join(toy.TASKS)}")
+    data = data_prep.load(cfg.dataset, data_prep.load_tokenizer("tiny"))
+
+    # What is compared: the maskers that were asked for, or the policy between random and oracle.
+    if cfg.maskers:
+        shown = {name: name for name in cfg.maskers.split(",")}
+    else:
+        folder = Path(cfg.policy or f"runs/nmg-{cfg.dataset}-tiny-0")
+        learned = with_untrained(folder) if cfg.policy or folder.exists() else {}
+        shown = {"none": "none", "random": "random"} | learned | {"oracle": "oracle"}
+    for name in shown.values():
+        maskers.find(name)
+
+    # The whole chain on the test names, seed by seed.
+    scores = {name: [] for name in shown}
+    width = max(map(len, shown))
+    for seed in range(cfg.seed, cfg.seed + cfg.seeds):
+        for name, masker in shown.items():
+            scores[name].append(test_score(data, masker, seed))
+            print(f"seed {seed}  {name:{width}} {scores[name][-1]:6.2f}", flush=True)
+
+    chance, measure = (100 / 6, "test accuracy") if data.kind == "cls" else (100 / 3, "exact match")
+    print(f"\n{cfg.dataset}, {measure}: mean, each seed; informative words among the masked, at the start")
+    for name, each in scores.items():
+        share = f"{informative_share(data, shown[name]):8.0f} %" if shown[name] != "none" else ""
+        print(f"{name:{width}} {np.mean(each):6.2f}   {' '.join(f'{x:6.2f}' for x in each)}{share}")
+    draw(scores, chance, measure, Path(cfg.out))
+    print(f"picture: {cfg.out}")
+
+
+if __name__ == "__main__":
+    runs.start(main, Config)
