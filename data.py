@@ -1,0 +1,287 @@
+"""Prepared data: token arrays in memory maps, and the pieces and batches that models read.
+
+    Split     one prepared split (train, dev, test, corpus): N texts, their tokens, questions and labels
+    Pieces    what goes into a model at once: blocks of texts, texts cut short, windows of questions
+    Batch     some pieces, padded to the longest of them: numpy arrays (B, L)
+
+data_prep.py writes the arrays; every stage reads them through this file.
+"""
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from runs import UserError
+
+# What a split's folder holds, NAME.bin each. T tokens, N texts, Q questions.
+TOKEN_ARRAYS = {"input_ids": np.int32, "word_ids": np.int32, "char_begin": np.int32, "char_end": np.int32,
+                "is_punct": np.bool_}
+TEXT_ARRAYS = {"token_start": np.int64, "byte_start": np.int64, "doc": np.int32, "label": np.int32,
+               "utf8": np.uint8}
+QUESTION_ARRAYS = {"question_tokens": np.int32, "question_start": np.int64, "question_text": np.int32,
+                   "answer": np.int32}
+ARRAYS = TOKEN_ARRAYS | TEXT_ARRAYS | QUESTION_ARRAYS
+
+
+@dataclass
+class SpecialTokens:
+    """What a tokenizer puts around one text, or around a pair: prefix + question + middle + context +
+    suffix."""
+    prefix: list[int]
+    middle: list[int]
+    suffix: list[int]
+    pair_types: bool            # whether the second text of a pair has token type 1
+    pad_id: int
+    mask_id: int
+    ordinary_ids: np.ndarray    # ids that may replace a masked token: all but the special ones
+
+    @classmethod
+    def of(cls, tokenizer) -> "SpecialTokens":
+        if tokenizer.mask_token_id is None or tokenizer.pad_token_id is None:
+            name = tokenizer.name_or_path or "this LM"
+            raise UserError(f"the tokenizer of {name} has no mask or no padding token: not a masked LM's")
+        pair = tokenizer("a", "a", return_special_tokens_mask=True)
+        ids = pair["input_ids"]
+        ordinary = [i for i, special in enumerate(pair["special_tokens_mask"]) if not special]
+        # The two texts stand where the ordinary tokens are, and what joins them is the widest gap between
+        # these.
+        gap = int(np.argmax(np.diff(ordinary)))
+        return cls(
+            prefix=ids[:ordinary[0]],
+            middle=ids[ordinary[gap] + 1:ordinary[gap + 1]],
+            suffix=ids[ordinary[-1] + 1:],
+            pair_types=max(pair.get("token_type_ids", [0])) > 0,
+            pad_id=tokenizer.pad_token_id,
+            mask_id=tokenizer.mask_token_id,
+            ordinary_ids=np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids))
+
+
+class Split:
+    """One prepared split, memory-mapped: N texts of T tokens in all, without special tokens.
+
+    input_ids, word_ids, char_begin, char_end, is_punct (T,): id, index of the word within its text (-1:
+    never
+        masked), characters of the raw text, whether it is punctuation
+    token_start (N + 1,): text i is tokens token_start[i]:token_start[i + 1]
+    doc (N,): the document that a text comes from; label (N,): its class, an index into `labels`
+    question_tokens, question_start (Q + 1,): tokens of question j, likewise; question_text (Q,): the text
+    it asks answer (Q, 2): first and last token of the answer, counted within the text
+
+    find_entities: split -> (T,) index of the named entity that a token is in, -1 where none; runs on first
+    use."""
+
+    def __init__(self, folder: Path, special: SpecialTokens, labels: list[str], find_entities: Callable):
+        self.folder = folder
+        self.special = special
+        self.labels = labels
+        self.find_entities = find_entities
+        for name, kind in ARRAYS.items():
+            file = folder / f"{name}.bin"
+            if file.exists():
+                # An empty file cannot be mapped.
+                array = np.memmap(file, kind, "r") if file.stat().st_size else np.zeros(0, kind)
+                setattr(self, name, array)
+        if hasattr(self, "answer"):
+            self.answer = self.answer.reshape(-1, 2)
+
+    def __len__(self) -> int:
+        return len(self.doc)
+
+    def text(self, i: int) -> str:
+        """The raw text i, in which char_begin and char_end count."""
+        return bytes(self.utf8[self.byte_start[i]:self.byte_start[i + 1]]).decode()
+
+    @functools.cached_property
+    def questions(self) -> list[dict]:
+        """{"id", "question", "references"} of every question, in order."""
+        with open(self.folder / "questions.jsonl", encoding="utf-8") as f:
+            return [json.loads(line) for line in f]
+
+    @functools.cached_property
+    def entity_ids(self) -> np.ndarray:
+        return self.find_entities(self)
+
+
+@dataclass
+class Data:
+    """A prepared data set for one tokenizer."""
+    name: str
+    kind: str                   # "cls", "qa", or "text": which finetune_*.py is its task
+    labels: list[str]           # class names, sorted; empty where there are no classes
+    splits: dict[str, Split]
+    checksum: str               # of the raw files, the tokenizer, and how they were prepared
+    block_len: int              # tokens of a block of text in pre-training, by default
+    joined: bool                # whether corpus and train both name the documents that they come from
+
+    def __getitem__(self, split: str) -> Split:
+        if split not in self.splits:
+            hint = "; --dev_share=0.1 cuts one from train" if split == "dev" else ""
+            raise UserError(f"{self.name} has no {split} split. Allowed: {', '.join(self.splits)}{hint}")
+        return self.splits[split]
+
+    def scored(self, split: str) -> Split:
+        """The split that an evaluation is asked for."""
+        if split not in ("dev", "test"):
+            raise UserError(f"--split={split}: must be dev or test")
+        return self[split]
+
+    @property
+    def corpus(self) -> Split:
+        """The unlabelled text S: a split of its own where the data set has one, else the texts of train."""
+        return self.splits.get("corpus") or self["train"]
+
+
+# ---------------------------------------------------------------- pieces
+
+@dataclass
+class Pieces:
+    """M pieces of a split: piece m is tokens begin[m]:end[m] of the split, in text text_ids[m].
+
+    question_ids (M,): the question that stands before the piece; None in a task without questions."""
+    split: Split
+    text_ids: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    question_ids: np.ndarray | None = None
+    max_question: int = 0
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    @property
+    def doc(self) -> np.ndarray:
+        """(M,) the document of each piece."""
+        return self.split.doc[self.text_ids]
+
+    @property
+    def example_ids(self) -> np.ndarray:
+        """(M,) the labelled example of each piece: all windows of a question are one example."""
+        return self.text_ids if self.question_ids is None else self.question_ids
+
+    @functools.cached_property
+    def length(self) -> np.ndarray:
+        """(M,) int32 tokens of each piece, with its question and its special tokens."""
+        special = self.split.special
+        extra = len(special.prefix) + len(special.suffix)
+        if self.question_ids is not None:
+            question = np.diff(self.split.question_start)[self.question_ids]
+            extra = extra + np.minimum(question, self.max_question) + len(special.middle)
+        return (self.end - self.begin + extra).astype(np.int32)
+
+    def take(self, indices: np.ndarray) -> "Pieces":
+        questions = None if self.question_ids is None else self.question_ids[indices]
+        return replace(self, text_ids=self.text_ids[indices], begin=self.begin[indices],
+                       end=self.end[indices], question_ids=questions)
+
+
+def blocks(split: Split, max_len: int) -> Pieces:
+    """Every text in blocks of at most max_len tokens with the special ones. No overlap; the tail is
+    kept."""
+    room = max(1, max_len - len(split.special.prefix) - len(split.special.suffix))
+    count = -(-np.diff(split.token_start) // room)                                  # (N,) blocks of each text
+    text_ids = np.repeat(np.arange(len(count), dtype=np.int32), count)              # (M,)
+    # Each block ends where the next begins. In place, as a corpus may have 10^8 blocks.
+    edge = np.arange(len(text_ids) + 1)
+    edge[:-1] -= (np.cumsum(count) - count)[text_ids]
+    edge[:-1] *= room
+    edge[:-1] += split.token_start[text_ids]
+    edge[-1] = split.token_start[-1]
+    return Pieces(split, text_ids, edge[:-1], edge[1:])
+
+
+def truncated(split: Split, max_len: int) -> Pieces:
+    """Every text once, cut to max_len tokens with the special ones."""
+    room = max(1, max_len - len(split.special.prefix) - len(split.special.suffix))
+    begin = np.asarray(split.token_start[:-1])
+    return Pieces(split, np.arange(len(split)), begin, np.minimum(split.token_start[1:], begin + room))
+
+
+def windows(split: Split, max_len: int, overlap: int, max_question: int) -> Pieces:
+    """Every question with its text in windows of at most max_len tokens that share `overlap` tokens of the
+    text."""
+    special = split.special
+    question = np.minimum(np.diff(split.question_start), max_question)                          # (Q,)
+    room = max_len - question - len(special.prefix) - len(special.middle) - len(special.suffix)
+    step = room - overlap
+    if (step <= 0).any():
+        raise UserError(f"a window of {max_len} tokens leaves no room for a question of {max_question} and "
+                        f"an overlap of {overlap}; allowed are longer windows (--max_len, in train_nmg.py "
+                        "--ft_max_len), shorter questions and overlaps")
+    tokens = np.diff(split.token_start)[split.question_text]                                    # (Q,)
+    count = 1 + np.maximum(0, -(-(tokens - room) // step))                                      # (Q,) windows
+    question_ids = np.repeat(np.arange(len(question)), count)                                   # (M,)
+    nth = np.arange(len(question_ids)) - np.repeat(np.cumsum(count) - count, count)             # (M,)
+    text_ids = split.question_text[question_ids]
+    begin = split.token_start[text_ids] + nth * step[question_ids]
+    end = np.minimum(begin + room[question_ids], split.token_start[text_ids + 1])
+    return Pieces(split, text_ids, begin, end, question_ids, max_question)
+
+
+# ---------------------------------------------------------------- batches
+
+@dataclass
+class Batch:
+    """B pieces padded to L tokens: numpy arrays (B, L), read-only for maskers."""
+    input_ids: np.ndarray
+    attention_mask: np.ndarray      # bool: not padding
+    maskable: np.ndarray            # bool: may be masked; False on padding, special tokens and questions
+    word_ids: np.ndarray            # index of the word within its text, -1 where not maskable
+    is_punct: np.ndarray            # bool
+    token_type_ids: np.ndarray | None
+    indices: np.ndarray             # (B,) which pieces these are
+    token_at: np.ndarray            # index of the token in the split, 0 where `in_text` is False
+    in_text: np.ndarray             # bool: a token of the text, not special, padding or question
+    split: Split
+
+    @property
+    def entity_ids(self) -> np.ndarray:
+        """(B, L) index of the named entity, -1 where none; the first use finds them in the whole split."""
+        return np.where(self.in_text, self.split.entity_ids[self.token_at], -1)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a Hugging Face model reads: (B, L) int64 each."""
+        inputs = {"input_ids": torch.from_numpy(self.input_ids.astype(np.int64)),
+                  "attention_mask": torch.from_numpy(self.attention_mask.astype(np.int64))}
+        if self.token_type_ids is not None:
+            inputs["token_type_ids"] = torch.from_numpy(self.token_type_ids)
+        return inputs
+
+
+def collate(pieces: Pieces, indices: np.ndarray) -> Batch:
+    """The batch of the given pieces, padded to the longest of them."""
+    split, special = pieces.split, pieces.split.special
+    begin, end, length = pieces.begin[indices], pieces.end[indices], pieces.length[indices]
+    column = np.arange(int(length.max()))                                   # (L,)
+    before = length - (end - begin) - len(special.suffix)                   # (B,) tokens before the text
+    offset = column - before[:, None]                                       # (B, L) position within the text
+    in_text = (offset >= 0) & (offset < (end - begin)[:, None])
+    token_at = np.where(in_text, begin[:, None] + offset, 0)
+
+    input_ids = np.where(in_text, split.input_ids[token_at], special.pad_id)
+    input_ids[:, :len(special.prefix)] = special.prefix
+    for i, token in enumerate(special.suffix):
+        input_ids[np.arange(len(indices)), length - len(special.suffix) + i] = token
+    if pieces.question_ids is not None:
+        for row, question in enumerate(pieces.question_ids[indices]):
+            # [CLS] question [SEP] text [SEP]
+            middle = before[row] - len(special.middle)
+            start = split.question_start[question]
+            tokens = split.question_tokens[start:start + middle - len(special.prefix)]
+            input_ids[row, len(special.prefix):middle] = tokens
+            input_ids[row, middle:before[row]] = special.middle
+
+    attention_mask = column < length[:, None]
+    token_type_ids = None
+    if special.pair_types and pieces.question_ids is not None:
+        token_type_ids = (attention_mask & (column >= before[:, None])).astype(np.int64)
+    word_ids = np.where(in_text, split.word_ids[token_at], -1)
+    batch = Batch(input_ids, attention_mask, word_ids >= 0, word_ids, in_text & split.is_punct[token_at],
+                  token_type_ids, indices, token_at, in_text, split)
+    # A masker that changed a batch in place would change what the LM is trained on.
+    for array in (batch.input_ids, batch.attention_mask, batch.maskable, batch.word_ids, batch.is_punct):
+        array.flags.writeable = False
+    return batch

@@ -1,0 +1,281 @@
+"""What every script needs besides its algorithm: flags, the folder of a run, one line of results.
+
+    @dataclass
+    class Config:                                # one field a flag, its advice behind it
+        lm: str = "tiny"                         # a Hugging Face folder or hub name
+
+    def main(cfg: Config) -> None:
+        run = Run(cfg.out, settings)             # refuses a folder that holds another run
+        if not run.done:
+            ...
+            run.finish(loss=loss)                # writes run.json, last of all
+
+    if __name__ == "__main__":
+        runs.start(main, Config)
+"""
+import contextlib
+import difflib
+import hashlib
+import inspect
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import fire
+from filelock import FileLock, Timeout
+
+# Flags that are shares of something, and numbers that may be 0; every other number must be above 0.
+SHARES = {"p", "val_share", "dev_share"}
+MAY_BE_ZERO = {"seed", "overlap", "explore", "entropy_coef", "seeds"}
+
+
+class UserError(Exception):
+    """A mistake that the user can mend, in one sentence: what, where, what is allowed. Exit code 2."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """'; did you mean X?' for the closest known name, then all that is allowed."""
+    known = sorted(known)
+    close = [k for k in known if k.startswith(name)] or difflib.get_close_matches(name, known, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"{hint} Allowed: {', '.join(known)}"
+
+
+# ---------------------------------------------------------------- flags
+
+def start(main: Callable, config: type) -> None:
+    """Runs a script: main(config) with the flags of the command line; a mistake is one sentence, no
+    traceback."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(inspect.getmodule(main).__doc__)
+        print(inspect.getsource(config))
+        return
+    try:
+        main(parse_flags(config, sys.argv[1:]))
+    except (UserError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from its last checkpoint, if any", file=sys.stderr)
+        sys.exit(130)
+
+
+def parse_flags(config: type, args: list[str]) -> object:
+    """The dataclass `config` filled from ["--name=value", ...]; UserError for unknown names and wrong
+    values."""
+    # Fire only splits the command line: every value stays the text that it is.
+    split = fire.decorators.SetParseFn(str)(lambda *words, **flags: (words, flags))
+    words, flags = fire.Fire(split, command=args, serialize=lambda _: None)
+    if words:
+        raise UserError(f"{words[0]!r} is not a flag: write --name=value")
+    kinds = typing.get_type_hints(config)
+    for name in flags:
+        if name not in kinds:
+            raise UserError(f"unknown flag --{name}{nearest(name, kinds)}")
+    values = {name: convert(name, text, kinds[name]) for name, text in flags.items()}
+    return check_numbers(config(**values))
+
+
+def convert(name: str, text: str, kind: type) -> object:
+    """The value of one flag, by the annotation of its field: bool, int, float, str, or one of these |
+    None."""
+    optional = type(None) in typing.get_args(kind)
+    if optional and text == "None":
+        return None
+    if optional:
+        kind = typing.get_args(kind)[0]
+    if kind is str:
+        # FOLDER/ is FOLDER, but / stays /
+        return text.rstrip("/") or text
+    if kind is bool:
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise UserError(f"--{name} takes True or False, not {text!r}")
+        return text.lower() in ("true", "1")
+    try:
+        return kind(text)
+    except ValueError:
+        raise UserError(f"--{name} takes {kind.__name__}, not {text!r}") from None
+
+
+def check_numbers(cfg: object) -> object:
+    """The same config; UserError where a number cannot be meant."""
+    for field in fields(cfg):
+        value = getattr(cfg, field.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if field.name in SHARES and not 0 < value <= 1:
+            raise UserError(f"--{field.name}={value}: a share must be above 0 and at most 1")
+        least = 0 if field.name in MAY_BE_ZERO else sys.float_info.min
+        if not least <= value < float("inf"):
+            wanted = "0 or more" if least == 0 else "above 0"
+            raise UserError(f"--{field.name}={value}: must be {wanted}")
+    return cfg
+
+
+def fill(cfg: object, defaults: dict) -> None:
+    """Gives the flags that are None the defaults of the task, or of the toy world."""
+    for name, value in defaults.items():
+        if getattr(cfg, name, 0) is None:
+            setattr(cfg, name, value)
+
+
+def is_main_process() -> bool:
+    """Whether this is the only process, or the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+# ---------------------------------------------------------------- files
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A path beside `path` for a file or a folder; renamed into place when the block ends without an
+    error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    if partial.is_dir():
+        shutil.rmtree(partial)
+    yield partial
+    os.replace(partial, path)
+
+
+def checksum(file: Path) -> str:
+    """sha256 of a file, in hexadecimal."""
+    with open(file, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------- the folder of a run
+
+class Run:
+    """The folder of one run: its settings from the start (started.json), and all of it at the end
+    (run.json).
+
+    run.json is written last: where it stands, the run is done, and the same command does nothing. A folder
+    with other settings, or with anything else in it, is refused, and so is one that another process is at
+    work on. settings: every resolved flag, and the checksums of what was read; JSON values."""
+
+    def __init__(self, folder: str | Path, settings: dict):
+        self.folder = Path(folder)
+        # What was read from JSON is compared with what will be: tuples become lists.
+        self.settings = json.loads(json.dumps(settings))
+        self.done = (self.folder / "run.json").exists()
+        started = self.folder / "started.json"
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"--out={folder}: is a file; choose a folder")
+        if self.done:
+            self.refuse_others(self.folder / "run.json")
+            if is_main_process():
+                print(f"already done: {self.folder}")
+            return
+        if started.exists():
+            self.refuse_others(started)
+        elif self.folder.is_dir() and any(f.name != ".lock" for f in self.folder.iterdir()):
+            raise UserError(f"--out={folder}: exists and is no run of this script; choose another folder")
+        if is_main_process():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.lock = FileLock(self.folder / ".lock")
+            try:
+                self.lock.acquire(timeout=0)
+            except Timeout:
+                raise UserError(f"--out={folder}: another process is at work on it; wait for it, "
+                                "or choose another folder") from None
+            with atomic_write(started) as partial:
+                partial.write_text(json.dumps(self.settings, indent=1))
+
+    def refuse_others(self, file: Path) -> None:
+        there = json.loads(file.read_text())
+        changed = []
+        for name, value in self.settings.items():
+            if there.get(name) != value:
+                changed.append(f"{name}={there.get(name)} there, {value} here")
+        if changed:
+            raise UserError(f"--out={self.folder}: holds another run ({', '.join(changed)}); remove it, "
+                            "or choose another folder")
+
+    def finish(self, **facts: object) -> None:
+        """Writes run.json: the settings, the versions, and the facts that the run found out."""
+        with atomic_write(self.folder / "run.json") as partial:
+            partial.write_text(json.dumps(self.settings | facts | {"versions": versions()}, indent=1))
+        (self.folder / "started.json").unlink()
+        self.lock.release()
+        (self.folder / ".lock").unlink(missing_ok=True)
+
+    def facts(self) -> dict:
+        """What run.json says of a finished run."""
+        return json.loads((self.folder / "run.json").read_text())
+
+
+def settings_of(cfg: object, *without: str, **more: object) -> dict:
+    """Every flag of a config but for those named, and whatever else makes this run what it is."""
+    flags = {name: value for name, value in asdict(cfg).items() if name not in ("out", *without)}
+    return flags | more
+
+
+def digest(settings: dict) -> str:
+    """Eight characters that tell configurations apart."""
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
+
+
+def versions() -> dict[str, str]:
+    """Of what decides about the result: Python, torch, transformers, and the commit of this repository."""
+    import torch
+    import transformers
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    found["transformers"] = transformers.__version__
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    with contextlib.suppress(OSError):
+        git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent,
+                             capture_output=True, text=True)
+        found["commit"] = git.stdout.strip()
+    return found
+
+
+# ---------------------------------------------------------------- one line of results
+
+def read_results(path: Path) -> list[dict]:
+    """The lines of a results file, none where there is no file; UserError names a line that is broken."""
+    if not path.exists():
+        return []
+    found = []
+    for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            found.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            raise UserError(f"{path}:{n}: not a line of results (a JSON object); mend or remove it") from None
+    return found
+
+
+def check_results(path: Path) -> None:
+    """Raises before hours of training what add_result would raise after them."""
+    read_results(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a"):
+        pass
+
+
+def add_result(path: Path, run: Run) -> None:
+    """Appends a finished evaluation to the results, unless a line with the same "config" is there."""
+    facts = run.facts()
+    origin = run.settings["pretraining"]
+    row = {"dataset": facts["dataset"], "lm": origin["lm"], "masker": origin["masker"], "seed": facts["seed"],
+           "split": facts["split"], **facts["scores"], "seconds": facts["seconds"],
+           "predictions": str(run.folder / "predictions.jsonl"), "config": run.settings,
+           "versions": facts["versions"]}
+    with FileLock(f"{path}.lock"):
+        if any(line.get("config") == row["config"] for line in read_results(path)):
+            return
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        # A file that was edited by hand may lack its last newline.
+        gap = "" if text.endswith("\n") or not text else "\n"
+        with open(path, "a", encoding="utf-8") as f:
+            f.write(gap + json.dumps(row) + "\n")
+    shown = {name: value for name, value in row.items() if name not in ("config", "versions")}
+    print(json.dumps(shown))
