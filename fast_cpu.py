@@ -1,0 +1,136 @@
+"""Dropout and attention that are cheaper on a CPU. Nothing of the algorithm is in here; --fast=False does
+without it.
+
+`enable()` replaces torch.nn.functional.dropout, and what transformers calls "sdpa", in this process. What
+each part gains, and on which machines, stands in docs/speed.md.
+"""
+import itertools
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask, sdpa_mask
+
+TORCH_DROPOUT = F.dropout
+
+# Attention weights of a layer, B H L L, above which rows are long: then `FewHeads` is the faster way.
+LONG = 2**21
+
+
+def enable() -> None:
+    F.dropout = dropout
+    AttentionInterface.register("sdpa", attention)
+    AttentionMaskInterface.register("sdpa", eager_mask)
+
+
+def disable() -> None:
+    F.dropout = TORCH_DROPOUT
+    AttentionInterface.register("sdpa", sdpa_attention_forward)
+    AttentionMaskInterface.register("sdpa", sdpa_mask)
+
+
+# ---------------------------------------------------------------- dropout
+
+def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """Dropout whose mask takes 16 random bits an element, four elements from each 64-bit draw.
+
+    The same distribution as torch's (p rounded to 1/65536), other numbers."""
+    if not training or p == 0:
+        return x
+    keep = kept(random_bits(x.shape), p)
+    return x * keep.div_(1 - p).to(x.dtype)
+
+
+def random_bits(shape: torch.Size) -> torch.Tensor:
+    """Uniform int16 numbers."""
+    n = shape.numel()
+    return torch.empty(-(-n // 4), dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:n].view(shape)
+
+
+def kept(bits: torch.Tensor, p: float) -> torch.Tensor:
+    """1.0 where an element is kept, 0.0 where it is dropped. Comparing floats is faster than making
+    bools."""
+    return bits.float().ge_(round(p * 65536) - 32768)
+
+
+# ---------------------------------------------------------------- attention
+
+def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+              attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
+              **_) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it: query, key, value (B, H, L, D), attention_mask (B, 1, L, L) to
+    be added
+    -> (B, L, H, D), and no weights."""
+    if scaling is None:
+        scaling = query.shape[-1]**-0.5
+    # Several heads may share a key and a value.
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key = key.repeat_interleave(groups, 1)
+        value = value.repeat_interleave(groups, 1)
+    long = query.shape[:3].numel() * key.shape[2] > LONG
+    one_mask = attention_mask is None or (attention_mask.shape[1] == 1 and not attention_mask.requires_grad)
+    if long and not query.requires_grad and not dropout:
+        # Torch's fused kernel, for evaluation only: its backward pass is wrong for queries that may look
+        # nowhere.
+        mask = None if attention_mask is None else attention_mask.to(query.dtype)
+        out = F.scaled_dot_product_attention(query, key, value, mask, scale=scaling)
+    elif long and dropout and one_mask and key.shape == query.shape:
+        mask = None if attention_mask is None else attention_mask.float()
+        parts = [x.float().contiguous() for x in (query * scaling, key, value / (1 - dropout))]
+        out = FewHeads.apply(*parts, mask, dropout)
+    else:
+        weights = query @ key.transpose(2, 3) * scaling
+        if attention_mask is not None:
+            weights = weights + attention_mask
+        out = F.dropout(weights.softmax(-1), dropout) @ value
+    return out.transpose(1, 2).contiguous(), None
+
+
+class FewHeads(torch.autograd.Function):
+    """dropout(softmax(q kᵀ + mask)) v, a few heads at a time, so that their weights stay in the
+    processor's cache.
+
+    The weights are computed again in the backward pass, for which only random bits are kept. The scale of
+    dropout is the caller's, in v. q, k, v (B, H, L, D) float32, mask (B, 1, L, L) or None."""
+
+    @staticmethod
+    def softmax(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> Iterator[tuple]:
+        """((row, heads), weights (h, L, L)) until all heads are through; the weights share one buffer."""
+        B, H, L, _ = q.shape
+        # 0.6 MB a thread, and one head at least.
+        heads = min(H, 1 + 150_000 * torch.get_num_threads() // L**2)
+        buffer = torch.empty(heads, L, L)
+        for row, first in itertools.product(range(B), range(0, H, heads)):
+            some = (row, slice(first, first + heads))
+            weights = buffer[:H - first]
+            bias = weights if mask is None else mask[row]
+            torch.baddbmm(bias, q[some], k[some].transpose(1, 2), beta=int(mask is not None), out=weights)
+            yield some, torch.softmax(weights, -1, out=weights)
+
+    @staticmethod
+    def forward(ctx, q, k, v, mask, p):
+        out = torch.empty_like(v)
+        bits = random_bits(torch.Size((*q.shape[:3], q.shape[2])))
+        for some, weights in FewHeads.softmax(q, k, mask):
+            torch.bmm(weights.mul_(kept(bits[some], p)), v[some], out=out[some])
+        ctx.save_for_backward(q, k, v, mask, bits, out)
+        ctx.p = p
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, mask, bits, out = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        grad = grad.contiguous()
+        # Softmax: d score = weight * (d weight - sum of weight * d weight), and that sum is grad · out.
+        mean = (grad * out).sum(-1, keepdim=True)
+        for some, weights in FewHeads.softmax(q, k, mask):
+            keep = kept(bits[some], ctx.p)
+            score = torch.bmm(grad[some], v[some].transpose(1, 2)).mul_(keep).sub_(mean[some]).mul_(weights)
+            torch.bmm(score, k[some], out=dq[some])
+            torch.bmm(score.transpose(1, 2), q[some], out=dk[some])
+            torch.bmm(weights.mul_(keep).transpose(1, 2), grad[some], out=dv[some])
+        return dq, dk, dv, None, None
