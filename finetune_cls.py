@@ -1,11 +1,16 @@
-"""Fine-tunes a LM on text classification and scores it: accuracy, micro and macro F1.
+"""Fine-tunes a LM on text classification and scores it: accuracy and macro F1.
 
-    python finetune_cls.py                                                      # toycls, tiny LM, no further pre-training
-    python finetune_cls.py --dataset=chemprot --lm=runs/chemprot-whole          # a folder that pretrain.py made
-    python finetune_cls.py --dataset=reviews.csv --lm=roberta-base --split=dev
+    python finetune_cls.py                                              # toycls, tiny LM, no further
+    pre-training python finetune_cls.py --dataset=chemprot --lm=runs/chemprot-whole  # a folder that
+    pretrain.py made python finetune_cls.py --dataset=reviews.csv --lm=roberta-base --split=dev
+    torchrun --nproc_per_node=4 finetune_cls.py --dataset=imdb --lm=bert-base-uncased
+
+A task is a file finetune_KIND.py with DEFAULTS, META, METRICS, pieces_of, finetune and example_scores, as
+here: train_nmg.py finds it by the kind of the data.
 """
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,92 +20,152 @@ from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification
 
 import data_prep
+import loop
+import runs
 import toy
-from data_prep import Rows, Specials, gather, heads
-from loop import autocast, by_length, checked, checkpoint_of, claim, cli, device, fit, pad_to, processes, spent, to, with_head
-from pretrain import digest, finish, fitting, inputs, lineage, load_lm, save, versions
+from data import Pieces, Split, collate, truncated
+from loop import autocast, device, fit, length_batches, to_device, with_head
+from pretrain import load_lm, max_len_of, origin_of
+from runs import Run
+
+# The paper's meta-test; and what differs in the inner loop of its meta-training (appendix).
+DEFAULTS = {"epochs": 3, "lr": 2e-5, "batch_size": 16, "max_len": 256}
+META = {"ft_epochs": 5, "ft_lr": 2e-5}
+# What example_scores can measure; the first is the paper's reward.
+METRICS = ("accuracy", "likelihood")
 
 
-def tensors(pieces: Rows, rows: np.ndarray, width: int | None = None) -> dict[str, torch.Tensor]:
-    return inputs(gather(pieces, rows, width, pad_to())) | {"labels": torch.from_numpy(pieces.split.label[pieces.row[rows]].astype(np.int64))}
+@dataclass
+class Config:
+    dataset: str = "toycls"         # imdb chemprot toycls, or a path with text and label (data_prep.py)
+    lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
+    split: str = "test"             # scored split: test, or dev (for choosing anything)
+    epochs: int | None = None       # None: 3, the paper's meta-test
+    lr: float | None = None         # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
+    batch_size: int | None = None   # texts a step; the paper chose from 12, 16, 32; None: 16
+    max_len: int | None = None      # tokens, longer texts are cut; None: 256, or the LM's most
+    seed: int = 0                   # of head, order and dropout, three separate streams
+    fast: bool = True               # bf16 where native, cheaper dropout and attention on a CPU
+    raw: str | None = None          # folder with the raw files of a named data set
+    dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
+    results: str = "results.jsonl"  # one line a finished evaluation
+    out: str | None = None          # folder of predictions.jsonl; None: runs/cls-DATASET-LM-SPLIT-SEED-HASH
+    save_model: bool = False        # keep the classifier in `out`, as a Hugging Face folder
 
 
-def loss_of(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
-    return F.cross_entropy(model(input_ids=t["input_ids"], attention_mask=t["attention_mask"]).logits.float(), t["labels"])
+# ---------------------------------------------------------------- the task
+
+def pieces_of(split: Split, max_len: int) -> Pieces:
+    """Every text of a split once, cut to max_len tokens."""
+    return truncated(split, max_len)
 
 
-def finetune(lm: torch.nn.Module, pieces: Rows, labels: int, *, epochs: int = 3, lr: float = 2e-5, batch_size: int = 16, max_len: int = 256,
-             seed: int = 0, fast: bool = True, checkpoint: Path | None = None, key: str = "", quiet: bool = False) -> torch.nn.Module:
-    """A classifier around a copy of `lm`, all of it trained on `pieces`. Order, head and dropout are separate streams of `seed`."""
-    model = with_head(lm, AutoModelForSequenceClassification, seed, num_labels=labels)
-    fit(model, pieces.length, lambda _, rows: tensors(pieces, rows, None if fast else max_len), loss_of, epochs=epochs, batch_size=batch_size,
-        lr=lr, seed=seed, fast=fast, checkpoint=checkpoint, key=key, desc="fine-tuning", quiet=quiet)
+def labels_of(pieces: Pieces) -> np.ndarray:
+    """(M,) the class of each piece, an index into split.labels."""
+    return pieces.split.label[pieces.text_ids].astype(np.int64)
+
+
+def loss_fn(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Cross-entropy, summed over the texts of a batch."""
+    logits = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"]).logits
+    return F.cross_entropy(logits.float(), tensors["labels"], reduction="sum")
+
+
+def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, batch_size: int, seed: int = 0,
+             distributed: bool = False, quiet: bool = False) -> torch.nn.Module:
+    """A classifier around a copy of the LM's encoder, all of it trained on `pieces`; `lm` stays as it
+    is."""
+    model = with_head(lm, AutoModelForSequenceClassification, seed, num_labels=len(pieces.split.labels))
+    labels = torch.from_numpy(labels_of(pieces))
+
+    def make_batch(epoch, indices):
+        return collate(pieces, indices).tensors() | {"labels": labels[indices]}
+
+    fit(model, pieces.length, make_batch, loss_fn, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed,
+        distributed=distributed, desc="fine-tuning", quiet=quiet)
     return model
 
 
 @torch.no_grad()
-def predict(model: torch.nn.Module, pieces: Rows, fast: bool = True, quiet: bool = False) -> np.ndarray:
-    """(N, C) logits of every row, in large batches of similar length."""
-    dev, out = device(), np.zeros((len(pieces), model.config.num_labels), np.float32)
-    model.to(dev).eval()
-    with tqdm(total=len(pieces), desc="scoring", unit="row", disable=quiet or None) as bar:
-        for rows in by_length(pieces.length):
-            t = to(tensors(pieces, rows), dev)
-            with autocast(dev, fast):
-                out[rows] = model(input_ids=t["input_ids"], attention_mask=t["attention_mask"]).logits.float().cpu().numpy()
-            bar.update(len(rows))
-    return out
+def predict(model: torch.nn.Module, pieces: Pieces, quiet: bool = False) -> np.ndarray:
+    """(M, C) log probabilities of the classes."""
+    log_probs = np.zeros((len(pieces), model.config.num_labels), np.float32)
+    model.to(device()).eval()
+    with tqdm(total=len(pieces), desc="scoring", unit="text", disable=quiet or None) as bar:
+        for indices in length_batches(pieces.length):
+            tensors = to_device(collate(pieces, indices).tensors())
+            with autocast(model):
+                output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])
+            log_probs[indices] = output.logits.float().log_softmax(-1).cpu().numpy()
+            bar.update(len(indices))
+    return log_probs
 
 
-def scores(gold: np.ndarray, said: np.ndarray) -> dict[str, float]:
-    """accuracy, micro and macro F1 in percent; gold and said are class indices (N,). Macro: over classes in gold or said."""
-    f1 = [2 * ((gold == c) & (said == c)).sum() / ((gold == c).sum() + (said == c).sum()) for c in np.union1d(gold, said)]
-    accuracy = 100 * float(np.mean(gold == said))
-    return {"accuracy": accuracy, "micro_f1": accuracy, "macro_f1": 100 * float(np.mean(f1))}     # one label each: micro F1 = accuracy
+def example_scores(model: torch.nn.Module, pieces: Pieces, metric: str) -> np.ndarray:
+    """(V,) the score of each text, by rising example id: 0 or 1 for accuracy, log p(label) for
+    likelihood."""
+    log_probs, labels = predict(model, pieces, quiet=True), labels_of(pieces)
+    by_id = np.argsort(pieces.example_ids)
+    if metric == "likelihood":
+        return log_probs[np.arange(len(labels)), labels][by_id].astype(float)
+    return (log_probs.argmax(1) == labels)[by_id].astype(float)
 
 
-def main(
-    dataset: str = "toycls",            # a name (imdb chemprot toycls) or a path with text and label (see data_prep.py)
-    lm: str = "tiny",                   # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
-    split: str = "test",                # scored split: test, or dev (for choosing anything)
-    epochs: int | None = None,          # None: 3 as in the paper's meta-test (the toy world's own for tiny)
-    lr: float | None = None,            # None: 2e-5 (the toy world's own for tiny); raise it for smaller LMs
-    batch_size: int | None = None,      # rows a step; the paper chose from 12, 16, 32; None: 16 (32 for tiny)
-    max_len: int | None = None,         # tokens; longer texts are cut; None: 256 or the LM's most
-    seed: int = 0,                      # of head, order and dropout (three separate streams)
-    fast: bool = True,                  # False: the plain path (rows padded to max_len, fp32)
-    raw: str | None = None,             # folder with raw files of a named data set
-    dev_share: float | None = None,     # share of train to cut as dev where there is none; None: 0.1 for paths
-    results: str = "results.jsonl",     # one line a finished evaluation
-    out: str | None = None,             # folder of predictions.jsonl; None: runs/cls-DATASET-LM-SPLIT-SEED-HASH
-    save_model: bool = False,           # keep the classifier in `out`, as a Hugging Face folder
-):
-    run = checked(locals())
-    tok = data_prep.load_tokenizer(lm)
-    data = data_prep.load(dataset, tok, raw, dev_share, kind="cls")
-    train, scored, specials, origin = data["train"], data.scored(split), Specials.of(tok), lineage(lm)
-    defaults = toy.FINETUNE_CLS if origin["base"] == "tiny" else {"epochs": 3, "lr": 2e-5, "batch_size": 16}
-    run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum, "pretraining": origin}
-    run["out"] = out or f"runs/cls-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}-{digest(run)}"
-    out = Path(run["out"])
-    if not claim(out, run):
-        encoder, begin = load_lm(lm), time.time() - spent(checkpoint_of(out), json.dumps(run))
-        length = fitting(encoder, max_len, 256)
-        model = finetune(encoder, heads(train, specials, length), len(data.labels), epochs=run["epochs"], lr=run["lr"],
-                         batch_size=run["batch_size"], max_len=length, seed=seed, fast=fast, checkpoint=checkpoint_of(out),
-                         key=json.dumps(run))
-        if processes()[0]:
-            return
+def scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Accuracy (which is micro F1) and macro F1 over the classes in either array, in percent; both (N,)
+    indices."""
+    f1 = []
+    for label in np.union1d(gold, predicted):
+        hits = ((gold == label) & (predicted == label)).sum()
+        f1.append(2 * hits / ((gold == label).sum() + (predicted == label).sum()))
+    return {"accuracy": 100 * float(np.mean(gold == predicted)), "macro_f1": 100 * float(np.mean(f1))}
+
+
+# ---------------------------------------------------------------- the script
+
+def main(cfg: Config) -> None:
+    loop.use_fast_path(cfg.fast)
+    runs.check_results(Path(cfg.results))
+
+    # 1. the data and the LM
+    data = data_prep.load(cfg.dataset, data_prep.load_tokenizer(cfg.lm), cfg.raw, cfg.dev_share, kind="cls")
+    lm = load_lm(cfg.lm)
+    origin, pretrain_seconds = origin_of(cfg.lm)
+    runs.fill(cfg, toy.FINETUNE["cls"] if origin["lm"] == "tiny" else DEFAULTS)
+    cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
+    train = pieces_of(data["train"], cfg.max_len)
+    scored = pieces_of(data.scored(cfg.split), cfg.max_len)
+
+    # 2. fine-tune, and predict every text
+    settings = runs.settings_of(cfg, "results", "save_model", data=data.checksum, pretraining=origin)
+    if cfg.out is None:
+        name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
+        cfg.out = f"runs/cls-{name}-{runs.digest(settings)}"
+    run = Run(cfg.out, settings)
+    if not run.done:
+        started = time.time()
+        model = finetune(lm, train, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size, seed=cfg.seed,
+                         distributed=True)
         trained = time.time()
-        said, gold = predict(model, heads(scored, specials, length), fast).argmax(1), np.array(scored.label)
-        examples = [{"row": i, "gold": data.labels[g], "said": data.labels[s], "correct": bool(g == s)}
-                    for i, (g, s) in enumerate(zip(gold, said, strict=True))]
-        seconds = {"train_seconds": round(trained - begin, 1), "score_seconds": round(time.time() - trained, 1)}
-        model.config.id2label, model.config.label2id = dict(enumerate(data.labels)), {n: i for i, n in enumerate(data.labels)}
-        save(model if save_model else None, tok, out, run | {"scores": scores(gold, said) | seconds, "versions": versions()}, examples)
-    if not processes()[0]:
-        finish(out, results, run, ("correct",))
+        if not runs.is_main_process():
+            return
+        predicted, gold = predict(model, scored).argmax(1), labels_of(scored)
+        with open(run.folder / "predictions.jsonl", "w", encoding="utf-8") as f:
+            for i, (p, g) in enumerate(zip(predicted, gold, strict=True)):
+                line = {"row": i, "gold": data.labels[g], "predicted": data.labels[p]}
+                f.write(json.dumps(line, ensure_ascii=False) + "\n")
+        if cfg.save_model:
+            model.config.id2label = dict(enumerate(data.labels))
+            model.config.label2id = {label: i for i, label in enumerate(data.labels)}
+            model.save_pretrained(run.folder)
+            data_prep.load_tokenizer(cfg.lm).save_pretrained(run.folder)
+        seconds = {"pretrain": pretrain_seconds, "train": trained - started, "score": time.time() - trained}
+        run.finish(scores=scores(gold, predicted), seconds=seconds)
+
+    # 3. one line of results
+    if runs.is_main_process():
+        runs.add_result(Path(cfg.results), run)
 
 
 if __name__ == "__main__":
-    cli(main)
+    runs.start(main, Config)

@@ -1,14 +1,18 @@
 """Fine-tunes a LM on extractive question answering and scores it: exact match (EM) and F1.
 
-    python finetune_qa.py                                                       # toyqa, tiny LM, no further pre-training
-    python finetune_qa.py --dataset=newsqa --lm=runs/newsqa-whole               # a folder that pretrain.py made
-    python finetune_qa.py --dataset=squad_like_folder --lm=distilbert-base-uncased --split=dev
+    python finetune_qa.py                                               # toyqa, tiny LM, no further
+    pre-training python finetune_qa.py --dataset=newsqa --lm=runs/newsqa-whole       # a folder that
+    pretrain.py made python finetune_qa.py --dataset=squad_like_folder --lm=distilbert-base-uncased
+    --split=dev torchrun --nproc_per_node=4 finetune_qa.py --dataset=squad --lm=bert-base-uncased
+
+The same interface as finetune_cls.py: DEFAULTS, META, METRICS, pieces_of, finetune, example_scores.
 """
 import json
 import re
 import string
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,169 +22,266 @@ from tqdm import tqdm
 from transformers import AutoModelForQuestionAnswering
 
 import data_prep
+import loop
+import runs
 import toy
-from data_prep import Batch, Rows, Specials, gather, windows
-from loop import autocast, by_length, checked, checkpoint_of, claim, cli, device, fit, pad_to, processes, spent, to, with_head
-from pretrain import digest, finish, fitting, inputs, lineage, load_lm, save, versions
+from data import Batch, Pieces, Split, collate, windows
+from loop import autocast, device, fit, length_batches, to_device, with_head
+from pretrain import load_lm, max_len_of, origin_of
+from runs import Run
+
+# The paper's meta-test; and what differs in the inner loop of its meta-training (appendix).
+DEFAULTS = {"epochs": 2, "lr": 3e-5, "batch_size": 16, "max_len": 384}
+META = {"ft_epochs": 1, "ft_lr": 3e-5}
+# What example_scores can measure; the first, exact match, is the paper's reward.
+METRICS = ("accuracy", "f1", "likelihood")
+
+MAX_ANSWER = 30     # tokens of the longest answer that is considered
+N_BEST = 5          # answers kept for each question
 
 
-def targets(batch: Batch, pieces: Rows) -> torch.Tensor:
-    """(B, 2) columns of the first and the last token of the answer; column 0 where the window does not hold all of it."""
-    column = answer_tokens(pieces, batch.rows) - pieces.lo[batch.rows][:, None] + batch.inside.argmax(1)[:, None]
-    return torch.from_numpy(np.where(whole_answer(pieces, batch.rows)[:, None], column, 0))
+@dataclass
+class Config:
+    dataset: str = "toyqa"          # squad newsqa emrqa toyqa, or a path to SQuAD json or MRQA jsonl
+    lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
+    split: str = "test"             # scored split: test, or dev (for choosing anything)
+    epochs: int | None = None       # None: 2, the paper's meta-test
+    lr: float | None = None         # None: 3e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
+    batch_size: int | None = None   # windows a step; the paper chose from 12, 16, 32; None: 16
+    max_len: int | None = None      # tokens a window, question and context; None: 384, or the LM's most
+    overlap: int = 128              # context tokens that two windows share; at most a third of max_len
+    max_question: int = 64          # tokens; longer questions are cut
+    seed: int = 0                   # of head, order and dropout, three separate streams
+    fast: bool = True               # bf16 where native, cheaper dropout and attention on a CPU
+    raw: str | None = None          # folder with the raw files of a named data set
+    dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
+    results: str = "results.jsonl"  # one line a finished evaluation
+    out: str | None = None          # folder of predictions.jsonl; None: runs/qa-DATASET-LM-SPLIT-SEED-HASH
+    save_model: bool = False        # keep the span predictor in `out`, as a Hugging Face folder
 
 
-def answer_tokens(pieces: Rows, rows: np.ndarray) -> np.ndarray:
-    """(B, 2) first and last token of the answers to the questions of some windows, counted in the split."""
-    return pieces.split.start[pieces.row[rows]][:, None] + pieces.split.answer[pieces.question[rows]]
+# ---------------------------------------------------------------- the task
+
+def pieces_of(split: Split, max_len: int, overlap: int = 128, max_question: int = 64) -> Pieces:
+    """Every question with its context, in windows of max_len tokens."""
+    return windows(split, max_len, min(overlap, max_len // 3), max_question)
 
 
-def whole_answer(pieces: Rows, rows: np.ndarray) -> np.ndarray:
+def answer_tokens(pieces: Pieces, indices: np.ndarray) -> np.ndarray:
+    """(B, 2) first and last token of the answers that some windows ask for, counted in the split."""
+    text_start = pieces.split.token_start[pieces.text_ids[indices]]
+    return text_start[:, None] + pieces.split.answer[pieces.question_ids[indices]]
+
+
+def holds_answer(pieces: Pieces, indices: np.ndarray) -> np.ndarray:
     """(B,) whether a window holds all of its answer."""
-    answer = answer_tokens(pieces, rows)
-    return (answer[:, 0] >= pieces.lo[rows]) & (answer[:, 1] < pieces.hi[rows])
+    first, last = answer_tokens(pieces, indices).T
+    return (first >= pieces.begin[indices]) & (last < pieces.end[indices])
 
 
-def loss_of(model: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
-    out = model(**{k: v for k, v in t.items() if k != "labels"})
-    return (F.cross_entropy(out.start_logits.float(), t["labels"][:, 0]) + F.cross_entropy(out.end_logits.float(), t["labels"][:, 1])) / 2
+def targets(batch: Batch, pieces: Pieces) -> torch.Tensor:
+    """(B, 2) columns of the first and the last token of the answer; 0 where the window does not hold all
+    of it."""
+    text_column = batch.in_text.argmax(1)
+    column = answer_tokens(pieces, batch.indices) - pieces.begin[batch.indices][:, None] + text_column[:, None]
+    whole = holds_answer(pieces, batch.indices)[:, None]
+    return torch.from_numpy(np.where(whole, column, 0))
 
 
-def finetune(lm: torch.nn.Module, pieces: Rows, *, epochs: int = 2, lr: float = 3e-5, batch_size: int = 16, max_len: int = 384, seed: int = 0,
-             fast: bool = True, checkpoint: Path | None = None, key: str = "", quiet: bool = False) -> torch.nn.Module:
-    """A span predictor around a copy of `lm`, all of it trained on `pieces` (windows). Order, head and dropout: separate streams."""
+def loss_fn(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Cross-entropy of start and end, summed over both and over the windows of a batch."""
+    inputs = {name: tensor for name, tensor in tensors.items() if name != "labels"}
+    output = model(**inputs)
+    start, end = tensors["labels"].T
+    loss = F.cross_entropy(output.start_logits.float(), start, reduction="sum")
+    return loss + F.cross_entropy(output.end_logits.float(), end, reduction="sum")
+
+
+def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, batch_size: int, seed: int = 0,
+             distributed: bool = False, quiet: bool = False) -> torch.nn.Module:
+    """A span predictor around a copy of the LM's encoder, all of it trained on `pieces`; `lm` stays as it
+    is."""
     model = with_head(lm, AutoModelForQuestionAnswering, seed, num_labels=2)
 
-    def make(_, rows):
-        batch = gather(pieces, rows, None if fast else max_len, pad_to())
-        return inputs(batch) | {"labels": targets(batch, pieces)}
+    def make_batch(epoch, indices):
+        batch = collate(pieces, indices)
+        return batch.tensors() | {"labels": targets(batch, pieces)}
 
-    fit(model, pieces.length, make, loss_of, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed, fast=fast, checkpoint=checkpoint, key=key,
-        desc="fine-tuning", quiet=quiet)
+    fit(model, pieces.length, make_batch, loss_fn, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed,
+        distributed=distributed, desc="fine-tuning", quiet=quiet)
     return model
 
 
 @torch.no_grad()
-def predict(model: torch.nn.Module, pieces: Rows, max_answer: int = 30, n_best: int = 5, fast: bool = True, quiet: bool = False) -> list[list]:
-    """For every question that `pieces` ask, in order, its n best (text, score, first token, last token), best first, over all its windows.
+def predict(model: torch.nn.Module, pieces: Pieces, quiet: bool = False) -> list[list[dict]]:
+    """For every question of `pieces`, by rising id, its N_BEST different answers, best first, over all its
+    windows.
 
-    A span's score is its start logit plus its end logit; every span of at most `max_answer` context tokens is considered."""
-    dev, split, best = device(), pieces.split, {}
-    model.to(dev).eval()
+    An answer is {"text", "score"}: exact characters of the raw text, start logit plus end logit. Every
+    span of at most MAX_ANSWER context tokens is considered."""
+    spans = {question: [] for question in np.unique(pieces.question_ids).tolist()}
+    model.to(device()).eval()
     with tqdm(total=len(pieces), desc="scoring", unit="window", disable=quiet or None) as bar:
-        for rows in by_length(pieces.length):
-            batch = gather(pieces, rows, None, pad_to())
-            with autocast(dev, fast):
-                out = model(**to(inputs(batch), dev))
-            outside = torch.from_numpy(~batch.inside).to(dev)
-            start = out.start_logits.float().masked_fill(outside, -torch.inf)                       # (B, L)
-            end = F.pad(out.end_logits.float().masked_fill(outside, -torch.inf), (0, max_answer - 1), value=-torch.inf)
-            score = start[:, :, None] + end.unfold(1, max_answer, 1)                                # (B, L, A): ends at start + 0 .. A-1
-            top, flat = (x.cpu().numpy() for x in score.flatten(1).topk(min(n_best, score[0].numel())))
-            for b, r in enumerate(rows):
-                for value, at in zip(top[b], flat[b], strict=True):
-                    if np.isfinite(value):
-                        first = int(batch.at[b, at // max_answer])
-                        best.setdefault(int(pieces.question[r]), []).append((float(value), first, first + int(at % max_answer)))
-            bar.update(len(rows))
-    return [answers(split, q, best.get(q, []), n_best) for q in np.unique(pieces.question)]
+        for indices in length_batches(pieces.length):
+            batch = collate(pieces, indices)
+            with autocast(model):
+                output = model(**to_device(batch.tensors()))
+            scores, first, last = best_spans(output, torch.from_numpy(batch.in_text).to(device()))
+            for row, question in enumerate(pieces.question_ids[indices].tolist()):
+                for score, i, j in zip(scores[row], first[row], last[row], strict=True):
+                    if np.isfinite(score):
+                        span = (int(batch.token_at[row, i]), int(batch.token_at[row, j]))
+                        spans[question].append((float(score), span))
+            bar.update(len(indices))
+    return [different_answers(pieces.split, question, found) for question, found in spans.items()]
+
+
+def best_spans(output, in_text: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scores, first and last columns (B, N_BEST) of the best spans of each window; -inf where there are
+    fewer.
+
+    in_text: (B, L) bool."""
+    start = output.start_logits.float().masked_fill(~in_text, -torch.inf)                       # (B, L)
+    end = output.end_logits.float().masked_fill(~in_text, -torch.inf)
+    # Column i of `ends` holds the ends at i, i + 1, ... i + MAX_ANSWER - 1.
+    ends = F.pad(end, (0, MAX_ANSWER - 1), value=-torch.inf).unfold(1, MAX_ANSWER, 1)           # (B, L, A)
+    span_scores = (start[:, :, None] + ends).flatten(1)                                         # (B, L A)
+    scores, flat = span_scores.topk(min(N_BEST, span_scores.shape[1]))
+    first, extra = flat // MAX_ANSWER, flat % MAX_ANSWER
+    # A span of minus infinity may end beyond the row; it is dropped by its score.
+    last = (first + extra).clamp(max=in_text.shape[1] - 1)
+    return scores.cpu().numpy(), first.cpu().numpy(), last.cpu().numpy()
+
+
+def different_answers(split: Split, question: int, spans: list[tuple[float, tuple[int, int]]]) -> list[dict]:
+    """The N_BEST different answers among (score, (first token, last token)), best first."""
+    text = split.text(split.question_text[question])
+    answers = {}
+    for score, (first, last) in sorted(spans, key=lambda s: (-s[0], s[1])):
+        found = text[split.char_begin[first]:split.char_end[last]]
+        answers.setdefault((first, last), {"text": found, "score": score})
+    return list(answers.values())[:N_BEST]
 
 
 @torch.no_grad()
-def positions(model: torch.nn.Module, pieces: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Of every window (M,): the share of start and end hit by the argmax over all its tokens (the official code's accuracy), and the log
-    probability of both; 0 and nan where the window does not hold all of the answer."""
-    dev, whole = device(), whole_answer(pieces, np.arange(len(pieces)))
-    hit, log_p = np.zeros(len(pieces)), np.full(len(pieces), np.nan)
-    model.to(dev).eval()
-    for chunk in by_length(pieces.length[whole]):
-        rows = np.flatnonzero(whole)[chunk]
-        batch = gather(pieces, rows, None, pad_to())
-        with autocast(dev):
-            out = model(**to(inputs(batch), dev))
-        logits = torch.stack((out.start_logits, out.end_logits), 1).float().cpu().masked_fill(~torch.from_numpy(batch.real)[:, None], -torch.inf)
-        gold = targets(batch, pieces)                                                               # (B, 2)
-        hit[rows] = (logits.argmax(-1) == gold).float().mean(1).numpy()
-        log_p[rows] = logits.log_softmax(-1).gather(-1, gold[..., None]).sum((1, 2)).numpy()
-    return hit, log_p
+def log_likelihood(model: torch.nn.Module, pieces: Pieces) -> np.ndarray:
+    """(M,) log probability of the answer's first and last token; NaN where the window does not hold the
+    answer."""
+    whole = np.flatnonzero(holds_answer(pieces, np.arange(len(pieces))))
+    log_prob = np.full(len(pieces), np.nan)
+    model.to(device()).eval()
+    for chunk in length_batches(pieces.length[whole]):
+        indices = whole[chunk]
+        batch = collate(pieces, indices)
+        with autocast(model):
+            output = model(**to_device(batch.tensors()))
+        logits = torch.stack((output.start_logits, output.end_logits), 1).float().cpu()         # (B, 2, L)
+        padding = torch.from_numpy(~batch.attention_mask)[:, None]
+        log_probs = logits.masked_fill(padding, -torch.inf).log_softmax(-1)
+        gold = targets(batch, pieces)                                                           # (B, 2)
+        log_prob[indices] = log_probs.gather(-1, gold[..., None]).sum((1, 2)).numpy()
+    return log_prob
 
 
-def answers(split: data_prep.Split, question: int, spans: list[tuple[float, int, int]], n: int) -> list[dict]:
-    """The n best different spans of a question as exact characters of its raw text."""
-    text, out = split.raw(split.q_row[question]), {}
-    for score, first, last in sorted(spans, key=lambda s: (-s[0], s[1], s[2])):
-        out.setdefault((first, last), {"text": text[split.begin[first]:split.end[last]], "score": score})
-    return list(out.values())[:n]
+def example_scores(model: torch.nn.Module, pieces: Pieces, metric: str) -> np.ndarray:
+    """(V,) the score of each question, by rising id: exact match, F1, or the log likelihood of the answer.
+
+    The likelihood is the mean over the windows that hold the whole answer, 0 where none does."""
+    questions, at = np.unique(pieces.question_ids, return_inverse=True)
+    if metric == "likelihood":
+        log_prob = log_likelihood(model, pieces)
+        there = ~np.isnan(log_prob)
+        total = np.bincount(at[there], log_prob[there], len(questions))
+        return total / np.maximum(1, np.bincount(at[there], minlength=len(questions)))
+    measure = {"accuracy": exact_match, "f1": f1_score}[metric]
+    scores = []
+    for question, answers in zip(questions, predict(model, pieces, quiet=True), strict=True):
+        references = pieces.split.questions[question]["references"]
+        scores.append(measure(best_text(answers), references))
+    return np.array(scores, float)
 
 
-# ---------------------------------------------------------------- EM and F1 of SQuAD (two answers of nothing agree, as in version 2)
+def best_text(answers: list[dict]) -> str:
+    return answers[0]["text"] if answers else ""
+
+
+# ---------------------------------------------------------------- EM and F1, as SQuAD 1.1 defines them
 
 def normalize(answer: str) -> str:
     """Lower case; punctuation, articles and extra white space removed."""
-    answer = "".join(c for c in answer.lower() if c not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer).split())
+    plain = "".join(c for c in answer.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
 
 
-def em_f1(said: str, references: list[str]) -> tuple[float, float]:
-    """The best exact match and the best token F1 over all reference answers, in [0, 1]."""
-    def f1(a: list[str], b: list[str]) -> float:
-        common = sum((Counter(a) & Counter(b)).values())
-        return 2 * common / (len(a) + len(b)) if common else float(not a and not b)
-    said = normalize(said)
-    return (max(float(said == normalize(r)) for r in references),
-            max(f1(said.split(), normalize(r).split()) for r in references))
+def exact_match(predicted: str, references: list[str]) -> float:
+    """1.0 if the normalised answer is one of the references, else 0.0."""
+    return float(normalize(predicted) in map(normalize, references))
 
 
-def main(
-    dataset: str = "toyqa",             # a name (squad newsqa emrqa toyqa) or a path to SQuAD json or MRQA jsonl (see data_prep.py)
-    lm: str = "tiny",                   # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
-    split: str = "test",                # scored split: test, or dev (for choosing anything)
-    epochs: int | None = None,          # None: 2 as in the paper's meta-test (the toy world's own for tiny)
-    lr: float | None = None,            # None: 3e-5 (the toy world's own for tiny); raise it for smaller LMs
-    batch_size: int | None = None,      # windows a step; the paper chose from 12, 16, 32; None: 16 (32 for tiny)
-    max_len: int | None = None,         # tokens a window, question and context; None: 384 or the LM's most
-    overlap: int = 128,                 # context tokens that a window shares with the one before; at most a third of max_len
-    max_question: int = 64,             # tokens; longer questions are cut
-    max_answer: int = 30,               # tokens; the longest answer that is considered
-    seed: int = 0,                      # of head, order and dropout (three separate streams)
-    fast: bool = True,                  # False: the plain path (windows padded to max_len, fp32)
-    raw: str | None = None,             # folder with raw files of a named data set
-    dev_share: float | None = None,     # share of train to cut as dev where there is none; None: 0.1 for paths
-    results: str = "results.jsonl",     # one line a finished evaluation
-    out: str | None = None,             # folder of predictions.jsonl; None: runs/qa-DATASET-LM-SPLIT-SEED-HASH
-    save_model: bool = False,           # keep the span predictor in `out`, as a Hugging Face folder
-):
-    run = checked(locals())
-    tok = data_prep.load_tokenizer(lm)
-    data = data_prep.load(dataset, tok, raw, dev_share, kind="qa")
-    train, scored, specials, origin = data["train"], data.scored(split), Specials.of(tok), lineage(lm)
-    defaults = toy.FINETUNE_QA if origin["base"] == "tiny" else {"epochs": 2, "lr": 3e-5, "batch_size": 16}
-    run |= {k: v for k, v in defaults.items() if run[k] is None} | {"data": data.checksum, "pretraining": origin}
-    run["out"] = out or f"runs/qa-{Path(dataset).stem}-{Path(lm).name}-{split}-{seed}-{digest(run)}"
-    out = Path(run["out"])
-    if not claim(out, run):
-        encoder, begin = load_lm(lm), time.time() - spent(checkpoint_of(out), json.dumps(run))
-        length = fitting(encoder, max_len, 384)
-        shape = {"max_len": length, "overlap": min(overlap, length // 3), "max_question": max_question}
-        pieces = windows(train, specials, **shape)
-        lost = len(train.q_row) - len(np.unique(pieces.question[whole_answer(pieces, np.arange(len(pieces)))]))
-        print(f"{len(pieces):,} windows of {len(train.q_row):,} questions; the answers of {lost:,} are cut off in every window: trained as absent")
-        model = finetune(encoder, pieces, epochs=run["epochs"], lr=run["lr"], batch_size=run["batch_size"], max_len=length, seed=seed,
-                         fast=fast, checkpoint=checkpoint_of(out), key=json.dumps(run))
-        if processes()[0]:
-            return
+def f1_score(predicted: str, references: list[str]) -> float:
+    """The best token F1 over the references, in [0, 1]. Two answers of no words agree."""
+    tokens = normalize(predicted).split()
+    best = 0.0
+    for reference in references:
+        wanted = normalize(reference).split()
+        common = (Counter(tokens) & Counter(wanted)).total()
+        if common:
+            best = max(best, 2 * common / (len(tokens) + len(wanted)))
+        elif not tokens and not wanted:
+            best = 1.0
+    return best
+
+
+# ---------------------------------------------------------------- the script
+
+def main(cfg: Config) -> None:
+    loop.use_fast_path(cfg.fast)
+    runs.check_results(Path(cfg.results))
+
+    # 1. the data and the LM
+    data = data_prep.load(cfg.dataset, data_prep.load_tokenizer(cfg.lm), cfg.raw, cfg.dev_share, kind="qa")
+    lm = load_lm(cfg.lm)
+    origin, pretrain_seconds = origin_of(cfg.lm)
+    runs.fill(cfg, toy.FINETUNE["qa"] if origin["lm"] == "tiny" else DEFAULTS)
+    cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
+    train = pieces_of(data["train"], cfg.max_len, cfg.overlap, cfg.max_question)
+    scored = pieces_of(data.scored(cfg.split), cfg.max_len, cfg.overlap, cfg.max_question)
+    answered = np.unique(train.question_ids[holds_answer(train, np.arange(len(train)))])
+    lost = len(train.split.questions) - len(answered)
+    print(f"{len(train):,} windows of {len(train.split.questions):,} questions; the answers of {lost:,} are cut "
+          "off in every window: trained as absent")
+
+    # 2. fine-tune, and answer every question
+    settings = runs.settings_of(cfg, "results", "save_model", data=data.checksum, pretraining=origin)
+    if cfg.out is None:
+        name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
+        cfg.out = f"runs/qa-{name}-{runs.digest(settings)}"
+    run = Run(cfg.out, settings)
+    if not run.done:
+        started = time.time()
+        model = finetune(lm, train, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size, seed=cfg.seed,
+                         distributed=True)
         trained = time.time()
-        best = predict(model, windows(scored, specials, **shape), max_answer, fast=fast)
-        examples = []
-        for question, found in zip(scored.questions, best, strict=True):
-            em, f1 = em_f1(found[0]["text"] if found else "", question["scored"])
-            examples.append({"id": question["id"], "em": em, "f1": f1, "n_best": found})
-        seconds = {"train_seconds": round(trained - begin, 1), "score_seconds": round(time.time() - trained, 1)}
-        scores = {k: 100 * float(np.mean([e[k] for e in examples])) for k in ("em", "f1")}
-        save(model if save_model else None, tok, out, run | {"scores": scores | seconds, "versions": versions()}, examples)
-    if not processes()[0]:
-        finish(out, results, run, ("em", "f1"))
+        if not runs.is_main_process():
+            return
+        em, f1 = [], []
+        with open(run.folder / "predictions.jsonl", "w", encoding="utf-8") as f:
+            for question, answers in zip(scored.split.questions, predict(model, scored), strict=True):
+                em.append(exact_match(best_text(answers), question["references"]))
+                f1.append(f1_score(best_text(answers), question["references"]))
+                line = {"id": question["id"], "em": em[-1], "f1": f1[-1], "n_best": answers}
+                f.write(json.dumps(line, ensure_ascii=False) + "\n")
+        if cfg.save_model:
+            model.save_pretrained(run.folder)
+            data_prep.load_tokenizer(cfg.lm).save_pretrained(run.folder)
+        scores = {"em": 100 * float(np.mean(em)), "f1": 100 * float(np.mean(f1))}
+        seconds = {"pretrain": pretrain_seconds, "train": trained - started, "score": time.time() - trained}
+        run.finish(scores=scores, seconds=seconds)
+
+    # 3. one line of results
+    if runs.is_main_process():
+        runs.add_result(Path(cfg.results), run)
 
 
 if __name__ == "__main__":
-    cli(main)
+    runs.start(main, Config)

@@ -1,17 +1,20 @@
-"""Which tokens are masked: the registry of strategies, and what becomes of a masked token.
+"""Which tokens are masked: the registry of maskers, the policy network, and what becomes of a masked token.
 
     @register("punct")
-    def punct(batch, k, rng, lm=None):
-        return pick(batch.punct + rng.random(batch.ids.shape), batch, k)
+    def punct(batch, budget, rng, lm=None):
+        return pick(batch.is_punct + rng.random(batch.input_ids.shape), batch, budget)
 
 A masker gets
-    batch  (B, L) numpy arrays: ids, ok, word, punct, ent (see data_prep.Batch)
-    k      (B,) how many tokens to mask in each row, the same for every masker (`budget`)
-    rng    (B, L) uniform numbers on demand; a row's numbers depend on (seed, epoch, row) alone (`RowRandom`)
-    lm     a callable: batch -> (B, L, H) hidden states of the LM as it is now, a torch tensor on its device; None where there is no LM
-and returns a bool (B, L): True only where `ok`, at most k[b] in row b, exactly k[b] wherever its units allow.
-A masker of your own: decorate a function here, or use --masker=path/to/file.py:function
-The learned one (PAPER: NMG) is --masker=nmg:FOLDER, where FOLDER is a run of train_nmg.py; sampled:FOLDER draws from it.
+    batch    numpy arrays (B, L): input_ids, maskable, word_ids, is_punct, entity_ids (see data.Batch)
+    budget   (B,) how many tokens to mask in each row, the same for every masker
+    rng      random numbers (B, L) on demand; a row's depend on seed, epoch and row alone
+    lm       a function: batch -> (B, L, H) hidden states of the LM as it is now; a torch tensor
+and returns a bool (B, L): True only where maskable, at most the budget, exactly the budget where its units
+allow.
+
+A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function. The
+learned one is
+--masker=nmg:FOLDER, where FOLDER is a run of train_nmg.py; sampled:FOLDER draws from it.
 """
 import functools
 import importlib.util
@@ -27,8 +30,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import toy
-from data_prep import Batch
-from loop import UserError, beside, nearest
+from data import Batch
+from runs import UserError, atomic_write, nearest
 
 Masker = Callable[..., np.ndarray]
 MASKERS: dict[str, Masker] = {}
@@ -44,20 +47,21 @@ def register(name: str) -> Callable[[Masker], Masker]:
 def find(name: str) -> Masker:
     """The masker of a --masker: a registered name, nmg:FOLDER or sampled:FOLDER, or FILE.py:function."""
     if is_learned(name):
-        return functools.partial(MASKERS[name.partition(":")[0]], policy=NMG.load(name.partition(":")[2]))
+        kind, _, folder = name.partition(":")
+        return functools.partial(MASKERS[kind], policy=Policy.load(folder))
     if name in MASKERS:
         return MASKERS[name]
     file, _, function = name.rpartition(":")
     if not file.endswith(".py"):
-        raise UserError(f"--masker={name}: no such masker" + nearest(name, MASKERS) + ", or FILE.py:function")
+        raise UserError(f"--masker={name}: no such masker{nearest(name, MASKERS)}, or FILE.py:function")
     if not Path(file).is_file():
         raise UserError(f"--masker={name}: no such file: {file}")
-    spec = importlib.util.spec_from_file_location(f"masker {Path(file).stem}", file)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     if not callable(getattr(module, function, None)):
-        known = [n for n, f in vars(module).items() if callable(f) and getattr(f, "__module__", "") == module.__name__]
-        raise UserError(f"--masker={name}: {file} has no function {function!r}" + nearest(function, known))
+        raise UserError(f"--masker={name}: {file} has no function {function!r}")
     return getattr(module, function)
 
 
@@ -66,213 +70,259 @@ def is_learned(name: str) -> bool:
     return name.startswith(("nmg:", "sampled:"))
 
 
-# ---------------------------------------------------------------- the strategies (PAPER: baselines)
+# ---------------------------------------------------------------- the maskers (section 4.1, baselines)
 
 @register("none")
-def none(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+def none(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
     """No further pre-training at all."""
-    return np.zeros_like(batch.ok)
+    return np.zeros_like(batch.maskable)
 
 
 @register("random")
-def random(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+def random(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
     """Tokens, uniformly, without replacement."""
-    return pick(rng.random(batch.ids.shape), batch, k)
+    return pick(rng.random(batch.input_ids.shape), batch, budget)
 
 
 @register("whole")
-def whole(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+def whole(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
     """Whole words, uniformly."""
-    unit = runs(batch.word)
-    return pick(np.take_along_axis(rng.random(unit.shape), unit, 1), batch, k, unit)
+    words = units_of(batch.word_ids)
+    score = np.take_along_axis(rng.random(words.shape), words, 1)
+    return pick(score, batch, budget, words)
 
 
 @register("span")
-def span(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
-    """Spans of consecutive whole words, lengths geometric (0.2) up to 10 words (SpanBERT); the last span is cut to the budget."""
-    B, L = shape = batch.ids.shape
-    length = np.minimum(10, 1 + np.log1p(-rng.random(shape) * (1 - 0.8**10)) // np.log(0.8))     # (B, S) words of each span
-    end = np.cumsum(length, 1) - 1 - np.floor(rng.random(shape)[:, :1] * length[:, :1])          # the first span begins before the row
-    breaks = np.zeros((B, L + 1), np.int64)                                                      # (B, words) a new span begins here
-    np.put_along_axis(breaks, np.minimum(end + 1, L).astype(np.int64), 1, 1)
-    word = np.cumsum((runs(batch.word) == np.arange(L)) & batch.ok, 1) - 1                # (B, L) words counted in the row
-    number = np.take_along_axis(np.cumsum(breaks, 1), np.maximum(word, 0), 1)                    # (B, L) span of each token
-    return pick(np.take_along_axis(rng.random((B, L + 1)), number, 1) - 1e-9 * np.arange(L), batch, k)
+def span(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+    """Spans of whole words, lengths geometric (0.2) up to 10 words (SpanBERT); the last one is cut to the
+    budget."""
+    B, L = batch.input_ids.shape
+    # Cut the row's words into spans: length by the inverse of the geometric distribution, truncated at 10
+    # words.
+    uniform = rng.random((B, L))
+    length = np.minimum(10, 1 + np.log1p(-uniform * (1 - 0.8**10)) // np.log(0.8))              # (B, L) words
+    # The first span begins before the row, so that a span may begin at any word.
+    before = np.floor(rng.random((B, L))[:, :1] * length[:, :1])
+    last_word = np.cumsum(length, 1) - 1 - before
+    begins = np.zeros((B, L + 1), np.int64)
+    np.put_along_axis(begins, np.minimum(last_word + 1, L).astype(np.int64), 1, 1)
+    # The span of each word, and so of each token; all tokens of a span share one score.
+    first_of_word = (units_of(batch.word_ids) == np.arange(L)) & batch.maskable
+    word = np.maximum(np.cumsum(first_of_word, 1) - 1, 0)                                       # (B, L)
+    span_ids = np.take_along_axis(np.cumsum(begins, 1), word, 1)
+    score = np.take_along_axis(rng.random((B, L + 1)), span_ids, 1)
+    # Within the span that no longer fits, from left to right.
+    return pick(score - 1e-9 * np.arange(L), batch, budget)
 
 
 @register("entity")
-def entity(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
-    """Whole named entities first, then random tokens."""
-    ent = batch.ent
-    unit = runs(ent)
-    return pick((ent >= 0) + np.take_along_axis(rng.random(unit.shape), unit, 1), batch, k, unit)
+def entity(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+    """Whole named entities first, then random tokens (the paper's Entity-Random)."""
+    entities = units_of(batch.entity_ids)
+    score = (batch.entity_ids >= 0) + np.take_along_axis(rng.random(entities.shape), entities, 1)
+    return pick(score, batch, budget, entities)
 
 
 @register("punct")
-def punct(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+def punct(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
     """Punctuation first, then random tokens (the paper's Punctuation-Random)."""
-    return pick(batch.punct + rng.random(batch.ids.shape), batch, k)
+    return pick(batch.is_punct + rng.random(batch.input_ids.shape), batch, budget)
 
 
 @register("oracle")
-def oracle(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
-    """The toy world's informative words first: the best that a policy could learn there (only with --lm=tiny)."""
-    return pick(toy.informative()[batch.ids] + rng.random(batch.ids.shape), batch, k)
+def oracle(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+    """The toy world's informative words first: the best that a policy could learn there (only with
+    --lm=tiny)."""
+    return pick(toy.informative()[batch.input_ids] + rng.random(batch.input_ids.shape), batch, budget)
 
 
 @register("anti")
-def anti(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+def anti(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
     """The toy world's filler first: the worst (only with --lm=tiny)."""
-    return pick(rng.random(batch.ids.shape) - toy.informative()[batch.ids], batch, k)
+    return pick(rng.random(batch.input_ids.shape) - toy.informative()[batch.input_ids], batch, budget)
 
 
 @register("nmg")
-def nmg(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None, policy: "NMG | None" = None) -> np.ndarray:
-    """The most probable tokens under a learned policy, which reads the LM's hidden states (PAPER: meta-testing)."""
-    return pick(policy_logits(batch, lm, policy), batch, k)
+def nmg(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None,
+        policy: "Policy | None" = None) -> np.ndarray:
+    """The most probable tokens of a learned policy, which reads the LM's hidden states (meta-testing)."""
+    return pick(policy_logits(batch, lm, policy), batch, budget)
 
 
 @register("sampled")
-def sampled(batch: Batch, k: np.ndarray, rng: "RowRandom", lm=None, policy: "NMG | None" = None) -> np.ndarray:
-    """Tokens drawn from a learned policy, without replacement (PAPER: meta-training)."""
-    return pick(policy_logits(batch, lm, policy) + rng.gumbel(batch.ids.shape), batch, k)
+def sampled(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None,
+            policy: "Policy | None" = None) -> np.ndarray:
+    """Tokens drawn from a learned policy, without replacement (as in meta-training)."""
+    return pick(policy_logits(batch, lm, policy) + rng.gumbel(batch.input_ids.shape), batch, budget)
 
 
-def policy_logits(batch: Batch, lm: Callable[[Batch], torch.Tensor], policy: "NMG | None") -> np.ndarray:
-    """(B, L) a policy's logits, -inf where nothing may be masked; UserError where policy and LM do not fit."""
+@torch.no_grad()
+def policy_logits(batch: Batch, lm: Callable[[Batch], torch.Tensor], policy: "Policy | None") -> np.ndarray:
+    """(B, L) the logits of a policy, -inf where nothing may be masked."""
     if policy is None:
-        raise UserError("--masker=nmg: and --masker=sampled: need the folder of a policy, such as nmg:FOLDER; train_nmg.py makes one")
-    states = lm(batch)                                                                           # (B, L, H)
-    if states.shape[-1] != policy.hidden:
-        raise UserError(f"the policy of {policy.about['lm']} reads hidden states of size {policy.hidden}, this LM has {states.shape[-1]}: "
-                        "use it with a LM of that size, or train one for this LM")
-    with torch.no_grad():
-        logits, _ = policy.to(states.device)(states, torch.from_numpy(batch.real).to(states.device), torch.from_numpy(batch.ok).to(states.device))
+        raise UserError("--masker=nmg and --masker=sampled need the folder of a policy, such as nmg:FOLDER; "
+                        "train_nmg.py makes one")
+    hidden = lm(batch)                                                                          # (B, L, H)
+    if hidden.shape[-1] != policy.hidden_size:
+        raise UserError(f"the policy reads hidden states of size {policy.hidden_size}, this LM has "
+                        f"{hidden.shape[-1]}; use a LM of that size, or train a policy for this one")
+    masks = [torch.tensor(mask).to(hidden.device) for mask in (batch.attention_mask, batch.maskable)]
+    logits, _ = policy.to(hidden.device)(hidden, *masks)
     return logits.cpu().numpy()
 
 
-# ---------------------------------------------------------------- the policy network (PAPER: NMG network)
+# ---------------------------------------------------------------- the policy network (section 3.3)
 
-class NMG(torch.nn.Module):
-    """One attention block as BERT's (projection, residual, LayerNorm; no feed-forward part), then Linear(H, 128) - gelu - Linear(128, 1)
-    for each token: the logit of masking it. The value of a context: its mean hidden state through layers of its own.
+class Policy(torch.nn.Module):
+    """The Neural Mask Generator: BERT's self-attention block, then Linear(H, 128) - gelu - Linear(128, 1)
+    for each token, the logit of masking it. The value of a context: its mean hidden state through layers
+    of its own.
 
-    hidden: H of the LM whose hidden states it reads; about: what it was trained on (kept in config.json)."""
+    hidden_size: H of the LM whose hidden states it reads; about: what it was trained on, kept in
+    config.json."""
 
-    def __init__(self, hidden: int, **about):
+    def __init__(self, hidden_size: int, about: dict | None = None):
         super().__init__()
-        self.hidden, self.about = hidden, about
-        heads = next(n for n in range(max(1, hidden // 64), 0, -1) if hidden % n == 0)           # BERT-base: 12 of 64
-        self.attention = torch.nn.MultiheadAttention(hidden, heads, batch_first=True)
-        self.norm = torch.nn.LayerNorm(hidden, eps=1e-12)
-        self.score, self.value = (torch.nn.Sequential(torch.nn.Linear(hidden, 128), torch.nn.GELU(), torch.nn.Linear(128, 1)) for _ in range(2))
+        self.hidden_size = hidden_size
+        self.about = about or {}
+        # BERT-base has 12 heads of size 64.
+        heads = max(1, hidden_size // 64)
+        while hidden_size % heads:
+            heads -= 1
+        self.attention = torch.nn.MultiheadAttention(hidden_size, heads, batch_first=True)
+        self.norm = torch.nn.LayerNorm(hidden_size, eps=1e-12)
+        self.score = self.two_layers(hidden_size)
+        self.value = self.two_layers(hidden_size)
 
-    def forward(self, states: torch.Tensor, real: torch.Tensor, ok: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """states (B, L, H), real and ok (B, L) bool -> logits (B, L), -inf where not ok, and values (B,)."""
-        mixed, _ = self.attention(states, states, states, key_padding_mask=~real, need_weights=False)
-        logits = self.score(self.norm(states + mixed)).squeeze(-1).masked_fill(~ok, -torch.inf)
-        pooled = (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)                   # (B, H)
-        return logits, self.value(pooled).squeeze(-1)
+    @staticmethod
+    def two_layers(hidden_size: int) -> torch.nn.Sequential:
+        first, second = torch.nn.Linear(hidden_size, 128), torch.nn.Linear(128, 1)
+        return torch.nn.Sequential(first, torch.nn.GELU(), second)
+
+    def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
+                maskable: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden (B, L, H), both masks (B, L) bool -> logits (B, L), -inf where not maskable, and values
+        (B,)."""
+        mixed, _ = self.attention(hidden, hidden, hidden, key_padding_mask=~attention_mask,
+                                  need_weights=False)
+        logits = self.score(self.norm(hidden + mixed)).squeeze(-1).masked_fill(~maskable, -torch.inf)
+        mean = (hidden * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)    # (B, H)
+        return logits, self.value(mean).squeeze(-1)
 
     def save(self, folder: Path) -> None:
-        """folder/config.json and folder/model.safetensors, the latter last: where it stands, the policy is whole."""
-        (folder / "config.json").write_text(json.dumps({"hidden": self.hidden} | self.about, indent=1))
-        with beside(folder / "model.safetensors") as tmp:
-            save_file({k: v.contiguous().cpu() for k, v in self.state_dict().items()}, tmp)
+        """folder/policy.json and folder/policy.safetensors."""
+        with atomic_write(folder / "policy.json") as partial:
+            partial.write_text(json.dumps({"hidden_size": self.hidden_size, "about": self.about}, indent=1))
+        weights = {name: weight.contiguous().cpu() for name, weight in self.state_dict().items()}
+        with atomic_write(folder / "policy.safetensors") as partial:
+            save_file(weights, partial)
 
     @classmethod
-    def load(cls, folder: str) -> "NMG":
+    def load(cls, folder: str | Path) -> "Policy":
         """The policy of a folder; UserError where there is none."""
         try:
-            policy = cls(**json.loads((Path(folder) / "config.json").read_text()))
-            policy.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+            policy = cls(**json.loads((Path(folder) / "policy.json").read_text()))
+            policy.load_state_dict(load_file(Path(folder) / "policy.safetensors"))
         except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as e:
-            raise UserError(f"{folder}: no policy of train_nmg.py in this folder ({str(e).splitlines()[0]})") from None
+            raise UserError(f"{folder}: no policy of train_nmg.py in this folder ({e})") from None
         return policy
 
 
-# ---------------------------------------------------------------- what they are made of
+# ---------------------------------------------------------------- what maskers are made of
 
-def budget(batch: Batch, p: float) -> np.ndarray:
+def budget_of(batch: Batch, p: float) -> np.ndarray:
     """(B,) max(1, round(p n)) of the n maskable tokens of each row; 0 where there is none."""
-    n = batch.ok.sum(1)
+    n = batch.maskable.sum(1)
     return np.minimum(n, np.maximum(1, np.round(p * n))).astype(np.int64)
 
 
-def given(mask: np.ndarray) -> Masker:
-    """A masker that repeats what was chosen before: mask (N, L) bool, of every row of a corpus."""
-    def repeat(batch, k, rng, lm=None):
-        out = np.zeros(batch.ids.shape, bool)
-        out[:, :mask.shape[1]] = mask[batch.rows, :out.shape[1]]
-        return out
-    return repeat
+def pick(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray | None = None) -> np.ndarray:
+    """The mask (B, L) of the highest scores (B, L), within the budget (B,).
 
-
-def pick(score: np.ndarray, batch: Batch, k: np.ndarray, unit: np.ndarray | None = None) -> np.ndarray:
-    """The highest scores (B, L) first, at most k[b] tokens in row b, only where `ok`.
-
-    unit (B, L) in [0, L): tokens of one unit (`runs` of words or entities) are taken together or not at all; a unit that
-    no longer fits is passed over for the next that does. Sampling without replacement from a softmax policy is
-    pick(logits + gumbel noise); its greedy choice is pick(logits)."""
-    score = np.where(batch.ok, score, -np.inf)
+    unit (B, L) in [0, L): tokens of one unit (`units_of`) are masked together or not at all; a unit that
+    no longer fits is passed over for the next that does. Sampling without replacement from a softmax
+    policy is pick(logits + gumbel noise); its greedy choice is pick(logits)."""
+    score = np.where(batch.maskable, score, -np.inf)
     if unit is None:
+        best_first = np.argsort(-score, 1, kind="stable")
         mask = np.zeros(score.shape, bool)
-        np.put_along_axis(mask, np.argsort(-score, 1, kind="stable"), np.arange(score.shape[1]) < k[:, None], 1)
-        return mask & batch.ok
-    b, width = np.arange(len(score)), score.shape[1]
-    flat = b[:, None] * width + unit                                                             # (B, L) the unit's cell in (B, U)
-    size = np.bincount(flat.ravel(), batch.ok.ravel(), score.size).reshape(score.shape).astype(np.int64)
+        np.put_along_axis(mask, best_first, np.arange(score.shape[1]) < budget[:, None], 1)
+        return mask & batch.maskable
+
+    # Size and best score of each unit, in the cell (row, unit) of arrays (B, L).
+    rows = np.arange(len(score))
+    cell = (rows[:, None] * score.shape[1] + unit).ravel()
+    size = np.bincount(cell, batch.maskable.ravel(), score.size).reshape(score.shape).astype(np.int64)
     best = np.full(score.shape, -np.inf)
-    np.maximum.at(best.reshape(-1), flat.ravel(), score.ravel())
-    left, taken = np.array(k), np.zeros(score.shape, bool)
-    for u in np.argsort(-best, 1, kind="stable").T:                                              # every row's next best unit
-        fits = (size[b, u] <= left) & (size[b, u] > 0)
-        taken[b, u] = fits
-        left -= size[b, u] * fits
+    np.maximum.at(best.reshape(-1), cell, score.ravel())
+    # Every row takes its next best unit, if that fits into what is left of its budget.
+    left = np.array(budget)
+    taken = np.zeros(score.shape, bool)
+    for next_best in np.argsort(-best, 1, kind="stable").T:
+        size_of_next = size[rows, next_best]
+        fits = (size_of_next <= left) & (size_of_next > 0)
+        taken[rows, next_best] = fits
+        left -= size_of_next * fits
         if not left.any():
             break
-    return taken.reshape(-1)[flat] & batch.ok
+    return taken.reshape(-1)[cell].reshape(score.shape) & batch.maskable
 
 
-def runs(number: np.ndarray) -> np.ndarray:
-    """(B, L) the position where the run of equal numbers begins that each token is in; a token with -1 is a run of its own."""
+def units_of(number: np.ndarray) -> np.ndarray:
+    """(B, L) where the run of equal numbers begins that each token is in; a token with -1 is a unit of its
+    own."""
     begins = np.ones(number.shape, bool)
     begins[:, 1:] = (number[:, 1:] != number[:, :-1]) | (number[:, 1:] < 0)
     return np.maximum.accumulate(np.where(begins, np.arange(number.shape[1]), 0), 1)
 
 
-def corrupt(ids: np.ndarray, mask: np.ndarray, rng: "RowRandom", mask_id: int, plain: np.ndarray) -> np.ndarray:
-    """BERT's 80/10/10: of the masked tokens 80 % become [MASK], 10 % a random ordinary token, 10 % stay. Labels are ids[mask]."""
-    fate, which = rng.random(ids.shape), rng.random(ids.shape)
-    replaced = np.where(fate < 0.8, mask_id, np.where(fate < 0.9, plain[(which * len(plain)).astype(np.int64)], ids))
-    return np.where(mask, replaced, ids)
+def fixed(masks: np.ndarray) -> Masker:
+    """A masker that repeats what was chosen before: masks (M, L) bool, for every piece of a corpus."""
+    def repeat(batch, budget, rng, lm=None):
+        mask = np.zeros(batch.input_ids.shape, bool)
+        mask[:, :masks.shape[1]] = masks[batch.indices, :mask.shape[1]]
+        return mask
+    return repeat
+
+
+def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: "RowRandom", mask_id: int,
+            ordinary_ids: np.ndarray) -> np.ndarray:
+    """BERT's 80/10/10: of the masked tokens 80 % become [MASK], 10 % a random ordinary token, 10 % stay."""
+    fate = rng.random(input_ids.shape)
+    other = ordinary_ids[(rng.random(input_ids.shape) * len(ordinary_ids)).astype(np.int64)]
+    replaced = np.where(fate < 0.8, mask_id, np.where(fate < 0.9, other, input_ids))
+    return np.where(mask, replaced, input_ids)
 
 
 class RowRandom:
-    """Uniform numbers for a batch of rows, each row with a stream of its own, whatever batch it comes in.
+    """Random numbers for the rows of a batch, each row with a stream of its own, whatever batch it comes
+    in.
 
-    A counter-based generator (splitmix64): number (i, j) of a call is a hash of (seed, name, epoch, rows[i], call, j), so
-    that shuffling, batch size, padding and the number of processes change nothing, at a few ns a number."""
+    Counter-based (splitmix64): number j of a call is a hash of (seed, name, epoch, index of the row, call,
+    j), so that shuffling, batch size, padding and the number of processes change nothing, at a few ns a
+    number."""
 
-    def __init__(self, seed: int, name: str, epoch: int, rows: np.ndarray):
-        key = np.zeros(len(rows), np.uint64)
-        for part in (seed, zlib.crc32(name.encode()), epoch, rows):
-            key = mix(key + np.asarray(part).astype(np.uint64) + np.uint64(1))
-        self.key, self.calls = key[:, None], 0
+    def __init__(self, seed: int, name: str, epoch: int, indices: np.ndarray):
+        key = np.zeros(len(indices), np.uint64)
+        for part in (seed, zlib.crc32(name.encode()), epoch, indices):
+            key = splitmix64(key + np.asarray(part).astype(np.uint64) + np.uint64(1))
+        self.key = key[:, None]
+        self.calls = 0
 
     def random(self, shape: tuple[int, int]) -> np.ndarray:
-        """(B, n) in [0, 1)"""
+        """(B, n) uniform in [0, 1)"""
         self.calls += 1
         counter = np.arange(shape[1], dtype=np.uint64) + np.uint64(self.calls << 32)
-        return (mix(self.key + mix(counter)) >> np.uint64(11)) * 2.0**-53
+        return (splitmix64(self.key + splitmix64(counter)) >> np.uint64(11)) * 2.0**-53
 
     def gumbel(self, shape: tuple[int, int]) -> np.ndarray:
-        """(B, n) noise: the highest of logits + noise are a draw from their softmax, without replacement."""
+        """(B, n) noise: the highest of logits + noise are a draw from their softmax, without
+        replacement."""
         return -np.log(-np.log(self.random(shape) + 1e-300))
 
 
-def mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014) over uint64."""
+def splitmix64(x: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014), uint64 -> uint64."""
     x = x * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
