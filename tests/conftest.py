@@ -1,4 +1,5 @@
-"""Fixtures: a cache of its own for the whole run, tiny random LMs of several architectures, small data files."""
+"""Fixtures: a cache of its own for the whole run, tiny random LMs of several architectures, small data
+files."""
 import contextlib
 import importlib
 import io
@@ -14,65 +15,49 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-import torch
-
-import loop
-
 os.environ.setdefault("NMG_CACHE", tempfile.mkdtemp(prefix="nmg-test-"))
 os.environ["HF_HUB_OFFLINE"] = "1"
-GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-SEES_GPU = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]     # a process, as this one must not touch it
-needs_gpu = pytest.mark.skipif(not (GPU and torch.version.cuda) or subprocess.run(SEES_GPU).returncode != 0, reason="torch finds no GPU here")
-os.environ["CUDA_VISIBLE_DEVICES"] = ""                                    # the tests run on the CPU, but for those that ask for a GPU
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+import loop
+import runs
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
-needs_shared = pytest.mark.skipif(not (SHARED / "data").is_dir(), reason=f"the real data and LM of {SHARED.name}/ are not here")
-TEXTS = ["The cat sat on the mat, and purred.", "Dogs (big ones) bark; they don't purr!", "A much longer sentence about unbelievable "
-         "electroencephalographic measurements, in which words break into many pieces.", "Short."]
+needs_shared = pytest.mark.skipif(
+    not (SHARED / "data").is_dir(), reason=f"the real data and LM of {SHARED.name}/ are not here")
+TEXTS = [
+    "The cat sat on the mat, and purred.",
+    "Dogs (big ones) bark; they don't purr!",
+    "A much longer sentence about unbelievable electroencephalographic measurements, in which words break "
+    "into many pieces.",
+    "Short.",
+]
 
+
+# ---------------------------------------------------------------- scripts
 
 def run(script: str, *flags: str, cwd: Path, **env: str) -> subprocess.CompletedProcess:
-    """A script of the project in a subprocess, as a user would start it."""
-    return subprocess.run([sys.executable, str(ROOT / script), *flags], cwd=cwd, capture_output=True, text=True, timeout=600,
-                          env=os.environ | {"PYTHONWARNINGS": "ignore"} | env)
-
-
-def kill_when(ready: Callable[[], bool], script: str, *flags: str, cwd: Path, **env: str) -> None:
-    """Starts a script as `run` does and sends it SIGKILL as soon as `ready`; it must still be at work then."""
-    child = subprocess.Popen([sys.executable, str(ROOT / script), *flags], cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                             env=os.environ | env)
-    while child.poll() is None and not ready():
-        time.sleep(0.02)
-    child.kill()
-    assert child.wait() == -signal.SIGKILL
-
-
-def torchrun(n: int, script: str, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n}", str(ROOT / script), *flags]
-
-
-def kill_worker_when(ready: Callable[[], bool], command: list[str], cwd: Path) -> None:
-    """Starts torchrun and sends SIGKILL to one of its processes as soon as `ready`; that must end the run, with a message."""
-    child = subprocess.Popen(command, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                             env=os.environ | {"OMP_NUM_THREADS": "1"})
-    while child.poll() is None and not ready():
-        time.sleep(0.02)
-    workers = [int(w) for w in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()]
-    os.kill(workers[-1], signal.SIGKILL)
-    assert "Signal 9 (SIGKILL)" in child.communicate()[1] and child.returncode != 0
+    """A script of the project in a process of its own, as a user would start it."""
+    return subprocess.run([sys.executable, str(ROOT / script), *flags], cwd=cwd, capture_output=True,
+                          text=True, timeout=600, env=os.environ | {"PYTHONWARNINGS": "ignore"} | env)
 
 
 def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
-    """The same in this process, without the seconds that importing torch takes: for what many tests do, above all wrong flags."""
-    out, err, argv, place, code = io.StringIO(), io.StringIO(), sys.argv, os.getcwd(), 0
-    main = importlib.import_module(Path(script).stem).main
+    """The same in this process, without the seconds that importing torch takes. "tools/x.py" is tools.x."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    argv, place = sys.argv, os.getcwd()
+    module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
     sys.argv = [script, *flags]
     os.chdir(cwd)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            loop.cli(main)
+            runs.start(module.main, module.Config)
     except SystemExit as e:
         code = e.code or 0
     finally:
@@ -81,58 +66,108 @@ def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
 
 
-def fast_tokenizer(kind: str):
-    """A fast tokenizer of one of the three families. WordPiece has a fixed vocabulary (short words whole, long ones in letters);
-    the others are trained on a few sentences, which breaks ties anew in every process."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+def kill_when(ready: Callable[[], bool], script: str, *flags: str, cwd: Path, **env: str) -> None:
+    """Starts a script as `run` does and sends it SIGKILL as soon as `ready`; it must still be at work
+    then."""
+    child = subprocess.Popen([sys.executable, str(ROOT / script), *flags], cwd=cwd, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL, env=os.environ | env)
+    while child.poll() is None and not ready():
+        time.sleep(0.02)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+
+
+def torchrun(n: int, script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
+    """A script in n processes of one thread each."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}",
+               str(ROOT / script), *flags]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+@pytest.fixture(autouse=True)
+def plain_path():
+    """Every test begins on the plain path, whatever the one before switched on."""
+    loop.use_fast_path(False)
+
+
+# ---------------------------------------------------------------- tokenizers and LMs
+
+SPECIAL = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]",
+           "mask_token": "[MASK]"}
+
+
+def fast_tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
+    """A fast tokenizer of one of the three families: "wordpiece", "bpe", or "unigram".
+
+    WordPiece has a fixed vocabulary (short words whole, long ones in letters); the others are trained on
+    TEXTS, which breaks ties anew in every process."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     if kind == "wordpiece":
-        words = {w for w in re.findall(r"\w+|[^\w\s]", " ".join(TEXTS).lower()) if len(w) <= 8}
-        pieces = [*special, *sorted(words | set(string.ascii_lowercase + string.digits)), *("##" + c for c in string.ascii_lowercase + string.digits)]
-        tok = Tokenizer(models.WordPiece({w: i for i, w in enumerate(pieces)}, unk_token="[UNK]"))
-        tok.normalizer, tok.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+        characters = string.ascii_lowercase + string.digits
+        words = {word for word in re.findall(r"\w+|[^\w\s]", " ".join(TEXTS).lower()) if len(word) <= 8}
+        pieces = [*special, *sorted(words | set(characters)), *("##" + c for c in characters)]
+        tok = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+        tok.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tok.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     elif kind == "bpe":
         tok = Tokenizer(models.BPE())
         tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, initial_alphabet=alphabet)
+        tok.train_from_iterator(TEXTS, trainer)
     else:
         tok = Tokenizer(models.Unigram())
         tok.pre_tokenizer = pre_tokenizers.Metaspace()
         trainer = trainers.UnigramTrainer(vocab_size=100, special_tokens=special, unk_token="[UNK]")
-    if kind != "wordpiece":
         tok.train_from_iterator(TEXTS, trainer)
-    ids = {s: tok.token_to_id(s) for s in special}
+    ends = [("[CLS]", tok.token_to_id("[CLS]")), ("[SEP]", tok.token_to_id("[SEP]"))]
+    if kind == "wordpiece":
+        pair, inputs = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", ["input_ids", "attention_mask", "token_type_ids"]
+    else:
+        pair, inputs = "[CLS]:0 $A:0 [SEP]:0 [SEP]:0 $B:0 [SEP]:0", ["input_ids", "attention_mask"]
     tok.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0", special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1" if kind == "wordpiece" else "[CLS]:0 $A:0 [SEP]:0 [SEP]:0 $B:0 [SEP]:0")
-    inputs = ["input_ids", "attention_mask"] + (["token_type_ids"] if kind == "wordpiece" else [])
-    return PreTrainedTokenizerFast(tokenizer_object=tok, model_input_names=inputs, model_max_length=64, **names)
+        single="[CLS]:0 $A:0 [SEP]:0", pair=pair, special_tokens=ends)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tok, model_input_names=inputs,
+                                                model_max_length=64, **SPECIAL)
 
 
-def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0):
-    """A small masked LM with random weights of one of the architectures that people adapt."""
-    import transformers as t
-    size = {"vocab_size": vocab, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
-            "max_position_embeddings": 66, "pad_token_id": 0}
+def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0) -> torch.nn.Module:
+    """A small masked LM with random weights, of one of the architectures that people adapt. Hidden size
+    32."""
+    size = {"vocab_size": vocab, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "intermediate_size": 64, "max_position_embeddings": 66, "pad_token_id": 0}
     drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    ends = {"bos_token_id": 2, "eos_token_id": 3}
+    t = transformers
     torch.manual_seed(0)
     if kind == "bert":
         return t.BertForMaskedLM(t.BertConfig(**size, **drop))
     if kind == "distilbert":
-        return t.DistilBertForMaskedLM(t.DistilBertConfig(vocab_size=vocab, dim=32, n_layers=2, n_heads=2, hidden_dim=64, pad_token_id=0,
-                                                          max_position_embeddings=66, dropout=dropout, attention_dropout=dropout))
+        return t.DistilBertForMaskedLM(t.DistilBertConfig(
+            vocab_size=vocab, dim=32, n_layers=2, n_heads=2, hidden_dim=64, pad_token_id=0,
+            max_position_embeddings=66, dropout=dropout, attention_dropout=dropout))
     if kind == "roberta":
-        return t.RobertaForMaskedLM(t.RobertaConfig(**size, **drop, bos_token_id=2, eos_token_id=3))
+        return t.RobertaForMaskedLM(t.RobertaConfig(**size, **drop, **ends))
     if kind == "electra":
         return t.ElectraForMaskedLM(t.ElectraConfig(**size, **drop, embedding_size=16))
-    if kind == "eurobert":                                      # two heads that share a key and a value
-        return t.EuroBertForMaskedLM(t.EuroBertConfig(**size, num_key_value_heads=1, attention_dropout=dropout))
+    if kind == "albert":
+        return t.AlbertForMaskedLM(t.AlbertConfig(**size, **drop, embedding_size=16))
+    if kind == "mpnet":
+        return t.MPNetForMaskedLM(t.MPNetConfig(**size | {"pad_token_id": 1}, **drop))
+    if kind == "longformer":
+        return t.LongformerForMaskedLM(t.LongformerConfig(**size, **drop, **ends, attention_window=16))
+    if kind == "eurobert":
+        # Two heads that share a key and a value.
+        return t.EuroBertForMaskedLM(t.EuroBertConfig(
+            **size, num_key_value_heads=1, attention_dropout=dropout))
     if kind == "deberta":
         return t.DebertaV2ForMaskedLM(t.DebertaV2Config(**size, **drop))
-    return t.ModernBertForMaskedLM(t.ModernBertConfig(**size, embedding_dropout=dropout, mlp_dropout=dropout, attention_dropout=dropout,
-                                                      bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3, reference_compile=False))
+    if kind == "deberta-v1":
+        return t.DebertaForMaskedLM(t.DebertaConfig(**size, **drop))
+    return t.ModernBertForMaskedLM(t.ModernBertConfig(
+        **size, **ends, embedding_dropout=dropout, mlp_dropout=dropout, attention_dropout=dropout,
+        cls_token_id=2, sep_token_id=3, reference_compile=False))
 
 
 @pytest.fixture
@@ -145,34 +180,41 @@ def lm_folder(tmp_path):
     return folder
 
 
+# ---------------------------------------------------------------- data
+
 def write_jsonl(path: Path, rows: list) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 @pytest.fixture
 def cls_folder(tmp_path):
     """A small labelled data set: train, dev and test."""
+    labels = ["cat", "dog", "long", "short"]
     for split, n in (("train", 24), ("dev", 6), ("test", 9)):
-        write_jsonl(tmp_path / "data" / f"{split}.jsonl",
-                    [{"text": f"{TEXTS[i % 4]} {split} {i}", "label": ["cat", "dog", "long", "short"][i % 4]} for i in range(n)])
+        rows = [{"text": f"{TEXTS[i % 4]} {split} {i}", "label": labels[i % 4]} for i in range(n)]
+        write_jsonl(tmp_path / "data" / f"{split}.jsonl", rows)
     return tmp_path / "data"
 
 
 def squad(contexts: list[str], answers: list[str]) -> dict:
     """A SQuAD 1.1 file with one article (and an empty one) and one question a context."""
-    return {"data": [{"title": "t", "paragraphs": [
-        {"context": c, "qas": [{"id": f"q{i}", "question": f"What is number {i}?", "answers": [{"text": a, "answer_start": c.index(a)}]}]}
-        for i, (c, a) in enumerate(zip(contexts, answers, strict=True))]}, {"title": "none", "paragraphs": []}]}
+    paragraphs = []
+    for i, (context, answer) in enumerate(zip(contexts, answers, strict=True)):
+        found = {"text": answer, "answer_start": context.index(answer)}
+        question = {"id": f"q{i}", "question": f"What is number {i}?", "answers": [found]}
+        paragraphs.append({"context": context, "qas": [question]})
+    return {"data": [{"title": "t", "paragraphs": paragraphs}, {"title": "none", "paragraphs": []}]}
 
 
 @pytest.fixture
 def qa_folder(tmp_path):
     """A small SQuAD-like data set with contexts long enough for several windows."""
+    folder = tmp_path / "qa"
+    folder.mkdir()
     contexts = [" ".join(TEXTS[(i + j) % 4] for j in range(5)) for i in range(12)]
     for split, part in (("train", contexts), ("dev", contexts[:3]), ("test", contexts[:5])):
-        (tmp_path / "qa").mkdir(exist_ok=True)
-        asked = [["purred", "big ones", "many pieces"][i % 3] for i in range(len(part))]
-        (tmp_path / "qa" / f"{split}.json").write_text(json.dumps(squad(part, asked)))
-    return tmp_path / "qa"
+        answers = [["purred", "big ones", "many pieces"][i % 3] for i in range(len(part))]
+        (folder / f"{split}.json").write_text(json.dumps(squad(part, answers)))
+    return folder

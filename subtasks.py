@@ -1,0 +1,90 @@
+"""Sub-tasks T' = {S', D_tr', D_val'}: small copies of a task, a new one for each episode (Algorithm 1)."""
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+
+from data import Data, Pieces, blocks
+from data_prep import cut_docs
+from runs import UserError
+
+
+@dataclass
+class SubTask:
+    """Contexts S', labelled examples D_tr' and D_val', and the seed that the plays on them have in
+    common."""
+    contexts: Pieces
+    train: Pieces
+    val: Pieces
+    seed: int
+
+
+class SubTaskSampler:
+    """A data set cut into D_tr and D_val by document, from which sub-tasks are drawn.
+
+    A context finds its labelled examples in one of three ways: it is their text itself; or, where the data
+    set has a corpus of its own, they come from the same document; or, where that names no documents, not
+    at all.
+
+    task: finetune_cls, finetune_qa, or another file with their interface; max_len, ft_max_len: tokens of a
+    context and of a labelled piece; val_share: the share of train's documents that is D_val."""
+
+    def __init__(self, data: Data, task: ModuleType, max_len: int, ft_max_len: int, val_share: float):
+        train, corpus = data["train"], data.corpus
+        self.same_texts = corpus is train
+        self.same_documents = data.joined and not self.same_texts
+        self.examples = task.pieces_of(train, ft_max_len)
+        contexts = blocks(corpus, max_len)
+        maskable = np.maximum.reduceat(corpus.word_ids, contexts.begin) >= 0
+        self.contexts = contexts.take(np.flatnonzero(maskable))
+        self.val_docs = np.unique(train.doc[cut_docs(np.asarray(train.doc), val_share)])
+        self.train_docs = np.setdiff1d(train.doc, self.val_docs)
+        if not len(self.train_docs):
+            raise UserError(f"--dataset={data.name}: its documents cannot be cut into a part to train on and a "
+                            "part to validate on; more documents are needed")
+
+    def sample(self, rng: np.random.Generator, contexts: int, docs: int | None, examples: int,
+               validation: int) -> SubTask:
+        """`contexts` texts from `docs` documents (None: from any), and at most so many labelled examples.
+
+        No document of D_val is among the contexts, but for one case: of a corpus of its own, half of the
+        contexts are of validation documents, as the corpus holds test documents in meta-testing."""
+        doc, text_ids = self.examples.doc, self.examples.text_ids
+        of_train, of_val = np.isin(doc, self.train_docs), np.isin(doc, self.val_docs)
+        if self.same_texts:
+            texts = self.draw_texts(rng, self.train_docs, contexts, docs)
+            of_train &= np.isin(text_ids, texts)
+        elif self.same_documents:
+            half = docs and max(1, docs // 2)
+            of_corpus = self.contexts.split.doc
+            train_texts = self.draw_texts(rng, self.train_docs, contexts // 2, half)
+            val_texts = self.draw_texts(rng, self.val_docs, contexts // 2, half)
+            of_train &= np.isin(doc, of_corpus[train_texts])
+            of_val &= np.isin(doc, of_corpus[val_texts])
+            texts = np.concatenate((train_texts, val_texts))
+        else:
+            texts = self.draw_texts(rng, np.unique(self.contexts.doc), contexts, docs)
+        subtask = SubTask(
+            contexts=self.contexts.take(np.flatnonzero(np.isin(self.contexts.text_ids, texts))),
+            train=self.draw_examples(rng, of_train, examples),
+            val=self.draw_examples(rng, of_val, validation),
+            seed=int(rng.integers(2**31)))
+        for what, drawn in vars(subtask).items():
+            if what != "seed" and not len(drawn):
+                raise UserError(f"a sub-task drew nothing for its part {what!r}; more --contexts (or --docs) "
+                                "are needed")
+        return subtask
+
+    def draw_texts(self, rng: np.random.Generator, allowed: np.ndarray, n: int,
+                   docs: int | None) -> np.ndarray:
+        """n texts of the allowed documents, or of `docs` of these."""
+        if docs:
+            allowed = rng.choice(allowed, min(len(allowed), docs), replace=False)
+        texts = np.unique(self.contexts.text_ids[np.isin(self.contexts.doc, allowed)])
+        return rng.permutation(texts)[:max(1, n)]
+
+    def draw_examples(self, rng: np.random.Generator, allowed: np.ndarray, most: int) -> Pieces:
+        """All pieces of at most `most` examples; allowed: (M,) bool."""
+        ids = self.examples.example_ids
+        drawn = rng.permutation(np.unique(ids[allowed]))[:most]
+        return self.examples.take(np.flatnonzero(allowed & np.isin(ids, drawn)))
