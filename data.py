@@ -8,6 +8,7 @@ data_prep.py writes the arrays; every stage reads them through this file.
 """
 import functools
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,6 +134,19 @@ class Data:
     def corpus(self) -> Split:
         """The unlabelled text S: a split of its own where the data set has one, else the texts of train."""
         return self.splits.get("corpus") or self["train"]
+
+
+def cut_docs(docs: np.ndarray, share: float) -> np.ndarray:
+    """(N,) bool: which texts to hold out, given their documents (N,). Whole documents in an order that is
+    always the same, as many as fit into the share, and one at least."""
+    values, counts = np.unique(docs, return_counts=True)
+    room = max(round(share * len(docs)), counts.min(initial=len(docs)))
+    held_out = []
+    for i in np.random.default_rng([0, zlib.crc32(b"cut")]).permutation(len(values)):
+        if counts[i] <= room:
+            held_out.append(values[i])
+            room -= counts[i]
+    return np.isin(docs, held_out)
 
 
 # ---------------------------------------------------------------- pieces

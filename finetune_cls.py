@@ -8,7 +8,6 @@
 A task is a file finetune_KIND.py with DEFAULTS, META, METRICS, pieces_of, finetune and example_scores, as
 here: train_nmg.py finds it by the kind of the data.
 """
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,10 +149,10 @@ def main(cfg: Config) -> None:
         if not runs.is_main_process():
             return
         predicted, gold = predict(model, scored).argmax(1), labels_of(scored)
-        with open(run.folder / "predictions.jsonl", "w", encoding="utf-8") as f:
-            for i, (p, g) in enumerate(zip(predicted, gold, strict=True)):
-                line = {"row": i, "gold": data.labels[g], "predicted": data.labels[p]}
-                f.write(json.dumps(line, ensure_ascii=False) + "\n")
+        lines = []
+        for row, (p, g) in enumerate(zip(predicted, gold, strict=True)):
+            lines.append({"row": row, "gold": data.labels[g], "predicted": data.labels[p]})
+        runs.write_jsonl(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
             model.config.id2label = dict(enumerate(data.labels))
             model.config.label2id = {label: i for i, label in enumerate(data.labels)}

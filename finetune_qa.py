@@ -7,7 +7,6 @@
 
 The same interface as finetune_cls.py: DEFAULTS, META, METRICS, pieces_of, finetune, example_scores.
 """
-import json
 import re
 import string
 import time
@@ -83,7 +82,8 @@ def targets(batch: Batch, pieces: Pieces) -> torch.Tensor:
     """(B, 2) columns of the first and the last token of the answer; 0 where the window does not hold all
     of it."""
     text_column = batch.in_text.argmax(1)
-    column = answer_tokens(pieces, batch.indices) - pieces.begin[batch.indices][:, None] + text_column[:, None]
+    offset = text_column - pieces.begin[batch.indices]
+    column = answer_tokens(pieces, batch.indices) + offset[:, None]
     whole = holds_answer(pieces, batch.indices)[:, None]
     return torch.from_numpy(np.where(whole, column, 0))
 
@@ -248,8 +248,8 @@ def main(cfg: Config) -> None:
     scored = pieces_of(data.scored(cfg.split), cfg.max_len, cfg.overlap, cfg.max_question)
     answered = np.unique(train.question_ids[holds_answer(train, np.arange(len(train)))])
     lost = len(train.split.questions) - len(answered)
-    print(f"{len(train):,} windows of {len(train.split.questions):,} questions; the answers of {lost:,} are cut "
-          "off in every window: trained as absent")
+    print(f"{len(train):,} windows of {len(train.split.questions):,} questions; the answers of {lost:,} are "
+          "cut off in every window: trained as absent")
 
     # 2. fine-tune, and answer every question
     settings = runs.settings_of(cfg, "results", "save_model", data=data.checksum, pretraining=origin)
@@ -264,17 +264,16 @@ def main(cfg: Config) -> None:
         trained = time.time()
         if not runs.is_main_process():
             return
-        em, f1 = [], []
-        with open(run.folder / "predictions.jsonl", "w", encoding="utf-8") as f:
-            for question, answers in zip(scored.split.questions, predict(model, scored), strict=True):
-                em.append(exact_match(best_text(answers), question["references"]))
-                f1.append(f1_score(best_text(answers), question["references"]))
-                line = {"id": question["id"], "em": em[-1], "f1": f1[-1], "n_best": answers}
-                f.write(json.dumps(line, ensure_ascii=False) + "\n")
+        lines = []
+        for question, answers in zip(scored.split.questions, predict(model, scored), strict=True):
+            em = exact_match(best_text(answers), question["references"])
+            f1 = f1_score(best_text(answers), question["references"])
+            lines.append({"id": question["id"], "em": em, "f1": f1, "n_best": answers})
+        runs.write_jsonl(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
             model.save_pretrained(run.folder)
             data_prep.load_tokenizer(cfg.lm).save_pretrained(run.folder)
-        scores = {"em": 100 * float(np.mean(em)), "f1": 100 * float(np.mean(f1))}
+        scores = {name: 100 * float(np.mean([line[name] for line in lines])) for name in ("em", "f1")}
         seconds = {"pretrain": pretrain_seconds, "train": trained - started, "score": time.time() - trained}
         run.finish(scores=scores, seconds=seconds)
 

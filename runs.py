@@ -135,14 +135,25 @@ def is_main_process() -> bool:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A path beside `path` for a file or a folder; renamed into place when the block ends without an
-    error."""
+    """A path beside `path` for a file or a folder; renamed into place when the block ends well, else
+    removed.
+
+    What a killed process left there is overwritten."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    if partial.is_dir():
-        shutil.rmtree(partial)
-    yield partial
-    os.replace(partial, path)
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.unlink(missing_ok=True)
+
+
+def write_jsonl(file: Path, rows: list[dict]) -> None:
+    with atomic_write(file) as partial:
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        partial.write_text("".join(lines), encoding="utf-8")
 
 
 def checksum(file: Path) -> str:
@@ -152,6 +163,10 @@ def checksum(file: Path) -> str:
 
 
 # ---------------------------------------------------------------- the folder of a run
+
+# What the first process of torchrun, or one that was killed at once, has made of a folder so far.
+OF_A_START = {".lock", ".started.json.partial", "started.json"}
+
 
 class Run:
     """The folder of one run: its settings from the start (started.json), and all of it at the end
@@ -176,7 +191,7 @@ class Run:
             return
         if started.exists():
             self.refuse_others(started)
-        elif self.folder.is_dir() and any(f.name != ".lock" for f in self.folder.iterdir()):
+        elif self.folder.is_dir() and {f.name for f in self.folder.iterdir()} - OF_A_START:
             raise UserError(f"--out={folder}: exists and is no run of this script; choose another folder")
         if is_main_process():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -218,8 +233,8 @@ def settings_of(cfg: object, *without: str, **more: object) -> dict:
     return flags | more
 
 
-def digest(settings: dict) -> str:
-    """Eight characters that tell configurations apart."""
+def digest(settings: object) -> str:
+    """Eight characters that tell JSON values apart."""
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
 
 

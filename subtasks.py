@@ -4,8 +4,7 @@ from types import ModuleType
 
 import numpy as np
 
-from data import Data, Pieces, blocks
-from data_prep import cut_docs
+from data import Data, Pieces, blocks, cut_docs
 from runs import UserError
 
 
@@ -40,8 +39,8 @@ class SubTaskSampler:
         self.val_docs = np.unique(train.doc[cut_docs(np.asarray(train.doc), val_share)])
         self.train_docs = np.setdiff1d(train.doc, self.val_docs)
         if not len(self.train_docs):
-            raise UserError(f"--dataset={data.name}: its documents cannot be cut into a part to train on and a "
-                            "part to validate on; more documents are needed")
+            raise UserError(f"--dataset={data.name}: too few documents for a part to train on and a part "
+                            "to validate on")
 
     def sample(self, rng: np.random.Generator, contexts: int, docs: int | None, examples: int,
                validation: int) -> SubTask:

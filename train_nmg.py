@@ -1,17 +1,15 @@
 """Learns which words to mask: meta-trains a Neural Mask Generator by self-play (Kang, Han, Hwang 2020).
 
-    python train_nmg.py                                         # toy world, tiny LM, no download
+    python train_nmg.py                                             # toy world, tiny LM, no download
     python train_nmg.py --dataset=newsqa --lm=bert-base-uncased
-    python pretrain.py --dataset=newsqa --lm=bert-base-uncased \\
-        --masker=nmg:runs/nmg-newsqa-bert-base-uncased-0        # the policy as a masker
-    torchrun --nproc_per_node=3 train_nmg.py --dataset=newsqa   # the three plays of an episode at once
+    python pretrain.py --masker=nmg:runs/nmg-toycls-tiny-0          # the policy as a masker
+    torchrun --nproc_per_node=3 train_nmg.py --dataset=newsqa       # the three plays of an episode at once
 
-An episode (Algorithm 1): draw a small sub-task; three players (random, opponent, learner) each mask its
-contexts, pre-train a copy of the LM on them, fine-tune it and are scored on held-out examples; what a
+An episode (Algorithm 1): three players (random, opponent, learner) mask the contexts of a small sub-task;
+each pre-trains a copy of the LM on its masks, fine-tunes it and is scored on held-out examples; what a
 player masked is rewarded by how it did against the others; opponent and learner learn from replay.
 """
 import copy
-import hashlib
 import importlib
 import inspect
 import json
@@ -124,8 +122,7 @@ def encode(lm: torch.nn.Module, contexts: Pieces) -> States:
     lm_states = hidden_states(lm)
     for indices in length_batches(contexts.length):
         batch = collate(contexts, indices)
-        token = offsets[indices, None] + np.arange(batch.input_ids.shape[1])                    # (B, L)
-        token = token[batch.attention_mask]
+        token = (offsets[indices, None] + np.arange(batch.input_ids.shape[1]))[batch.attention_mask]
         hidden[token] = lm_states(batch).half().cpu()[batch.attention_mask]
         maskable[token] = torch.from_numpy(batch.maskable[batch.attention_mask])
     return States(hidden, maskable, torch.from_numpy(offsets))
@@ -164,15 +161,14 @@ class Play:
 
 
 @torch.no_grad()
-def act(policy: Policy | None, states: States, batch: Batch, rng: RowRandom, p: float,
-        explore: bool) -> Play:
-    """Masks the contexts of a batch (N, L): tokens drawn without replacement from the policy (section 3.2);
-    uniformly where there is no policy, or while it explores."""
+def act(agent: "Agent | None", states: States, batch: Batch, rng: RowRandom, p: float, explore: bool) -> Play:
+    """Masks the contexts of a batch (N, L): tokens drawn without replacement, uniformly while an agent
+    explores and for random (agent None), else from the agent's policy (section 3.2)."""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     value = np.zeros(len(logits))
-    if policy is not None:
-        learned, value = policy_forward(policy, [(states, i) for i in range(len(logits))])
-        value = value.cpu().numpy()
+    if agent is not None:
+        learned, values = policy_forward(agent.policy, [(states, i) for i in range(len(logits))])
+        value = values.cpu().numpy()
         if not explore:
             logits = learned.cpu().numpy()
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
@@ -191,8 +187,8 @@ class Episode:
 
 class SelfPlay:
     """the paper's: the sign of a play's win, for tokens that the other players did not mask"""
-    # What a reward remembers of past episodes, an array; kept in checkpoints.
-    history = None
+    # What a reward remembers of past episodes; kept in checkpoints.
+    history = np.zeros(0)
 
     def observe(self, episode: Episode) -> None:
         """Called once an episode, before the rewards of its players."""
@@ -218,19 +214,17 @@ class SelfPlay:
         return R, own & ~(random & opponent)
 
     def relabel(self, R: np.ndarray, hidden: np.ndarray) -> np.ndarray:
-        """The rewards (K,) of actions in replay as they are seen now; hidden (K, H): their tokens'
-        states."""
+        """Rewards (K,) of actions in replay, as they are seen now; hidden (K, H): states of the tokens."""
         return R
 
 
 class Regression(SelfPlay):
-    """not the paper's: what a token is worth by its hidden state, from a regression over all plays so
-    far"""
+    """not the paper's: what a token's hidden state is worth, from a regression over all plays so far"""
 
     def observe(self, episode: Episode) -> None:
         new = np.stack([self.outcomes(episode, play) for play in episode.plays.values()])
         new = (new - new.mean(0)).reshape(-1, new.shape[-1])                        # (players U, H + 1)
-        self.history = new if self.history is None else np.concatenate((self.history, new))
+        self.history = np.concatenate((self.history.reshape(-1, new.shape[1]), new))
         scale = episode.states.hidden.float().std(0).numpy()
         hidden, score = self.history[:, :-1] / scale, self.history[:, -1]
         self.worth = ridge(hidden, score, len(episode.plays)) / scale
@@ -245,9 +239,8 @@ class Regression(SelfPlay):
         return hidden @ self.worth
 
     def outcomes(self, episode: Episode, play: Play) -> np.ndarray:
-        """(U, H + 1): the mean hidden state of what was masked, and the mean score that came of it; a row
-        for each document with contexts and validation examples, or one for all where no document has
-        both."""
+        """(U, H + 1): the mean hidden state of what was masked, and the mean score that came of it. A row
+        for each document with contexts and validation examples; one for all, where no document has both."""
         context, position = play.mask.nonzero()
         hidden = episode.states.at(context, position)
         val = episode.subtask.val
@@ -315,6 +308,8 @@ class Agent:
         """Updates on prioritised minibatches (section 3.3); returns the policy and value loss of an
         action."""
         total, count = np.zeros(2), 0
+        if not len(self.replay):
+            return 0.0, 0.0
         for _ in range(cfg.updates_per_episode):
             # The highest of log priority + Gumbel noise are a draw by priority, without replacement.
             with np.errstate(divide="ignore"):
@@ -337,7 +332,7 @@ class Agent:
             count += len(chosen)
         for parameter in self.policy.parameters():
             loop.check_finite(parameter, "the weights of the policy")
-        return tuple((total / max(1, count)).tolist())
+        return tuple((total / count).tolist())
 
 
 def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_prob_old: torch.Tensor,
@@ -358,9 +353,7 @@ def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent], m
                     reward: SelfPlay, metrics: list[dict]) -> None:
     """All that the next episode depends on."""
     state = {"lm": lm.state_dict(), "memory": {n: vars(states) for n, states in memory.items()},
-             "history": reward.history, "metrics": json.dumps(metrics), "agents": {}}
-    if reward.history is not None:
-        state["history"] = torch.from_numpy(reward.history)
+             "history": torch.from_numpy(reward.history), "metrics": json.dumps(metrics), "agents": {}}
     for name, agent in agents.items():
         state["agents"][name] = {"policy": agent.policy.state_dict(),
                                  "optimizer": agent.optimizer.state_dict(),
@@ -375,8 +368,7 @@ def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent], m
     state = torch.load(file, weights_only=True, map_location="cpu")
     lm.load_state_dict(state["lm"])
     memory.update({n: States(**tensors) for n, tensors in state["memory"].items()})
-    if state["history"] is not None:
-        reward.history = state["history"].numpy()
+    reward.history = state["history"].numpy()
     for name, saved in state["agents"].items():
         agents[name].policy.load_state_dict(saved["policy"])
         agents[name].optimizer.load_state_dict(saved["optimizer"])
@@ -402,24 +394,23 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         agents[name] = Agent(Policy(lm.config.hidden_size), cfg.rl_lr)
     if (folder / "checkpoint.pt").exists():
         metrics = load_checkpoint(folder / "checkpoint.pt", lm, agents, memory, reward)
-    bar = tqdm(range(len(metrics), cfg.episodes), total=cfg.episodes, initial=len(metrics), unit="episode",
-               disable=not master)
+    bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not master)
 
-    for n in bar:
+    for episode in bar:
         started = time.time()
         # 1. Sample a sub-task T' = {S', D_tr', D_val'}, much smaller than the task.
-        subtask = sampler.sample(stream(cfg.seed, f"sub-task {n}"), cfg.contexts, cfg.docs, cfg.examples,
-                                 cfg.validation)
+        rng = stream(cfg.seed, f"sub-task {episode}")
+        subtask = sampler.sample(rng, cfg.contexts, cfg.docs, cfg.examples, cfg.validation)
 
         # 2. Random, opponent and learner mask the same contexts, each with a stream of its own.
         plays = {}
         if master:
-            memory[n] = encode(lm, subtask.contexts)
+            memory[episode] = encode(lm, subtask.contexts)
             batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (N, L)
             for name in players:
-                policy = agents[name].policy if name in agents else None
-                rng = RowRandom(cfg.seed, f"{name} acts", n, batch.indices)
-                plays[name] = act(policy, memory[n], batch, rng, cfg.p, explore=n < cfg.explore)
+                rng = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
+                explore = episode < cfg.explore
+                plays[name] = act(agents.get(name), memory[episode], batch, rng, cfg.p, explore)
         plays = broadcast(plays)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
@@ -432,19 +423,19 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         if master:
             # 4. Rewards: what each agent masked, by how it did against the others.
-            episode = Episode(subtask, memory[n], plays)
-            reward.observe(episode)
+            played = Episode(subtask, memory[episode], plays)
+            reward.observe(played)
             for name, agent in agents.items():
-                R, counts = reward.rewards(episode, name)
-                new = actions_of(n, plays[name], R, counts, batch.input_ids)
-                agent.replay = np.concatenate((agent.replay, new))[-cfg.replay_size:]
+                R, counts = reward.rewards(played, name)
+                actions = actions_of(episode, plays[name], R, counts, batch.input_ids)
+                agent.replay = np.concatenate((agent.replay, actions))[-cfg.replay_size:]
 
             # 5. Both agents learn from replay, off-policy; states that no action points to are dropped.
-            used = {e for agent in agents.values() for e in np.unique(agent.replay["episode"]).tolist()}
+            used = np.concatenate([agent.replay["episode"] for agent in agents.values()])
             memory = {e: states for e, states in memory.items() if e in used}
-            row = {"episode": n + 1}
+            row = {"episode": episode + 1}
             for name, agent in agents.items():
-                rng = stream(cfg.seed, f"{name} learns {n}")
+                rng = stream(cfg.seed, f"{name} learns {episode}")
                 policy_loss, value_loss = agent.learn(memory, reward, rng, cfg)
                 row |= {f"{name}_policy_loss": policy_loss, f"{name}_value_loss": value_loss}
 
@@ -458,19 +449,12 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             for name, play in plays.items():
                 row |= {f"{name}_score": float(play.scores.mean()), f"{name}_entropy": play.entropy()}
             metrics.append(row | {"seconds": time.time() - started})
-            log(folder / "metrics.jsonl", metrics)
-            bar.set_postfix_str(f"learner {row['learner_score']:.3f}, random {row['random_score']:.3f}")
-            if (n + 1) % cfg.save_every == 0 or n + 1 == cfg.episodes:
+            runs.write_jsonl(folder / "metrics.jsonl", metrics)
+            bar.set_postfix_str(f"learner {won_lost(metrics)}")
+            if (episode + 1) % cfg.save_every == 0 or episode + 1 == cfg.episodes:
                 curves(metrics, folder / "curves.png")
                 save_checkpoint(folder / "checkpoint.pt", lm, agents, memory, reward, metrics)
-    if master:
-        print(f"in {len(metrics)} episodes the learner {won_lost(metrics)}; {folder / 'curves.png'}")
     return agents["learner"].policy
-
-
-def log(file: Path, metrics: list[dict]) -> None:
-    """One line an episode."""
-    file.write_text("".join(json.dumps(row) + "\n" for row in metrics))
 
 
 # ---------------------------------------------------------------- the script
@@ -492,15 +476,13 @@ def main(cfg: Config) -> None:
     for flag, value, allowed in (("metric", cfg.metric, task.METRICS), ("reward", cfg.reward, REWARDS)):
         if value not in allowed:
             raise UserError(f"--{flag}={value}: allowed are {', '.join(allowed)}")
-    if rank_and_world()[1] > len(PLAYERS):
-        raise UserError(f"more processes than plays: at most {len(PLAYERS)} can work on an episode")
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
 
     # An edited reward is another run.
-    code = hashlib.sha256(inspect.getsource(REWARDS[cfg.reward]).encode()).hexdigest()[:8]
-    run = Run(cfg.out, runs.settings_of(cfg, "save_every", data=data.checksum, weights=weights_of(cfg.lm),
-                                        reward_code=code))
+    known = {"data": data.checksum, "weights": weights_of(cfg.lm),
+             "reward_code": runs.digest(inspect.getsource(REWARDS[cfg.reward]))}
+    run = Run(cfg.out, runs.settings_of(cfg, "save_every", **known))
     if run.done:
         return
     print(f"--reward={cfg.reward}: {REWARDS[cfg.reward].__doc__}", flush=True)
@@ -511,7 +493,7 @@ def main(cfg: Config) -> None:
         policy.save(run.folder)
         run.finish()
         (run.folder / "checkpoint.pt").unlink()
-        print(f"policy: {run.folder}; use it as --masker=nmg:{run.folder}")
+        print(f"saved {run.folder}: metrics.jsonl, curves.png, and the policy for --masker=nmg:{run.folder}")
 
 
 if __name__ == "__main__":

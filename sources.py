@@ -1,0 +1,398 @@
+"""Raw files in, records out: the formats, and the data sets that have a name.
+
+    @dataset
+    def my_data(raw):                       # then --dataset=my_data
+        return from_files({"train": raw / "train.csv"}, dev=0.1)
+
+data_prep.py turns the records into token arrays.
+"""
+import contextlib
+import csv
+import functools
+import gzip
+import json
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from pathlib import Path
+
+import torch
+
+import runs
+import toy
+from runs import UserError
+
+CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent / "cache"))
+SPLITS = ("train", "dev", "test", "corpus")
+
+# What reading a broken file raises; anything else is a defect of the program.
+BROKEN = (TypeError, ValueError, AttributeError, EOFError, csv.Error, tarfile.TarError, zlib.error,
+          gzip.BadGzipFile)
+
+
+# ---------------------------------------------------------------- raw files -> records
+#
+# A record is one text: {"text"}, {"text", "label"}, or {"text", "qas"} with a list of questions
+# {"id", "question", "answers": [{"text", "start" (characters)}]}, and "references" where predictions are to
+# be compared with other texts. "doc" numbers the documents: splits and sub-tasks never share one.
+
+@contextlib.contextmanager
+def located(where: object) -> Iterator[None]:
+    """Turns what reading a record raises into one sentence that begins with its place."""
+    try:
+        yield
+    except KeyError as e:
+        raise UserError(f"{where}: the field {e} is missing") from e
+    except json.JSONDecodeError as e:
+        several = e.msg == "Extra data" and e.lineno > 1
+        advice = "; one object a line? Then call the file .jsonl" if several else ""
+        raise UserError(f"{where}: not valid JSON: {e}{advice}") from e
+    except BROKEN as e:
+        raise UserError(f"{where}: {e}") from e
+
+
+def lines(path: Path) -> Iterator[tuple[str, str]]:
+    """("file:line", line) of a text file, gzipped or not."""
+    open_text = gzip.open if path.name.lower().endswith(".gz") else open
+    with located(path), open_text(path, "rt", encoding="utf-8-sig") as f:
+        for n, line in enumerate(f, 1):
+            if "\0" in line:
+                raise ValueError("not a text file")
+            yield f"{path}:{n}", line
+
+
+def format_of(path: Path) -> str:
+    """json, jsonl, csv or tsv by the suffix of a file; others are txt unless their first line is JSON."""
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    if suffix in (".json", ".jsonl", ".csv", ".tsv"):
+        return suffix[1:]
+    first = next((line for _, line in lines(path) if line.strip()), "")
+    return "jsonl" if re.match(r'\s*\{\s*(["}]|$)', first) else "txt"
+
+
+def read(path: Path) -> Iterator[dict]:
+    """The records of one file in any of the formats."""
+    readers = {"json": read_squad, "jsonl": read_jsonl, "csv": read_table, "tsv": read_table,
+               "txt": read_lines}
+    return readers[format_of(path)](path)
+
+
+def read_lines(path: Path) -> Iterator[dict]:
+    for _, line in lines(path):
+        if line.strip():
+            yield {"text": line.strip()}
+
+
+def read_table(path: Path) -> Iterator[dict]:
+    delimiter = "\t" if format_of(path) == "tsv" else ","
+    csv.field_size_limit(2**31 - 1)
+    table = csv.DictReader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
+    columns = ["text"] if table.fieldnames == ["text"] else ["text", "label"]
+    while True:
+        # A quoted cell may run over lines: the place of a row is where it begins.
+        with located(f"{path}:{table.line_num + 1}"):
+            row = next(table, None)
+            if row is None:
+                return
+            if None in row:
+                raise ValueError("more cells than columns; put cells that hold a separator in double quotes")
+            if delimiter == "\t" and any("\n" in str(cell) for cell in row.values()):
+                raise ValueError("a quoted cell runs over several lines; double quotes that are plain "
+                                 "characters, or use jsonl")
+            yield text_record({name: row[name] for name in columns})
+
+
+def read_jsonl(path: Path) -> Iterator[dict]:
+    fields = None
+    for where, line in lines(path):
+        if not line.strip():
+            continue
+        with located(where):
+            row = json.loads(line.strip())
+            if not isinstance(row, dict):
+                raise ValueError(f"a line must be one JSON object, but this is a {type(row).__name__}")
+            # MRQA begins with a header.
+            if "header" in row and "text" not in row:
+                continue
+            record = mrqa_record(row) if "context" in row else text_record(row)
+            fields = fields or record.keys()
+            if record.keys() != fields:
+                raise ValueError(f"its fields are {', '.join(record)}, but before it {', '.join(fields)}")
+            yield record
+
+
+def text_record(row: dict) -> dict:
+    record = {"text": nonempty(row, "text")}
+    if "label" in row:
+        numbered = isinstance(row["label"], int)
+        record["label"] = str(row["label"]) if numbered else nonempty(row, "label").strip()
+    if "doc" in row:
+        record["doc"] = row["doc"]
+        if not isinstance(row["doc"], int) or not 0 <= row["doc"] < 2**31:
+            raise ValueError(f"the field 'doc' must be a number from 0 to {2**31 - 1}, not {row['doc']!r}")
+    return record
+
+
+def nonempty(row: dict, name: str) -> str:
+    """A field that must hold text; a lone surrogate, which no tokenizer takes, becomes "?"."""
+    if not isinstance(row[name], str) or not row[name].strip():
+        raise ValueError(f"the field {name!r} must be text and not empty, not {row[name]!r}")
+    return row[name].encode("utf-8", "replace").decode()
+
+
+def mrqa_record(row: dict) -> dict:
+    """A context of MRQA, where the last character of an answer belongs to its span."""
+    context = nonempty(row, "context")
+    qas = []
+    for qa in row["qas"]:
+        answers = []
+        for found in qa["detected_answers"]:
+            for first, last in found["char_spans"]:
+                text = context[first:last + 1]
+                # MRQA found the answers up to case and punctuation.
+                if re.sub(r"\W", "", text.lower()) != re.sub(r"\W", "", found["text"].lower()):
+                    raise ValueError(f"the answer {found['text']!r} of question {qa['qid']!r} does not stand "
+                                     f"at {first} to {last} of its context (found {text[:60]!r})")
+                answers.append({"text": text, "start": first})
+        qas.append({"id": str(qa["qid"]), "question": nonempty(qa, "question"), "answers": answers,
+                    "references": qa["answers"]})
+    return {"text": context, "qas": qas}
+
+
+def read_squad(path: Path) -> Iterator[dict]:
+    """SQuAD 1.1, where articles are documents, or emrQA, where notes are."""
+    with located(path):
+        articles = json.loads("".join(line for _, line in lines(path)))["data"]
+    for n, article in enumerate(articles):
+        with located(f"{path}: data[{n}]"):
+            for paragraph in article["paragraphs"]:
+                if "note_id" in paragraph:
+                    yield from read_note(paragraph)
+                    continue
+                qas = []
+                for qa in paragraph["qas"]:
+                    question = nonempty(qa, "question")
+                    answers = [{"text": a["text"], "start": a["answer_start"]} for a in qa["answers"]]
+                    qas.append({"id": str(qa["id"]), "question": question, "answers": answers})
+                record = {"text": nonempty(paragraph, "context"), "qas": qas}
+                # Where there is one article, its paragraphs are documents. No "doc": it counts in this file.
+                if len(articles) > 1:
+                    record["article"] = n
+                yield record
+
+
+def read_note(note: dict) -> Iterator[dict]:
+    """A clinical note of emrQA, with the questions that have one piece of evidence in it. Lists, yes/no
+    questions, and the classes that the smoking and obesity parts ask for are dropped."""
+    note_lines = note["context"]
+    if isinstance(note_lines, str):
+        note_lines = note_lines.splitlines()
+    text = "\n".join(line.strip() for line in note_lines)
+    qas = []
+    for i, qa in enumerate(note["qas"]):
+        evidence = {str(answer.get("evidence") or "").strip() for answer in qa["answers"]}
+        said = {str(a.get("text", a.get("evidence")) or "").strip().lower() for a in qa["answers"]}
+        words = evidence.pop().split() if len(evidence) == 1 else []
+        # Up to white space.
+        found = list(re.finditer(r"(?<!\w)" + r"\s+".join(map(re.escape, words)) + r"(?!\w)", text))
+        if not words or not found or said <= {"", "yes", "no"}:
+            continue
+        line = qa["answers"][-1].get("evidence_start")
+        if isinstance(line, int):
+            # Counted from 1; the part on risk has a place among the characters.
+            line = line - 1 if line <= len(note_lines) else "\n".join(note_lines).count("\n", 0, line)
+            found.sort(key=lambda match: abs(text.count("\n", 0, match.start()) - line))
+        answer = {"text": found[0][0], "start": found[0].start()}
+        questions = [qa["question"]] if isinstance(qa["question"], str) else qa["question"]
+        for j, question in enumerate(questions):
+            if question.strip():
+                qas.append({"id": f"{note['note_id']}-{i}-{j}", "question": question, "answers": [answer]})
+    if qas:
+        yield {"text": text, "qas": qas}
+
+
+def read_aclimdb(path: Path, split: str) -> Iterator[dict]:
+    """The original IMDb release: the folder, or the archive, read in place."""
+    if path.is_dir():
+        for label in ("neg", "pos"):
+            for file in sorted(path.glob(f"{split}/{label}/*.txt")):
+                with located(file):
+                    yield {"text": file.read_text("utf-8"), "label": label}
+        return
+    with located(path), tarfile.open(path) as tar:
+        for member in tar:
+            place = member.name.split("/")[1:3]
+            if member.isfile() and place in ([split, "neg"], [split, "pos"]):
+                yield {"text": tar.extractfile(member).read().decode("utf-8"), "label": place[1]}
+        # On to gzip's checksum: to tarfile, a damaged archive is a short one.
+        while tar.fileobj.read(1 << 20):
+            pass
+
+
+def with_docs(reader: Callable[[], Iterable[dict]]) -> Iterator[dict]:
+    """The records with "doc", which is the article, or else the same for texts that are equal up to entity
+    markers (<< >>, [[ ]]) and white space."""
+    seen = {}
+    for i, record in enumerate(reader()):
+        doc = record.get("doc", record.get("article"))
+        # A corpus may be long: nothing is remembered of it.
+        if doc is None and len(record) == 1:
+            doc = i
+        elif doc is None:
+            plain = re.sub(r"<<|>>|\[\[|\]\]|\s+", "", record["text"]).lower()
+            doc = seen.setdefault(hash(plain), i)
+        yield record | {"doc": doc}
+
+
+# ---------------------------------------------------------------- data sets by name or path
+
+@dataclass
+class Source:
+    """Where the records of a data set come from. It is prepared again when one of its files changes."""
+    readers: dict[str, Callable[[], Iterable[dict]]]            # split -> its records
+    files: list[Path]
+    cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> share of train
+    kind: str | None = None                                     # None: found by the fields (KINDS)
+
+
+DATASETS: dict[str, Callable[[Path | None], Source]] = {}
+MRQA = "https://s3.us-east-2.amazonaws.com/mrqa/release/v2/"
+DONT_STOP = "https://allennlp.s3-us-west-2.amazonaws.com/dont_stop_pretraining/data/"
+
+
+def dataset(f: Callable[[Path | None], Source]) -> Callable:
+    """Registers a named data set: a function (folder of the user's own raw files, or None) -> Source."""
+    DATASETS[f.__name__] = f
+    return f
+
+
+@dataset
+def squad(raw: Path | None) -> Source:
+    return mrqa("SQuAD", raw, train="b094703b9c6f740cc2dfd70b3201b833553fcec0c8a522f22c2c6ff82ce2cc78",
+                dev="5afa4b088adf297fc29374ddf2d44d974b8837380e2554e62edf258fee5c32ee")
+
+
+@dataset
+def newsqa(raw: Path | None) -> Source:
+    return mrqa("NewsQA", raw, train="f1ccbf2d259ce1094aacde21a53592894248e5778814205dac94f0b086dbe968",
+                dev="66bfb10cab2029bbc7d1afaece20c35fac341b1c179d15b70fde22a207f096ae")
+
+
+@dataset
+def emrqa(raw: Path | None) -> Source:
+    """20 % of the notes are held out for scoring, as in the paper."""
+    if not raw or not (raw / "data.json").exists():
+        raise UserError("emrqa: needs --raw=FOLDER with data.json, which the n2c2 portal (DBMI, Harvard, "
+                        f"'Community Annotations') gives out under a data-use agreement; none in {raw}")
+    return from_files({"train": raw / "data.json"}, test=0.2)
+
+
+@dataset
+def chemprot(raw: Path | None) -> Source:
+    return dont_stop("chemprot", raw)
+
+
+@dataset
+def imdb(raw: Path | None) -> Source:
+    places = [raw / "aclImdb_v1.tar.gz", raw / "aclImdb", raw] if raw else []
+    for path in places:
+        if path.is_file() or (path / "train/pos").is_dir():
+            files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+            readers = {split: functools.partial(read_aclimdb, path, split) for split in ("train", "test")}
+            return Source(readers, files, {"dev": 0.2})
+    return dont_stop("imdb", raw, dev=0.2)
+
+
+def mrqa(name: str, raw: Path | None, **sha256: str) -> Source:
+    """MRQA 2019's release, whose dev file is what the paper reports: the `test` split."""
+    if raw and not (raw / "train").is_dir():
+        files = find_splits(raw)
+    else:
+        files = {}
+        for split, checksum in sha256.items():
+            files[split] = (raw or CACHE / "raw") / split / f"{name}.jsonl.gz"
+            if not raw:
+                download(f"{MRQA}{split}/{name}.jsonl.gz", files[split], checksum)
+    if "dev" in files and "test" not in files:
+        files["test"] = files.pop("dev")
+    return from_files(files)
+
+
+def dont_stop(name: str, raw: Path | None, **cut: float) -> Source:
+    """The splits of Gururangan et al. 2020; `cut` is for files of your own."""
+    if raw:
+        return from_files(find_splits(raw), **cut)
+    files = {}
+    for split in ("train", "dev", "test"):
+        files[split] = CACHE / "raw" / name / f"{split}.jsonl"
+        download(f"{DONT_STOP}{name}/{split}.jsonl", files[split])
+    return from_files(files)
+
+
+def download(url: str, path: Path, sha256: str | None = None) -> None:
+    """Fetches a file once, with a progress bar; one with another checksum is not kept."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        return
+    try:
+        torch.hub.download_url_to_file(url, str(path), hash_prefix=sha256)
+    except (OSError, RuntimeError, HTTPException) as e:
+        raise UserError(f"{url}: cannot be downloaded ({e}); with files of your own, use --raw=FOLDER or "
+                        "--dataset=PATH") from e
+
+
+def toy_source(name: str, raw: Path | None = None) -> Source:
+    records = toy.TASKS[name]()
+    return Source({split: functools.partial(iter, records[split]) for split in SPLITS}, [Path(toy.__file__)])
+
+
+EMBEDDED = tuple(toy.TASKS)
+DATASETS |= {name: functools.partial(toy_source, name) for name in EMBEDDED}
+
+
+def find_source(name: str, raw: str | None) -> Source:
+    """The source of --dataset: a registered name, a folder, or a file."""
+    if raw and not Path(raw).is_dir():
+        raise UserError(f"--raw={raw}: no such folder")
+    path = Path(name)
+    if name in DATASETS:
+        return DATASETS[name](Path(raw) if raw else None)
+    if path.is_dir():
+        return from_files(find_splits(path), dev=0.1)
+    if not path.is_file():
+        raise UserError(f"--dataset={name}: neither a known name nor a path{runs.nearest(name, DATASETS)}")
+    if format_of(path) == "txt":
+        return from_files({"corpus": path})
+    return from_files({"train": path}, dev=0.1)
+
+
+def from_files(files: dict[str, Path], **cut: float) -> Source:
+    readers = {split: functools.partial(read, file) for split, file in files.items()}
+    missing = {split: share for split, share in cut.items() if split not in files}
+    return Source(readers, list(files.values()), missing)
+
+
+def find_splits(folder: Path) -> dict[str, Path]:
+    """Files named train, dev, test or corpus, also dev-v1.1.json, val-00000-of-00001.jsonl and the like; a
+    file that is alone is train."""
+    ending = r"\.(jsonl?|csv|tsv|txt)(\.gz)?$"
+    named = r"(train|dev|val|valid|validation|test|corpus)(-v\d[\d.]*|-\d+-of-\d+)?(\..*)?" + ending
+    files = [file for file in sorted(folder.iterdir()) if re.search(ending, file.name.lower())]
+    found = {}
+    for file in files:
+        match = re.match(named, file.name.lower())
+        if match:
+            split = "dev" if match[1].startswith("val") else match[1]
+            if split in found:
+                raise UserError(f"{folder}: {found[split].name} and {file.name} could be {split}; keep one")
+            found[split] = file
+    if not found and len(files) == 1 and not (folder / "train").is_dir():
+        found["train"] = files[0]
+    if not found:
+        raise UserError(f"{folder}: no file named train, dev, test or corpus (.json .jsonl .csv .tsv .txt, "
+                        "also .gz) in this folder")
+    return found
