@@ -189,9 +189,11 @@ class Run:
             if is_main_process():
                 print(f"already done: {self.folder}")
             return
-        if started.exists():
+        names = {file.name for file in self.folder.glob("*")}
+        if "checkpoint.pt" in names:
+            # Without one nothing would be lost: a start with other flags begins anew.
             self.refuse_others(started)
-        elif self.folder.is_dir() and {f.name for f in self.folder.iterdir()} - OF_A_START:
+        elif "started.json" not in names and names - OF_A_START:
             raise UserError(f"--out={folder}: exists and is no run of this script; choose another folder")
         if is_main_process():
             self.folder.mkdir(parents=True, exist_ok=True)
