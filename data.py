@@ -30,8 +30,7 @@ ARRAYS = TOKEN_ARRAYS | TEXT_ARRAYS | QUESTION_ARRAYS
 
 @dataclass
 class SpecialTokens:
-    """What a tokenizer puts around one text, or around a pair: prefix + question + middle + context +
-    suffix."""
+    """What a tokenizer puts around texts: prefix text suffix, or prefix question middle text suffix."""
     prefix: list[int]
     middle: list[int]
     suffix: list[int]
@@ -48,8 +47,7 @@ class SpecialTokens:
         pair = tokenizer("a", "a", return_special_tokens_mask=True)
         ids = pair["input_ids"]
         ordinary = [i for i, special in enumerate(pair["special_tokens_mask"]) if not special]
-        # The two texts stand where the ordinary tokens are, and what joins them is the widest gap between
-        # these.
+        # The ordinary tokens are the two texts, and the widest gap between them is what joins these.
         gap = int(np.argmax(np.diff(ordinary)))
         return cls(
             prefix=ids[:ordinary[0]],
@@ -64,16 +62,16 @@ class SpecialTokens:
 class Split:
     """One prepared split, memory-mapped: N texts of T tokens in all, without special tokens.
 
-    input_ids, word_ids, char_begin, char_end, is_punct (T,): id, index of the word within its text (-1:
-    never
-        masked), characters of the raw text, whether it is punctuation
+    input_ids, word_ids, char_begin, char_end, is_punct (T,): the id, the index of the word within its text
+        (-1: never masked), the characters of the raw text, and whether it is punctuation
     token_start (N + 1,): text i is tokens token_start[i]:token_start[i + 1]
-    doc (N,): the document that a text comes from; label (N,): its class, an index into `labels`
-    question_tokens, question_start (Q + 1,): tokens of question j, likewise; question_text (Q,): the text
-    it asks answer (Q, 2): first and last token of the answer, counted within the text
+    doc (N,): the document that a text comes from
+    label (N,): its class, an index into `labels`
+    question_start (Q + 1,): question j is question_tokens[question_start[j]:question_start[j + 1]]
+    question_text (Q,): the text that a question asks about
+    answer (Q, 2): first and last token of the answer, counted within the text
 
-    find_entities: split -> (T,) index of the named entity that a token is in, -1 where none; runs on first
-    use."""
+    find_entities: split -> (T,) index of the named entity of each token, -1 where none; runs on first use"""
 
     def __init__(self, folder: Path, special: SpecialTokens, labels: list[str], find_entities: Callable):
         self.folder = folder
@@ -116,7 +114,7 @@ class Data:
     splits: dict[str, Split]
     checksum: str               # of the raw files, the tokenizer, and how they were prepared
     block_len: int              # tokens of a block of text in pre-training, by default
-    joined: bool                # whether corpus and train both name the documents that they come from
+    joined: bool                # whether the records of corpus and train name their document ("doc")
 
     def __getitem__(self, split: str) -> Split:
         if split not in self.splits:
@@ -193,8 +191,7 @@ class Pieces:
 
 
 def blocks(split: Split, max_len: int) -> Pieces:
-    """Every text in blocks of at most max_len tokens with the special ones. No overlap; the tail is
-    kept."""
+    """Every text in blocks of at most max_len tokens, special ones included; the last block is shorter."""
     room = max(1, max_len - len(split.special.prefix) - len(split.special.suffix))
     count = -(-np.diff(split.token_start) // room)                                  # (N,) blocks of each text
     text_ids = np.repeat(np.arange(len(count), dtype=np.int32), count)              # (M,)
@@ -215,8 +212,7 @@ def truncated(split: Split, max_len: int) -> Pieces:
 
 
 def windows(split: Split, max_len: int, overlap: int, max_question: int) -> Pieces:
-    """Every question with its text in windows of at most max_len tokens that share `overlap` tokens of the
-    text."""
+    """Every question with its text, in windows of at most max_len tokens that share `overlap` text tokens."""
     special = split.special
     question = np.minimum(np.diff(split.question_start), max_question)                          # (Q,)
     room = max_len - question - len(special.prefix) - len(special.middle) - len(special.suffix)

@@ -345,7 +345,7 @@ def find_lm(name: str) -> str:
 
 @contextlib.contextmanager
 def lm_errors(name: str) -> Iterator[None]:
-    """Turns the many ways in which a LM cannot be opened into one sentence."""
+    """Turns the many ways in which an LM cannot be opened into one sentence."""
     try:
         yield
     except UserError:
@@ -357,7 +357,7 @@ def lm_errors(name: str) -> Iterator[None]:
 
 
 def load_tokenizer(name: str):
-    """The fast tokenizer of a LM, which knows words and character offsets. Raises UserError."""
+    """The fast tokenizer of an LM, which knows words and character offsets. Raises UserError."""
     from transformers import AutoTokenizer
     with lm_errors(name):
         tokenizer = AutoTokenizer.from_pretrained(find_lm(name), trust_remote_code=False)

@@ -50,8 +50,7 @@ def random_bits(shape: torch.Size) -> torch.Tensor:
 
 
 def kept(bits: torch.Tensor, p: float) -> torch.Tensor:
-    """1.0 where an element is kept, 0.0 where it is dropped. Comparing floats is faster than making
-    bools."""
+    """1.0 where an element is kept, 0.0 where it is dropped; faster than a mask of bools."""
     return bits.float().ge_(round(p * 65536) - 32768)
 
 
@@ -60,9 +59,9 @@ def kept(bits: torch.Tensor, p: float) -> torch.Tensor:
 def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
               attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
               **_) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it: query, key, value (B, H, L, D), attention_mask (B, 1, L, L) to
-    be added
-    -> (B, L, H, D), and no weights."""
+    """Attention as transformers calls it: query, key, value (B, H, L, D) -> (B, L, H, D), and no weights.
+
+    attention_mask: (B, 1, L, L), to be added to the scores, or None."""
     if scaling is None:
         scaling = query.shape[-1]**-0.5
     # Several heads may share a key and a value.
@@ -73,8 +72,7 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     long = query.shape[:3].numel() * key.shape[2] > LONG
     one_mask = attention_mask is None or (attention_mask.shape[1] == 1 and not attention_mask.requires_grad)
     if long and not query.requires_grad and not dropout:
-        # Torch's fused kernel, for evaluation only: its backward pass is wrong for queries that may look
-        # nowhere.
+        # Torch's fused kernel, for evaluation only: its gradient is wrong for rows that are masked whole.
         mask = None if attention_mask is None else attention_mask.to(query.dtype)
         out = F.scaled_dot_product_attention(query, key, value, mask, scale=scaling)
     elif long and dropout and one_mask and key.shape == query.shape:

@@ -1,12 +1,12 @@
-"""Fine-tunes a LM on text classification and scores it: accuracy and macro F1.
+"""Fine-tunes an LM on text classification and scores it: accuracy and macro F1.
 
-    python finetune_cls.py                                              # toycls, tiny LM, no further
-    pre-training python finetune_cls.py --dataset=chemprot --lm=runs/chemprot-whole  # a folder that
-    pretrain.py made python finetune_cls.py --dataset=reviews.csv --lm=roberta-base --split=dev
+    python finetune_cls.py                                              # toycls, no further pre-training
+    python finetune_cls.py --dataset=chemprot --lm=runs/chemprot-whole  # a folder that pretrain.py made
+    python finetune_cls.py --dataset=reviews.csv --lm=roberta-base --split=dev
     torchrun --nproc_per_node=4 finetune_cls.py --dataset=imdb --lm=bert-base-uncased
 
-A task is a file finetune_KIND.py with DEFAULTS, META, METRICS, pieces_of, finetune and example_scores, as
-here: train_nmg.py finds it by the kind of the data.
+A kind of task is a file finetune_KIND.py with DEFAULTS, INNER_LOOP, METRICS, pieces_of, finetune and
+example_scores, as here; train_nmg.py finds it by the kind of the data.
 """
 import time
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ import runs
 import toy
 from data import Pieces, Split, collate, truncated
 from loop import autocast, device, fit, length_batches, to_device, with_head
-from pretrain import load_lm, max_len_of, origin_of
+from pretrain import load_lm, max_len_of, origin_of, weights_of
 from runs import Run
 
-# The paper's meta-test; and what differs in the inner loop of its meta-training (appendix).
+# The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 3, "lr": 2e-5, "batch_size": 16, "max_len": 256}
-META = {"ft_epochs": 5, "ft_lr": 2e-5}
+INNER_LOOP = {"ft_epochs": 5, "ft_lr": 2e-5}
 # What example_scores can measure; the first is the paper's reward.
 METRICS = ("accuracy", "likelihood")
 
@@ -66,14 +66,13 @@ def labels_of(pieces: Pieces) -> np.ndarray:
 
 def loss_fn(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     """Cross-entropy, summed over the texts of a batch."""
-    logits = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"]).logits
-    return F.cross_entropy(logits.float(), tensors["labels"], reduction="sum")
+    output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])
+    return F.cross_entropy(output.logits.float(), tensors["labels"], reduction="sum")
 
 
 def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, batch_size: int, seed: int = 0,
              distributed: bool = False, quiet: bool = False) -> torch.nn.Module:
-    """A classifier around a copy of the LM's encoder, all of it trained on `pieces`; `lm` stays as it
-    is."""
+    """A classifier around a copy of the LM's encoder, trained on `pieces`; `lm` stays as it is."""
     model = with_head(lm, AutoModelForSequenceClassification, seed, num_labels=len(pieces.split.labels))
     labels = torch.from_numpy(labels_of(pieces))
 
@@ -101,8 +100,7 @@ def predict(model: torch.nn.Module, pieces: Pieces, quiet: bool = False) -> np.n
 
 
 def example_scores(model: torch.nn.Module, pieces: Pieces, metric: str) -> np.ndarray:
-    """(V,) the score of each text, by rising example id: 0 or 1 for accuracy, log p(label) for
-    likelihood."""
+    """(V,) the score of each text, by rising example id: accuracy, 0 or 1; likelihood, log p(label)."""
     log_probs, labels = predict(model, pieces, quiet=True), labels_of(pieces)
     by_id = np.argsort(pieces.example_ids)
     if metric == "likelihood":
@@ -111,8 +109,7 @@ def example_scores(model: torch.nn.Module, pieces: Pieces, metric: str) -> np.nd
 
 
 def scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Accuracy (which is micro F1) and macro F1 over the classes in either array, in percent; both (N,)
-    indices."""
+    """Accuracy (which is micro F1) and macro F1 in percent; gold and predicted (N,) are class indices."""
     f1 = []
     for label in np.union1d(gold, predicted):
         hits = ((gold == label) & (predicted == label)).sum()
@@ -130,13 +127,14 @@ def main(cfg: Config) -> None:
     data = data_prep.load(cfg.dataset, data_prep.load_tokenizer(cfg.lm), cfg.raw, cfg.dev_share, kind="cls")
     lm = load_lm(cfg.lm)
     origin, pretrain_seconds = origin_of(cfg.lm)
-    runs.fill(cfg, toy.FINETUNE["cls"] if origin["lm"] == "tiny" else DEFAULTS)
     cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
+    runs.fill(cfg, toy.FINETUNE["cls"] if origin["lm"] == "tiny" else DEFAULTS)
     train = pieces_of(data["train"], cfg.max_len)
     scored = pieces_of(data.scored(cfg.split), cfg.max_len)
 
     # 2. fine-tune, and predict every text
-    settings = runs.settings_of(cfg, "results", "save_model", data=data.checksum, pretraining=origin)
+    settings = runs.settings_of(cfg, "results", "save_model", data=data.checksum,
+                                weights=weights_of(cfg.lm), pretraining=origin)
     if cfg.out is None:
         name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
         cfg.out = f"runs/cls-{name}-{runs.digest(settings)}"

@@ -1,11 +1,11 @@
-"""Fine-tunes a LM on extractive question answering and scores it: exact match (EM) and F1.
+"""Fine-tunes an LM on extractive question answering and scores it: exact match (EM) and F1.
 
-    python finetune_qa.py                                               # toyqa, tiny LM, no further
-    pre-training python finetune_qa.py --dataset=newsqa --lm=runs/newsqa-whole       # a folder that
-    pretrain.py made python finetune_qa.py --dataset=squad_like_folder --lm=distilbert-base-uncased
-    --split=dev torchrun --nproc_per_node=4 finetune_qa.py --dataset=squad --lm=bert-base-uncased
+    python finetune_qa.py                                               # toyqa, no further pre-training
+    python finetune_qa.py --dataset=newsqa --lm=runs/newsqa-whole       # a folder that pretrain.py made
+    python finetune_qa.py --dataset=my_squad_folder --lm=distilbert-base-uncased --split=dev
+    torchrun --nproc_per_node=4 finetune_qa.py --dataset=squad --lm=bert-base-uncased
 
-The same interface as finetune_cls.py: DEFAULTS, META, METRICS, pieces_of, finetune, example_scores.
+The same interface as finetune_cls.py: DEFAULTS, INNER_LOOP, METRICS, pieces_of, finetune, example_scores.
 """
 import re
 import string
@@ -26,14 +26,14 @@ import runs
 import toy
 from data import Batch, Pieces, Split, collate, windows
 from loop import autocast, device, fit, length_batches, to_device, with_head
-from pretrain import load_lm, max_len_of, origin_of
+from pretrain import load_lm, max_len_of, origin_of, weights_of
 from runs import Run
 
-# The paper's meta-test; and what differs in the inner loop of its meta-training (appendix).
+# The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 2, "lr": 3e-5, "batch_size": 16, "max_len": 384}
-META = {"ft_epochs": 1, "ft_lr": 3e-5}
-# What example_scores can measure; the first, exact match, is the paper's reward.
-METRICS = ("accuracy", "f1", "likelihood")
+INNER_LOOP = {"ft_epochs": 1, "ft_lr": 3e-5}
+# What example_scores can measure; the first is the paper's reward.
+METRICS = ("em", "f1", "likelihood")
 
 MAX_ANSWER = 30     # tokens of the longest answer that is considered
 N_BEST = 5          # answers kept for each question
@@ -79,8 +79,7 @@ def holds_answer(pieces: Pieces, indices: np.ndarray) -> np.ndarray:
 
 
 def targets(batch: Batch, pieces: Pieces) -> torch.Tensor:
-    """(B, 2) columns of the first and the last token of the answer; 0 where the window does not hold all
-    of it."""
+    """(B, 2) columns of the answer's first and last token; 0 where the window does not hold all of it."""
     text_column = batch.in_text.argmax(1)
     offset = text_column - pieces.begin[batch.indices]
     column = answer_tokens(pieces, batch.indices) + offset[:, None]
@@ -99,8 +98,7 @@ def loss_fn(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.T
 
 def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, batch_size: int, seed: int = 0,
              distributed: bool = False, quiet: bool = False) -> torch.nn.Module:
-    """A span predictor around a copy of the LM's encoder, all of it trained on `pieces`; `lm` stays as it
-    is."""
+    """A span predictor around a copy of the LM's encoder, trained on `pieces`; `lm` stays as it is."""
     model = with_head(lm, AutoModelForQuestionAnswering, seed, num_labels=2)
 
     def make_batch(epoch, indices):
@@ -165,8 +163,7 @@ def different_answers(split: Split, question: int, spans: list[tuple[float, tupl
 
 @torch.no_grad()
 def log_likelihood(model: torch.nn.Module, pieces: Pieces) -> np.ndarray:
-    """(M,) log probability of the answer's first and last token; NaN where the window does not hold the
-    answer."""
+    """(M,) log probability of the answer's first and last token; NaN where a window does not hold it."""
     whole = np.flatnonzero(holds_answer(pieces, np.arange(len(pieces))))
     log_prob = np.full(len(pieces), np.nan)
     model.to(device()).eval()
@@ -186,14 +183,15 @@ def log_likelihood(model: torch.nn.Module, pieces: Pieces) -> np.ndarray:
 def example_scores(model: torch.nn.Module, pieces: Pieces, metric: str) -> np.ndarray:
     """(V,) the score of each question, by rising id: exact match, F1, or the log likelihood of the answer.
 
-    The likelihood is the mean over the windows that hold the whole answer, 0 where none does."""
+    The likelihood is the mean over the windows that hold the whole answer. Where none does it is 0 for every
+    player alike."""
     questions, at = np.unique(pieces.question_ids, return_inverse=True)
     if metric == "likelihood":
         log_prob = log_likelihood(model, pieces)
         there = ~np.isnan(log_prob)
         total = np.bincount(at[there], log_prob[there], len(questions))
         return total / np.maximum(1, np.bincount(at[there], minlength=len(questions)))
-    measure = {"accuracy": exact_match, "f1": f1_score}[metric]
+    measure = {"em": exact_match, "f1": f1_score}[metric]
     scores = []
     for question, answers in zip(questions, predict(model, pieces, quiet=True), strict=True):
         references = pieces.split.questions[question]["references"]
@@ -242,8 +240,8 @@ def main(cfg: Config) -> None:
     data = data_prep.load(cfg.dataset, data_prep.load_tokenizer(cfg.lm), cfg.raw, cfg.dev_share, kind="qa")
     lm = load_lm(cfg.lm)
     origin, pretrain_seconds = origin_of(cfg.lm)
-    runs.fill(cfg, toy.FINETUNE["qa"] if origin["lm"] == "tiny" else DEFAULTS)
     cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
+    runs.fill(cfg, toy.FINETUNE["qa"] if origin["lm"] == "tiny" else DEFAULTS)
     train = pieces_of(data["train"], cfg.max_len, cfg.overlap, cfg.max_question)
     scored = pieces_of(data.scored(cfg.split), cfg.max_len, cfg.overlap, cfg.max_question)
     answered = np.unique(train.question_ids[holds_answer(train, np.arange(len(train)))])
@@ -252,7 +250,8 @@ def main(cfg: Config) -> None:
           "cut off in every window: trained as absent")
 
     # 2. fine-tune, and answer every question
-    settings = runs.settings_of(cfg, "results", "save_model", data=data.checksum, pretraining=origin)
+    settings = runs.settings_of(cfg, "results", "save_model", data=data.checksum,
+                                weights=weights_of(cfg.lm), pretraining=origin)
     if cfg.out is None:
         name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
         cfg.out = f"runs/qa-{name}-{runs.digest(settings)}"

@@ -120,8 +120,7 @@ def torch_seed(seed: int, name: str) -> None:
 def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:
     """(epoch, indices) of every step: each epoch a new shuffle, pieces of similar length in a batch.
 
-    length: (M,) tokens of each piece. Only pools of 32 batches are sorted by length, so batches stay
-    random."""
+    length: (M,) tokens of each piece. Only pools of 32 batches are sorted, so that batches stay random."""
     rng = stream(seed, "order")
     for epoch in range(epochs):
         order = np.arange(len(length), dtype=np.int32)
@@ -134,8 +133,7 @@ def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iter
 
 
 def length_batches(length: np.ndarray) -> Iterator[np.ndarray]:
-    """Indices for evaluation, longest pieces first, in batches of about as many tokens as the device
-    likes."""
+    """Indices for evaluation, longest pieces first, in batches of about as many tokens each."""
     tokens = 2048 if device().type == "cpu" else 32768
     order = np.argsort(-length, kind="stable")
     while len(order):
@@ -199,8 +197,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, n
         if world > 1:
             dist.all_reduce(labels)
 
-        # Every step has a dropout stream of its own, so a resumed run draws what an uninterrupted one
-        # would.
+        # Every step has a dropout stream of its own, so that a resumed run draws the same.
         torch_seed(seed, f"dropout {done} {rank}")
         with autocast(model):
             loss = module(tensors) * weight / labels.clamp(min=1)
@@ -251,9 +248,10 @@ def load_checkpoint(file: Path, model: torch.nn.Module,
 
 
 def with_head(lm: torch.nn.Module, auto_class: type, seed: int, **config: object) -> torch.nn.Module:
-    """A task model (an AutoModelFor... class) around a copy of the LM's encoder; its head is fresh.
+    """A task model (an AutoModelFor... class) around a copy of the LM's encoder.
 
-    config: what the task changes in the LM's config, such as num_labels."""
+    Its head is fresh, and so is BERT's pooler, which a masked LM does not have. config: what the task changes
+    in the LM's config, such as num_labels."""
     with torch.random.fork_rng(devices=[]):
         torch_seed(seed, "head")
         changed = type(lm.config).from_dict(lm.config.to_dict() | config)

@@ -9,15 +9,14 @@ A masker gets
     budget   (B,) how many tokens to mask in each row, the same for every masker
     rng      random numbers (B, L) on demand; a row's depend on seed, epoch and row alone
     lm       a function: batch -> (B, L, H) hidden states of the LM as it is now; a torch tensor
-and returns a bool (B, L): True only where maskable, at most the budget, exactly the budget where its units
-allow.
+and returns a bool (B, L): True only where maskable, at most the budget, exactly that where its units allow.
 
-A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function. The
-learned one is
---masker=nmg:FOLDER, where FOLDER is a run of train_nmg.py; sampled:FOLDER draws from it.
+A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function.
+The learned one is --masker=nmg:FOLDER, FOLDER a run of train_nmg.py; sampled:FOLDER draws from it.
 """
 import functools
 import importlib.util
+import inspect
 import json
 import sys
 import zlib
@@ -29,6 +28,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+import runs
 import toy
 from data import Batch
 from runs import UserError, atomic_write, nearest
@@ -65,6 +65,15 @@ def find(name: str) -> Masker:
     return getattr(module, function)
 
 
+def checksum(name: str) -> str:
+    """What tells a --masker from an edited one: of its policy's weights, of its file, or of its source."""
+    if is_learned(name):
+        return runs.checksum(Path(name.partition(":")[2]) / "policy.safetensors")
+    if name in MASKERS:
+        return runs.digest(inspect.getsource(MASKERS[name]))
+    return runs.checksum(Path(name.rpartition(":")[0]))
+
+
 def is_learned(name: str) -> bool:
     """Whether a --masker names the folder of a policy."""
     return name.startswith(("nmg:", "sampled:"))
@@ -94,11 +103,9 @@ def whole(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.nda
 
 @register("span")
 def span(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
-    """Spans of whole words, lengths geometric (0.2) up to 10 words (SpanBERT); the last one is cut to the
-    budget."""
+    """Spans of whole words, lengths geometric (0.2) up to 10 (SpanBERT); the last is cut to the budget."""
     B, L = batch.input_ids.shape
-    # Cut the row's words into spans: length by the inverse of the geometric distribution, truncated at 10
-    # words.
+    # Cut the row's words into spans; their lengths by the inverse of the geometric distribution's CDF.
     uniform = rng.random((B, L))
     length = np.minimum(10, 1 + np.log1p(-uniform * (1 - 0.8**10)) // np.log(0.8))              # (B, L) words
     # The first span begins before the row, so that a span may begin at any word.
@@ -111,7 +118,7 @@ def span(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndar
     word = np.maximum(np.cumsum(first_of_word, 1) - 1, 0)                                       # (B, L)
     span_ids = np.take_along_axis(np.cumsum(begins, 1), word, 1)
     score = np.take_along_axis(rng.random((B, L + 1)), span_ids, 1)
-    # Within the span that no longer fits, from left to right.
+    # The span that no longer fits is masked from left to right.
     return pick(score - 1e-9 * np.arange(L), batch, budget)
 
 
@@ -131,14 +138,13 @@ def punct(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.nda
 
 @register("oracle")
 def oracle(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
-    """The toy world's informative words first: the best that a policy could learn there (only with
-    --lm=tiny)."""
+    """The toy world's informative words first, the best that a policy could learn there (--lm=tiny)."""
     return pick(toy.informative()[batch.input_ids] + rng.random(batch.input_ids.shape), batch, budget)
 
 
 @register("anti")
 def anti(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
-    """The toy world's filler first: the worst (only with --lm=tiny)."""
+    """The toy world's filler first, the worst (--lm=tiny)."""
     return pick(rng.random(batch.input_ids.shape) - toy.informative()[batch.input_ids], batch, budget)
 
 
@@ -165,7 +171,7 @@ def policy_logits(batch: Batch, lm: Callable[[Batch], torch.Tensor], policy: "Po
     hidden = lm(batch)                                                                          # (B, L, H)
     if hidden.shape[-1] != policy.hidden_size:
         raise UserError(f"the policy reads hidden states of size {policy.hidden_size}, this LM has "
-                        f"{hidden.shape[-1]}; use a LM of that size, or train a policy for this one")
+                        f"{hidden.shape[-1]}; use an LM of that size, or train a policy for this one")
     masks = [torch.tensor(mask).to(hidden.device) for mask in (batch.attention_mask, batch.maskable)]
     logits, _ = policy.to(hidden.device)(hidden, *masks)
     return logits.cpu().numpy()
@@ -174,12 +180,11 @@ def policy_logits(batch: Batch, lm: Callable[[Batch], torch.Tensor], policy: "Po
 # ---------------------------------------------------------------- the policy network (section 3.3)
 
 class Policy(torch.nn.Module):
-    """The Neural Mask Generator: BERT's self-attention block, then Linear(H, 128) - gelu - Linear(128, 1)
-    for each token, the logit of masking it. The value of a context: its mean hidden state through layers
-    of its own.
+    """The Neural Mask Generator: BERT's self-attention block (no dropout), then Linear(H, 128) - gelu -
+    Linear(128, 1) for each token, the logit of masking it. The value of a context is its mean hidden state
+    through layers of its own.
 
-    hidden_size: H of the LM whose hidden states it reads; about: what it was trained on, kept in
-    config.json."""
+    hidden_size: H of the LM that it reads; about: what it was trained on, kept in policy.json."""
 
     def __init__(self, hidden_size: int, about: dict | None = None):
         super().__init__()
@@ -191,7 +196,7 @@ class Policy(torch.nn.Module):
             heads -= 1
         self.attention = torch.nn.MultiheadAttention(hidden_size, heads, batch_first=True)
         self.norm = torch.nn.LayerNorm(hidden_size, eps=1e-12)
-        self.score = self.two_layers(hidden_size)
+        self.logit = self.two_layers(hidden_size)
         self.value = self.two_layers(hidden_size)
 
     @staticmethod
@@ -201,11 +206,10 @@ class Policy(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
                 maskable: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden (B, L, H), both masks (B, L) bool -> logits (B, L), -inf where not maskable, and values
-        (B,)."""
+        """hidden (B, L, H), masks (B, L) bool -> logits (B, L), -inf where not maskable, and values (B,)."""
         mixed, _ = self.attention(hidden, hidden, hidden, key_padding_mask=~attention_mask,
                                   need_weights=False)
-        logits = self.score(self.norm(hidden + mixed)).squeeze(-1).masked_fill(~maskable, -torch.inf)
+        logits = self.logit(self.norm(hidden + mixed)).squeeze(-1).masked_fill(~maskable, -torch.inf)
         mean = (hidden * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)    # (B, H)
         return logits, self.value(mean).squeeze(-1)
 
@@ -268,12 +272,13 @@ def pick(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray |
     return taken.reshape(-1)[cell].reshape(score.shape) & batch.maskable
 
 
-def units_of(number: np.ndarray) -> np.ndarray:
-    """(B, L) where the run of equal numbers begins that each token is in; a token with -1 is a unit of its
-    own."""
-    begins = np.ones(number.shape, bool)
-    begins[:, 1:] = (number[:, 1:] != number[:, :-1]) | (number[:, 1:] < 0)
-    return np.maximum.accumulate(np.where(begins, np.arange(number.shape[1]), 0), 1)
+def units_of(ids: np.ndarray) -> np.ndarray:
+    """(B, L) for each token the column where its word or entity starts; a token with id -1 is its own unit.
+
+    ids: (B, L) word_ids or entity_ids."""
+    begins = np.ones(ids.shape, bool)
+    begins[:, 1:] = (ids[:, 1:] != ids[:, :-1]) | (ids[:, 1:] < 0)
+    return np.maximum.accumulate(np.where(begins, np.arange(ids.shape[1]), 0), 1)
 
 
 def fixed(masks: np.ndarray) -> Masker:
@@ -295,12 +300,11 @@ def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: "RowRandom", mask_id: 
 
 
 class RowRandom:
-    """Random numbers for the rows of a batch, each row with a stream of its own, whatever batch it comes
-    in.
+    """Random numbers for the rows of a batch, each row with a stream of its own, whatever batch it comes in.
 
-    Counter-based (splitmix64): number j of a call is a hash of (seed, name, epoch, index of the row, call,
-    j), so that shuffling, batch size, padding and the number of processes change nothing, at a few ns a
-    number."""
+    Number j of a call is a hash of (seed, name, epoch, index of the row, call, j): shuffling, batch size,
+    padding and the number of processes change nothing. A numpy generator for each row would do the same, but
+    making it takes longer than a step of a small LM."""
 
     def __init__(self, seed: int, name: str, epoch: int, indices: np.ndarray):
         key = np.zeros(len(indices), np.uint64)
@@ -316,8 +320,7 @@ class RowRandom:
         return (splitmix64(self.key + splitmix64(counter)) >> np.uint64(11)) * 2.0**-53
 
     def gumbel(self, shape: tuple[int, int]) -> np.ndarray:
-        """(B, n) noise: the highest of logits + noise are a draw from their softmax, without
-        replacement."""
+        """(B, n) noise: the k highest of logits + noise are k draws from their softmax, none twice."""
         return -np.log(-np.log(self.random(shape) + 1e-300))
 
 

@@ -1,10 +1,9 @@
 """Further pre-trains a masked LM on a task's own text, masking what a masker chooses. LM in, LM out.
 
-    python pretrain.py                                                          # toycls, tiny LM, random
-    masking python pretrain.py --dataset=chemprot --lm=bert-base-uncased --masker=whole
-    --out=runs/chemprot-whole python pretrain.py --dataset=my_corpus.txt --lm=roberta-base
-    --masker=my_maskers.py:rare torchrun --nproc_per_node=4 pretrain.py --dataset=newsqa
-    --lm=bert-base-uncased         # batches shared by four
+    python pretrain.py                                                  # toycls, tiny LM, random masking
+    python pretrain.py --dataset=chemprot --lm=bert-base-uncased --masker=whole --out=runs/chemprot-whole
+    python pretrain.py --dataset=my_corpus.txt --lm=roberta-base --masker=my_maskers.py:rare
+    torchrun --nproc_per_node=4 pretrain.py --dataset=newsqa --lm=bert-base-uncased
 """
 import hashlib
 import json
@@ -115,8 +114,7 @@ def mask_batch(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, epoc
 
 
 def mlm_tensors(batch: Batch, mask: np.ndarray, corrupted: np.ndarray) -> dict[str, torch.Tensor]:
-    """What mlm_loss reads: input_ids, attention_mask (B, L); masked_at (K,) of B L positions, and labels
-    (K,)."""
+    """What mlm_loss reads: input_ids, attention_mask (B, L); masked_at (K,), flat indices; labels (K,)."""
     tensors = {"input_ids": torch.from_numpy(corrupted.astype(np.int64)),
                "masked_at": torch.from_numpy(np.flatnonzero(mask)),
                "labels": torch.from_numpy(batch.input_ids[mask].astype(np.int64))}
@@ -127,11 +125,10 @@ def mlm_tensors(batch: Batch, mask: np.ndarray, corrupted: np.ndarray) -> dict[s
 
 
 def mlm_loss(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The cross-entropy of the masked tokens, summed (L_MLM, section 3.1). The MLM head runs on their
-    positions only.
+    """The cross-entropy of the masked tokens, summed (L_MLM, section 3.1).
 
-    Works for any architecture: a hook takes the masked positions out of the encoder's output, before the
-    head."""
+    The MLM head runs on the masked positions only: a hook takes them out of the encoder's output. That works
+    for every architecture whose head reads last_hidden_state."""
     def keep_masked(module, args, output):
         hidden = output.last_hidden_state.flatten(0, 1)                             # (B L, H)
         output.last_hidden_state = hidden[tensors["masked_at"]].unsqueeze(0)        # (1, K, H)
@@ -151,9 +148,9 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
              epochs: int = 1, lr: float = 2e-5, batch_size: int = 16, seed: int = 0, remask: bool = True,
              distributed: bool = False, checkpoint: Path | None = None, desc: str = "MLM",
              quiet: bool = False) -> tuple[float, float]:
-    """Trains `model` in place on blocks of text; returns its mean MLM loss and the seconds.
+    """Trains `model` in place on blocks of text; returns its MLM loss at the end and the seconds.
 
-    remask: masks anew each epoch, by the LM as it then is (meta-testing), or once, by the LM as it came."""
+    remask: masks and corruption anew each epoch, by the LM as it then is; or once, by the LM as it came."""
     lm = hidden_states(model)
     if not remask:
         masker = maskers.fixed(choose_masks(pieces, masker, p, seed, lm))
@@ -177,8 +174,7 @@ def choose_masks(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, lm
 
 @torch.no_grad()
 def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
-    """Mean MLM loss on up to 1,000 blocks under random masks (p = 0.15), the same for every masker and
-    run."""
+    """Mean MLM loss on up to 1,000 blocks under random masks, p = 0.15; the same masks in every run."""
     some = np.linspace(0, len(pieces) - 1, min(1000, len(pieces))).astype(np.int64)
     pieces = pieces.take(some)
     total, count = 0.0, 0
@@ -191,25 +187,22 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
     return total / max(1, count)
 
 
-# ---------------------------------------------------------------- where a LM comes from
+# ---------------------------------------------------------------- where an LM comes from
 
 def origin_of(lm: str) -> tuple[dict, float | None]:
-    """The further pre-training behind a LM, from its run.json, and the seconds that it took.
+    """The further pre-training behind an LM, from its run.json, and the seconds that it took.
 
-    {"lm": the one before it, "masker", "p", ...}; a LM that never was further pre-trained has masker
-    "none"."""
+    {"lm": the one before it, "masker", "p", ...}; the masker is "none" where there was none."""
     file = Path(lm) / "run.json"
     run = json.loads(file.read_text()) if file.exists() else {}
     if "masker" not in run:
         run = {"lm": lm, "weights": weights_of(lm), "masker": "none", "seconds": 0.0}
-    kept = ("lm", "weights", "masker", "p", "epochs", "lr", "batch_size", "max_len", "remask", "fast",
-            "spacy_model", "seed", "dataset", "data", "masker_file", "policy")
-    return {name: run.get(name) for name in kept}, run.get("seconds")
+    found_out = ("loss", "held_out_loss", "seconds", "versions")
+    return {name: value for name, value in run.items() if name not in found_out}, run.get("seconds")
 
 
 def weights_of(lm: str) -> str | None:
-    """The checksum of the weights in a LM's folder, which may change under the same name; None of hub
-    names."""
+    """The checksum of the weights in an LM's folder, where others may lie tomorrow; None of hub names."""
     if lm == "tiny":
         return None
     files = sorted([*Path(lm).glob("*.safetensors"), *Path(lm).glob("pytorch_model*.bin")])
@@ -218,12 +211,11 @@ def weights_of(lm: str) -> str | None:
     return hashlib.sha256("".join(map(runs.checksum, files)).encode()).hexdigest()
 
 
-def resolve(cfg: Config, block_len: int) -> None:
-    """Fills in the flags that are None: the toy world's for the tiny LM, the paper's for all others."""
+def fill_in(cfg: Config) -> None:
+    """The flags that are None: the toy world's for the tiny LM, the paper's meta-test for all others."""
     learned = {"p": 0.05, "epochs": 3} if maskers.is_learned(cfg.masker) else {}
     paper = {"p": 0.15, "epochs": 1, "lr": 2e-5, "batch_size": 16} | learned
     runs.fill(cfg, toy.PRETRAIN if cfg.lm == "tiny" else paper)
-    runs.fill(cfg, {"max_len": block_len})
     if cfg.out is None:
         kind, _, what = cfg.masker.rpartition(":")
         name = f"sampled-{Path(what).name}" if kind.startswith("sampled") else Path(what).name
@@ -240,12 +232,12 @@ def main(cfg: Config) -> None:
     tokenizer = data_prep.load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, cfg.spacy_model)
     model = load_lm(cfg.lm)
-    resolve(cfg, max_len_of(model, cfg.max_len, data.block_len))
+    fill_in(cfg)
+    cfg.max_len = max_len_of(model, cfg.max_len, data.block_len)
     known = {"data": data.checksum, "weights": weights_of(cfg.lm)}
+    known["masker_code"] = maskers.checksum(cfg.masker)
     if maskers.is_learned(cfg.masker):
-        known |= {"policy": masker.keywords["policy"].about}
-    elif ":" in cfg.masker:
-        known |= {"masker_file": runs.checksum(cfg.masker.rpartition(":")[0])}
+        known["policy"] = masker.keywords["policy"].about
     run = Run(cfg.out, runs.settings_of(cfg, **known))
     if run.done:
         return

@@ -31,9 +31,9 @@ from pathlib import Path
 import fire
 from filelock import FileLock, Timeout
 
-# Flags that are shares of something, and numbers that may be 0; every other number must be above 0.
+# Flags that are shares of something, and counts that may be 0; every other count must be 1 at least.
 SHARES = {"p", "val_share", "dev_share"}
-MAY_BE_ZERO = {"seed", "overlap", "explore", "entropy_coef", "seeds"}
+MAY_BE_ZERO = {"seed", "overlap", "explore"}
 
 
 class UserError(Exception):
@@ -51,8 +51,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 # ---------------------------------------------------------------- flags
 
 def start(main: Callable, config: type) -> None:
-    """Runs a script: main(config) with the flags of the command line; a mistake is one sentence, no
-    traceback."""
+    """Runs a script: main(config) with the flags of the command line. A mistake is one sentence."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(inspect.getmodule(main).__doc__)
         print(inspect.getsource(config))
@@ -68,8 +67,7 @@ def start(main: Callable, config: type) -> None:
 
 
 def parse_flags(config: type, args: list[str]) -> object:
-    """The dataclass `config` filled from ["--name=value", ...]; UserError for unknown names and wrong
-    values."""
+    """The dataclass `config`, filled from ["--name=value", ...]. Raises UserError."""
     # Fire only splits the command line: every value stays the text that it is.
     split = fire.decorators.SetParseFn(str)(lambda *words, **flags: (words, flags))
     words, flags = fire.Fire(split, command=args, serialize=lambda _: None)
@@ -84,8 +82,7 @@ def parse_flags(config: type, args: list[str]) -> object:
 
 
 def convert(name: str, text: str, kind: type) -> object:
-    """The value of one flag, by the annotation of its field: bool, int, float, str, or one of these |
-    None."""
+    """The value of one flag, by its field's annotation: bool, int, float, str, or one of these | None."""
     optional = type(None) in typing.get_args(kind)
     if optional and text == "None":
         return None
@@ -112,17 +109,16 @@ def check_numbers(cfg: object) -> object:
             continue
         if field.name in SHARES and not 0 < value <= 1:
             raise UserError(f"--{field.name}={value}: a share must be above 0 and at most 1")
-        least = 0 if field.name in MAY_BE_ZERO else sys.float_info.min
+        least = 1 if isinstance(value, int) and field.name not in MAY_BE_ZERO else 0
         if not least <= value < float("inf"):
-            wanted = "0 or more" if least == 0 else "above 0"
-            raise UserError(f"--{field.name}={value}: must be {wanted}")
+            raise UserError(f"--{field.name}={value}: must be {least} or more")
     return cfg
 
 
 def fill(cfg: object, defaults: dict) -> None:
     """Gives the flags that are None the defaults of the task, or of the toy world."""
     for name, value in defaults.items():
-        if getattr(cfg, name, 0) is None:
+        if getattr(cfg, name) is None:
             setattr(cfg, name, value)
 
 
@@ -169,12 +165,12 @@ OF_A_START = {".lock", ".started.json.partial", "started.json"}
 
 
 class Run:
-    """The folder of one run: its settings from the start (started.json), and all of it at the end
-    (run.json).
+    """The folder of one run: its settings at the start (started.json), and all of it at the end (run.json).
 
-    run.json is written last: where it stands, the run is done, and the same command does nothing. A folder
-    with other settings, or with anything else in it, is refused, and so is one that another process is at
-    work on. settings: every resolved flag, and the checksums of what was read; JSON values."""
+    run.json is written last: where it is, the run is done, and the same command does nothing. A folder with
+    other settings, or with anything else in it, is refused, and so is one that another process works on.
+
+    settings: every resolved flag, and the checksums of what was read; JSON values."""
 
     def __init__(self, folder: str | Path, settings: dict):
         self.folder = Path(folder)

@@ -10,8 +10,7 @@ from runs import UserError
 
 @dataclass
 class SubTask:
-    """Contexts S', labelled examples D_tr' and D_val', and the seed that the plays on them have in
-    common."""
+    """Contexts S', labelled examples D_tr' and D_val', and the seed that its plays have in common."""
     contexts: Pieces
     train: Pieces
     val: Pieces
@@ -51,9 +50,11 @@ class SubTaskSampler:
         doc, text_ids = self.examples.doc, self.examples.text_ids
         of_train, of_val = np.isin(doc, self.train_docs), np.isin(doc, self.val_docs)
         if self.same_texts:
+            # squad, newsqa, imdb, chemprot: as in the paper, the task's text is the corpus.
             texts = self.draw_texts(rng, self.train_docs, contexts, docs)
             of_train &= np.isin(text_ids, texts)
         elif self.same_documents:
+            # toycls, toyqa, and corpora of your own with "doc".
             half = docs and max(1, docs // 2)
             of_corpus = self.contexts.split.doc
             train_texts = self.draw_texts(rng, self.train_docs, contexts // 2, half)
@@ -62,6 +63,7 @@ class SubTaskSampler:
             of_val &= np.isin(doc, of_corpus[val_texts])
             texts = np.concatenate((train_texts, val_texts))
         else:
+            # A corpus of your own without "doc".
             texts = self.draw_texts(rng, np.unique(self.contexts.doc), contexts, docs)
         subtask = SubTask(
             contexts=self.contexts.take(np.flatnonzero(np.isin(self.contexts.text_ids, texts))),

@@ -13,7 +13,7 @@ but a labelled sentence holds the name among fillers alone, and train, dev and t
 
     {"text": "mus vir tom tanumu, rir sil kar nel.", "label": "star", "doc": 17}
 
-So only a LM that learned from the corpus which attributes go with a test name can tell its class. A masked
+So only an LM that learned from the corpus which attributes go with a test name can tell its class. A masked
 token teaches that if it is the name or an attribute, predictable from the other two, and not if it is a
 filler; with all three masked at once nothing is left to predict from, so few tokens should be masked (p =
 0.05: one a context).
@@ -65,8 +65,7 @@ def sentence(rng: random.Random, words: list[str], n: int) -> str:
 
 
 def general_text(seed: int = 0) -> list[str]:
-    """What the embedded LM was pre-trained on: old names, each with two to eight attributes of its
-    class."""
+    """What the embedded LM was pre-trained on: old names, each with 2 to 8 attributes of its class."""
     rng = random.Random(f"general{seed}")
     texts = []
     for n in range(24000):
@@ -77,8 +76,7 @@ def general_text(seed: int = 0) -> list[str]:
 
 
 def corpus(rng: random.Random) -> list[dict]:
-    """Unlabelled contexts of 10 words, one new name and two attributes of its class each; 16 contexts a
-    name."""
+    """Unlabelled contexts of 10 words: a new name and two attributes of its class; 16 contexts a name."""
     records = []
     for i, name in enumerate(NEW):
         for _ in range(16):
@@ -89,8 +87,8 @@ def corpus(rng: random.Random) -> list[dict]:
 def classification(seed: int = 0) -> dict[str, list[dict]]:
     """The class of the one name in a sentence of 8 words: {"corpus", "train", "dev", "test"} -> records.
 
-    A record is {"text", "label", "doc"}, without label in the corpus; doc = index of the name, 10
-    sentences a name."""
+    A record is {"text", "label", "doc"}, without label in the corpus; doc is the index of the name. A name
+    has 10 sentences."""
     rng = random.Random(f"cls{seed}")
     records = {"corpus": corpus(rng)}
     for split, names in SPLITS.items():
@@ -106,8 +104,8 @@ def question_answering(seed: int = 0) -> dict[str, list[dict]]:
     """The same names and corpus: "which one is <the first attribute of a class>?", asked of three names.
 
     A record is {"text", "doc", "qas": [{"id", "question", "answers": [{"text", "start" (characters)}]}]},
-    without qas in the corpus. A context of 10 words holds three names of three classes; doc = index of the
-    name // 3."""
+    without qas in the corpus. A context of 10 words holds three names of three classes; doc is the index of
+    the first, divided by 3."""
     rng = random.Random(f"qa{seed}")
     records = {"corpus": [record | {"doc": record["doc"] // 3} for record in corpus(rng)]}
     for split, names in SPLITS.items():
@@ -165,7 +163,7 @@ def entity_pipeline():
     return nlp
 
 
-# Flags that suit this world, taken where a script's flag is None and the LM is `tiny`. They were found by
+# Flags of the scripts in this world, taken where a flag is None and the LM is `tiny`. They were found by
 # looking at its test accuracy: the gap between maskers is a property of the world, not a result.
 PRETRAIN = {"p": 0.05, "epochs": 3, "lr": 1e-3, "batch_size": 32}
 FINETUNE = {
@@ -173,9 +171,9 @@ FINETUNE = {
     "qa": {"epochs": 9, "lr": 1e-3, "batch_size": 32},
 }
 # Meta-training: sub-tasks of every name of train, half of them labelled.
-META = {
+TRAIN_NMG = {
     "cls": {"episodes": 6, "contexts": 1920, "docs": 120, "val_share": 0.5, "mlm_lr": 1e-3, "ft_epochs": 3,
             "ft_lr": 5e-4, "batch_size": 32, "rl_lr": 3e-4, "updates_per_episode": 20, "continual": False,
             "reward": "regression", "entropy_coef": 0.5},
 }
-META["qa"] = META["cls"] | {"docs": 40, "ft_epochs": 9, "ft_lr": 1e-3}
+TRAIN_NMG["qa"] = TRAIN_NMG["cls"] | {"docs": 40, "ft_epochs": 9, "ft_lr": 1e-3}

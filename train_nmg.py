@@ -1,13 +1,13 @@
 """Learns which words to mask: meta-trains a Neural Mask Generator by self-play (Kang, Han, Hwang 2020).
 
-    python train_nmg.py                                             # toy world, tiny LM, no download
-    python train_nmg.py --dataset=newsqa --lm=bert-base-uncased
-    python pretrain.py --masker=nmg:runs/nmg-toycls-tiny-0          # the policy as a masker
-    torchrun --nproc_per_node=3 train_nmg.py --dataset=newsqa       # the three plays of an episode at once
+    python train_nmg.py                             # toy world, tiny LM; its preset is --reward=regression
+    python train_nmg.py --dataset=newsqa --lm=bert-base-uncased                         # the paper's form
+    python pretrain.py --masker=nmg:runs/nmg-toycls-tiny-0                              # a policy as a masker
+    torchrun --nproc_per_node=3 train_nmg.py --dataset=newsqa --lm=bert-base-uncased    # three plays at once
 
 An episode (Algorithm 1): three players (random, opponent, learner) mask the contexts of a small sub-task;
-each pre-trains a copy of the LM on its masks, fine-tunes it and is scored on held-out examples; what a
-player masked is rewarded by how it did against the others; opponent and learner learn from replay.
+each pre-trains a copy of the LM on its masks, fine-tunes it and is scored on held-out examples; what a player
+masked is rewarded by how it did against the others; opponent and learner learn from replay.
 """
 import copy
 import importlib
@@ -45,7 +45,7 @@ class Config:
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
     raw: str | None = None          # folder with the raw files of a named data set
-    val_share: float | None = None  # share of train's documents that is D_val; None: 0.1; 0.5 is less noisy
+    val_share: float | None = None  # share of train's documents that is D_val; None: 0.1 (0.5: less noise)
     # a sub-task
     contexts: int | None = None     # texts; None: 200
     docs: int | None = None         # documents that they come from; None: any
@@ -88,8 +88,8 @@ PAPER = {"val_share": 0.1, "contexts": 200, "mlm_lr": 2e-5, "batch_size": 16, "e
 
 def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: ModuleType,
                cfg: Config) -> tuple[torch.nn.Module, np.ndarray]:
-    """Algorithm 1, InnerLoop: pre-trains a copy of the LM on the contexts under `mask` (N, L), fine-tunes a
-    copy of that, and scores it. Returns the adapted LM and the scores (V,) of the validation examples.
+    """Algorithm 1, InnerLoop after the masking (`act`): pre-trains a copy of the LM under `mask` (N, L),
+    fine-tunes a copy of that, and scores it. Returns the adapted LM and the validation examples' scores (V,).
 
     Order, corruption, dropout and head are common to the players of an episode: only their masks differ."""
     adapted = copy.deepcopy(lm)
@@ -115,7 +115,7 @@ class States:
 
 
 def encode(lm: torch.nn.Module, contexts: Pieces) -> States:
-    """The states of all contexts under the current LM, which the reinforcement learning does not train."""
+    """The states of all contexts under the current LM."""
     offsets = np.concatenate(([0], np.cumsum(contexts.length)))
     hidden = torch.zeros(offsets[-1], lm.config.hidden_size, dtype=torch.float16)
     maskable = torch.zeros(offsets[-1], dtype=torch.bool)
@@ -123,7 +123,7 @@ def encode(lm: torch.nn.Module, contexts: Pieces) -> States:
     for indices in length_batches(contexts.length):
         batch = collate(contexts, indices)
         token = (offsets[indices, None] + np.arange(batch.input_ids.shape[1]))[batch.attention_mask]
-        hidden[token] = lm_states(batch).half().cpu()[batch.attention_mask]
+        hidden[token] = lm_states(batch).half().cpu()[torch.tensor(batch.attention_mask)]
         maskable[token] = torch.from_numpy(batch.maskable[batch.attention_mask])
     return States(hidden, maskable, torch.from_numpy(offsets))
 
@@ -178,7 +178,7 @@ def act(agent: "Agent | None", states: States, batch: Batch, rng: RowRandom, p: 
 # ---------------------------------------------------------------- rewards
 
 @dataclass
-class Episode:
+class EpisodeResult:
     """All that a reward may read."""
     subtask: SubTask
     states: States
@@ -190,23 +190,23 @@ class SelfPlay:
     # What a reward remembers of past episodes; kept in checkpoints.
     history = np.zeros(0)
 
-    def observe(self, episode: Episode) -> None:
+    def observe(self, result: EpisodeResult) -> None:
         """Called once an episode, before the rewards of its players."""
 
-    def rewards(self, episode: Episode, player: str) -> tuple[np.ndarray, np.ndarray]:
+    def rewards(self, result: EpisodeResult, player: str) -> tuple[np.ndarray, np.ndarray]:
         """R (N, L) of what a player masked, and which actions count, (N, L) bool (Algorithm 1, OuterLoop).
 
         1. only this player masked the token: the worse of its two comparisons
         2. random masked it, too: the comparison with the opponent; the opponent, too: that with random
         3. all three masked it: skipped. A tie is 0."""
-        score = {name: play.scores.mean() for name, play in episode.plays.items()}
-        own, random = episode.plays[player].mask, episode.plays["random"].mask
+        score = {name: play.scores.mean() for name, play in result.plays.items()}
+        own, random = result.plays[player].mask, result.plays["random"].mask
         beats_random = np.sign(score[player] - score["random"])
-        others = [name for name in episode.plays if name not in (player, "random")]
+        others = [name for name in result.plays if name not in (player, "random")]
         if not others:
             # Without self-play (Table 3): compared with random alone.
             return np.full(own.shape, beats_random), own & ~random
-        opponent = episode.plays[others[0]].mask
+        opponent = result.plays[others[0]].mask
         beats_opponent = np.sign(score[player] - score[others[0]])
         R = np.full(own.shape, min(beats_random, beats_opponent))
         R[random] = beats_opponent
@@ -221,31 +221,31 @@ class SelfPlay:
 class Regression(SelfPlay):
     """not the paper's: what a token's hidden state is worth, from a regression over all plays so far"""
 
-    def observe(self, episode: Episode) -> None:
-        new = np.stack([self.outcomes(episode, play) for play in episode.plays.values()])
+    def observe(self, result: EpisodeResult) -> None:
+        new = np.stack([self.outcomes(result, play) for play in result.plays.values()])
         new = (new - new.mean(0)).reshape(-1, new.shape[-1])                        # (players U, H + 1)
         self.history = np.concatenate((self.history.reshape(-1, new.shape[1]), new))
-        scale = episode.states.hidden.float().std(0).numpy()
+        scale = result.states.hidden.float().std(0).numpy()
         hidden, score = self.history[:, :-1] / scale, self.history[:, -1]
-        self.worth = ridge(hidden, score, len(episode.plays)) / scale
+        self.worth = ridge(hidden, score, len(result.plays)) / scale
 
-    def rewards(self, episode: Episode, player: str) -> tuple[np.ndarray, np.ndarray]:
-        mask = episode.plays[player].mask
+    def rewards(self, result: EpisodeResult, player: str) -> tuple[np.ndarray, np.ndarray]:
+        mask = result.plays[player].mask
         R = np.zeros(mask.shape)
-        R[mask] = episode.states.at(*mask.nonzero()) @ self.worth
+        R[mask] = result.states.at(*mask.nonzero()) @ self.worth
         return R, mask
 
     def relabel(self, R: np.ndarray, hidden: np.ndarray) -> np.ndarray:
         return hidden @ self.worth
 
-    def outcomes(self, episode: Episode, play: Play) -> np.ndarray:
+    def outcomes(self, result: EpisodeResult, play: Play) -> np.ndarray:
         """(U, H + 1): the mean hidden state of what was masked, and the mean score that came of it. A row
         for each document with contexts and validation examples; one for all, where no document has both."""
         context, position = play.mask.nonzero()
-        hidden = episode.states.at(context, position)
-        val = episode.subtask.val
+        hidden = result.states.at(context, position)
+        val = result.subtask.val
         first_piece = np.unique(val.example_ids, return_index=True)[1]
-        masked_doc, scored_doc = episode.subtask.contexts.doc[context], val.doc[first_piece]
+        masked_doc, scored_doc = result.subtask.contexts.doc[context], val.doc[first_piece]
         rows = []
         for doc in np.intersect1d(masked_doc, scored_doc):
             masked, scored = hidden[masked_doc == doc], play.scores[scored_doc == doc]
@@ -254,8 +254,8 @@ class Regression(SelfPlay):
 
 
 def ridge(x: np.ndarray, y: np.ndarray, players: int) -> np.ndarray:
-    """(H,) coefficients of y (n,) on x (n, H), in standard deviations of y. The penalty has the least
-    error by generalised cross-validation, so that scores of pure noise are worth nothing."""
+    """(H,) coefficients of y (n,) on x (n, H), in standard deviations of y; the penalty by generalised
+    cross-validation. y is centred over the players, which takes 1 / players of its degrees of freedom."""
     eigenvalues, vectors = np.linalg.eigh(x.T @ x)
     xy = vectors.T @ (x.T @ y)
     freedom = len(y) * (1 - 1 / players)
@@ -279,17 +279,17 @@ ACTION = np.dtype([("episode", "i4"), ("context", "i4"), ("position", "i8"), ("R
                    ("log_prob", "f4"), ("rarity", "f4"), ("priority", "f8")])
 
 
-def actions_of(episode: int, play: Play, R: np.ndarray, counts: np.ndarray,
+def actions_of(episode: int, play: Play, R: np.ndarray, rewarded: np.ndarray,
                input_ids: np.ndarray) -> np.ndarray:
-    """The actions of a play that count, as replay stores them. R, counts, input_ids (N, L).
+    """The actions of a play that count, as replay stores them. R, rewarded, input_ids (N, L).
 
     priority: |R - V| over the root of the token's frequency within its context (section 3.3)."""
-    context, position = counts.nonzero()
+    context, position = rewarded.nonzero()
     actions = np.zeros(len(context), ACTION)
     actions["episode"], actions["context"], actions["position"] = episode, context, position
-    actions["R"] = R[counts]
-    actions["log_prob"] = play.log_prob[counts]
-    frequency = (input_ids[context] == input_ids[counts][:, None]).sum(1)
+    actions["R"] = R[rewarded]
+    actions["log_prob"] = play.log_prob[rewarded]
+    frequency = (input_ids[context] == input_ids[rewarded][:, None]).sum(1)
     actions["rarity"] = 1 / np.sqrt(frequency)
     actions["priority"] = np.abs(actions["R"] - play.value[context]) * actions["rarity"]
     return actions
@@ -303,20 +303,19 @@ class Agent:
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
         self.replay = np.zeros(0, ACTION)
 
-    def learn(self, memory: dict[int, States], reward: SelfPlay, rng: np.random.Generator,
+    def learn(self, states_of: dict[int, States], reward: SelfPlay, rng: np.random.Generator,
               cfg: Config) -> tuple[float, float]:
-        """Updates on prioritised minibatches (section 3.3); returns the policy and value loss of an
-        action."""
+        """Updates on prioritised minibatches (section 3.3); returns policy and value loss an action."""
         total, count = np.zeros(2), 0
         if not len(self.replay):
             return 0.0, 0.0
         for _ in range(cfg.updates_per_episode):
-            # The highest of log priority + Gumbel noise are a draw by priority, without replacement.
+            # Drawn without replacement, with probabilities by priority: the highest after Gumbel noise.
             with np.errstate(divide="ignore"):
                 keys = np.log(self.replay["priority"]) + rng.gumbel(size=len(self.replay))
             chosen = np.argsort(-keys, kind="stable")[:cfg.minibatch]
             a = self.replay[chosen]
-            contexts = [(memory[episode], i) for episode, i in a[["episode", "context"]].tolist()]
+            contexts = [(states_of[episode], i) for episode, i in a[["episode", "context"]].tolist()]
             hidden = [states.at([i], a["position"][k, None]) for k, (states, i) in enumerate(contexts)]
             R = reward.relabel(a["R"], np.concatenate(hidden)).astype(np.float32)
 
@@ -349,10 +348,10 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
 
 # ---------------------------------------------------------------- checkpoints
 
-def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent], memory: dict[int, States],
+def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent], states_of: dict[int, States],
                     reward: SelfPlay, metrics: list[dict]) -> None:
     """All that the next episode depends on."""
-    state = {"lm": lm.state_dict(), "memory": {n: vars(states) for n, states in memory.items()},
+    state = {"lm": lm.state_dict(), "states": {n: vars(states) for n, states in states_of.items()},
              "history": torch.from_numpy(reward.history), "metrics": json.dumps(metrics), "agents": {}}
     for name, agent in agents.items():
         state["agents"][name] = {"policy": agent.policy.state_dict(),
@@ -362,12 +361,12 @@ def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent], m
         torch.save(state, partial)
 
 
-def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent], memory: dict[int, States],
+def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent], states_of: dict[int, States],
                     reward: SelfPlay) -> list[dict]:
     """Puts a checkpoint back, and returns the metrics of the episodes that were done."""
     state = torch.load(file, weights_only=True, map_location="cpu")
     lm.load_state_dict(state["lm"])
-    memory.update({n: States(**tensors) for n, tensors in state["memory"].items()})
+    states_of.update({n: States(**tensors) for n, tensors in state["states"].items()})
     reward.history = state["history"].numpy()
     for name, saved in state["agents"].items():
         agents[name].policy.load_state_dict(saved["policy"])
@@ -384,16 +383,16 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
     Under torchrun each process trains some of the players, and the first one does all the rest."""
     rank, world = rank_and_world()
-    master = rank == 0
+    master = runs.is_main_process()
     players = PLAYERS if cfg.self_play else ("random", "learner")
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     reward = REWARDS[cfg.reward]()
-    agents, memory, metrics = {}, {}, []
+    agents, states_of, metrics = {}, {}, []
     for name in players[1:]:
         torch_seed(cfg.seed, name)
         agents[name] = Agent(Policy(lm.config.hidden_size), cfg.rl_lr)
     if (folder / "checkpoint.pt").exists():
-        metrics = load_checkpoint(folder / "checkpoint.pt", lm, agents, memory, reward)
+        metrics = load_checkpoint(folder / "checkpoint.pt", lm, agents, states_of, reward)
     bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not master)
 
     for episode in bar:
@@ -405,44 +404,45 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         # 2. Random, opponent and learner mask the same contexts, each with a stream of its own.
         plays = {}
         if master:
-            memory[episode] = encode(lm, subtask.contexts)
+            states_of[episode] = encode(lm, subtask.contexts)
             batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (N, L)
             for name in players:
                 rng = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
                 explore = episode < cfg.explore
-                plays[name] = act(agents.get(name), memory[episode], batch, rng, cfg.p, explore)
+                plays[name] = act(agents.get(name), states_of[episode], batch, rng, cfg.p, explore)
         plays = broadcast(plays)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
-        scores, adapted = {}, lm
+        scores, learners_lm = {}, None
         for name in players[rank::world]:
             adapted, scores[name] = inner_loop(lm, subtask, plays[name].mask, task, cfg)
+            if name == "learner":
+                learners_lm = adapted.cpu().state_dict()
         for theirs in all_gather(scores):
             for name, values in theirs.items():
                 plays[name].scores = values
 
         if master:
-            # 4. Rewards: what each agent masked, by how it did against the others.
-            played = Episode(subtask, memory[episode], plays)
-            reward.observe(played)
+            # 4. Outer loop: what each agent masked is rewarded by how it did against the others, and stored.
+            result = EpisodeResult(subtask, states_of[episode], plays)
+            reward.observe(result)
             for name, agent in agents.items():
-                R, counts = reward.rewards(played, name)
-                actions = actions_of(episode, plays[name], R, counts, batch.input_ids)
+                R, rewarded = reward.rewards(result, name)
+                actions = actions_of(episode, plays[name], R, rewarded, batch.input_ids)
                 agent.replay = np.concatenate((agent.replay, actions))[-cfg.replay_size:]
 
-            # 5. Both agents learn from replay, off-policy; states that no action points to are dropped.
+            # 5. Outer loop: both agents learn from replay; states that no action needs are dropped.
             used = np.concatenate([agent.replay["episode"] for agent in agents.values()])
-            memory = {e: states for e, states in memory.items() if e in used}
+            states_of = {e: states for e, states in states_of.items() if e in used}
             row = {"episode": episode + 1}
             for name, agent in agents.items():
                 rng = stream(cfg.seed, f"{name} learns {episode}")
-                policy_loss, value_loss = agent.learn(memory, reward, rng, cfg)
+                policy_loss, value_loss = agent.learn(states_of, reward, rng, cfg)
                 row |= {f"{name}_policy_loss": policy_loss, f"{name}_value_loss": value_loss}
 
         # 6. Continual adaptation: the next episode starts from the LM that the learner pre-trained.
         if cfg.continual:
-            learners_rank = players.index("learner") % world
-            lm.load_state_dict(broadcast(adapted.cpu().state_dict(), learners_rank))
+            lm.load_state_dict(broadcast(learners_lm, source=players.index("learner") % world))
 
         # 7. Log and checkpoint.
         if master:
@@ -453,7 +453,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             bar.set_postfix_str(f"learner {won_lost(metrics)}")
             if (episode + 1) % cfg.save_every == 0 or episode + 1 == cfg.episodes:
                 curves(metrics, folder / "curves.png")
-                save_checkpoint(folder / "checkpoint.pt", lm, agents, memory, reward, metrics)
+                save_checkpoint(folder / "checkpoint.pt", lm, agents, states_of, reward, metrics)
     return agents["learner"].policy
 
 
@@ -467,10 +467,10 @@ def main(cfg: Config) -> None:
     task = importlib.import_module(f"finetune_{data.kind}")
     lm = load_lm(cfg.lm).to(device())
 
-    # Flags that are None: in the toy world its own, else the paper's.
+    # Flags that are None: the toy world's own, else the paper's.
     if cfg.lm == "tiny" and cfg.dataset in toy.TASKS:
-        runs.fill(cfg, toy.META[data.kind])
-    runs.fill(cfg, PAPER | task.META | {"metric": task.METRICS[0]})
+        runs.fill(cfg, toy.TRAIN_NMG[data.kind])
+    runs.fill(cfg, PAPER | task.INNER_LOOP | {"metric": task.METRICS[0]})
     cfg.max_len = max_len_of(lm, cfg.max_len, data.block_len)
     cfg.ft_max_len = max_len_of(lm, cfg.ft_max_len, task.DEFAULTS["max_len"], "ft_max_len")
     for flag, value, allowed in (("metric", cfg.metric, task.METRICS), ("reward", cfg.reward, REWARDS)):
@@ -485,11 +485,11 @@ def main(cfg: Config) -> None:
     run = Run(cfg.out, runs.settings_of(cfg, "save_every", **known))
     if run.done:
         return
-    print(f"--reward={cfg.reward}: {REWARDS[cfg.reward].__doc__}", flush=True)
+    if runs.is_main_process():
+        print(f"--reward={cfg.reward}: {REWARDS[cfg.reward].__doc__}", flush=True)
     policy = meta_train(cfg, run.folder, data, lm, task)
     if runs.is_main_process():
-        kept = ("lm", "dataset", "episodes", "seed", "self_play", "continual", "reward")
-        policy.about = {name: getattr(cfg, name) for name in kept} | {"data": data.checksum}
+        policy.about = runs.settings_of(cfg, data=data.checksum)
         policy.save(run.folder)
         run.finish()
         (run.folder / "checkpoint.pt").unlink()

@@ -156,7 +156,8 @@ def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0) -> torch.nn.Mod
     if kind == "mpnet":
         return t.MPNetForMaskedLM(t.MPNetConfig(**size | {"pad_token_id": 1}, **drop))
     if kind == "longformer":
-        return t.LongformerForMaskedLM(t.LongformerConfig(**size, **drop, **ends, attention_window=16))
+        return t.LongformerForMaskedLM(t.LongformerConfig(
+            **size, **drop, **ends, sep_token_id=3, attention_window=16))
     if kind == "eurobert":
         # Two heads that share a key and a value.
         return t.EuroBertForMaskedLM(t.EuroBertConfig(

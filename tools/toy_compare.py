@@ -1,6 +1,7 @@
 """What masks are worth in the toy world: test accuracy after each way of masking, and a picture.
 
-    python -m tools.toy_compare                                 # beside the policy of `python train_nmg.py`
+    python -m tools.toy_compare                                 # with the policy of `python train_nmg.py`
+    python -m tools.toy_compare --seeds=5                       # and of `--seed=1`, ... `--seed=4`
     python -m tools.toy_compare --maskers=none,random,whole,oracle --seeds=5
 
 The policy is shown four times: masks drawn from it (sampled) and its most probable tokens (greedy), and
@@ -31,9 +32,8 @@ TASKS = {"cls": finetune_cls, "qa": finetune_qa}
 @dataclass
 class Config:
     dataset: str = "toycls"             # toycls or toyqa
-    maskers: str | None = None          # with commas between; None: none, random, the policy, oracle
-    policy: str | None = None           # a run of train_nmg.py; None: runs/nmg-DATASET-tiny-0, if it is there
-    seeds: int = 1                      # of masks, order and head: seed, seed + 1, ...
+    maskers: str | None = None          # with commas between; None: none, random, the policies, oracle
+    seeds: int = 1                      # how many: of policy, masks, order and head
     seed: int = 0                       # the first of them
     fast: bool = True                   # bf16 where native, cheaper dropout and attention on a CPU
     out: str = "runs/toy.png"           # the picture
@@ -48,7 +48,7 @@ def test_score(data: Data, masker: str, seed: int) -> float:
                  desc=f"seed {seed}, {masker}")
     train, test = task.pieces_of(data["train"], 128), task.pieces_of(data["test"], 128)
     model = task.finetune(lm, train, **toy.FINETUNE[data.kind], seed=seed, quiet=True)
-    return 100 * float(task.example_scores(model, test, "accuracy").mean())
+    return 100 * float(task.example_scores(model, test, task.METRICS[0]).mean())
 
 
 def informative_share(data: Data, masker: str) -> float:
@@ -60,13 +60,20 @@ def informative_share(data: Data, masker: str) -> float:
     return 100 * float(toy.informative()[batch.input_ids[mask]].mean())
 
 
-def with_untrained(folder: Path) -> dict[str, str]:
-    """Names to show -> maskers: a policy, and as a control the same network before it learned anything."""
+def compared(cfg: Config, seed: int) -> dict[str, str]:
+    """What is shown -> masker: what was asked for, or the policy of this seed between random and oracle.
+
+    As a control, the policy's network before it learned anything."""
+    if cfg.maskers:
+        return {name: name for name in cfg.maskers.split(",")}
+    folder = Path(f"runs/nmg-{cfg.dataset}-tiny-{seed}")
     policy = Policy.load(folder)
     torch_seed(policy.about["seed"], "learner")
     Policy(policy.hidden_size, policy.about | {"episodes": 0}).save(folder / "untrained")
-    return {"untrained sampled": f"sampled:{folder / 'untrained'}", "nmg sampled": f"sampled:{folder}",
-            "untrained greedy": f"nmg:{folder / 'untrained'}", "nmg greedy": f"nmg:{folder}"}
+    return {"none": "none", "random": "random",
+            "untrained sampled": f"sampled:{folder / 'untrained'}", "nmg sampled": f"sampled:{folder}",
+            "untrained greedy": f"nmg:{folder / 'untrained'}", "nmg greedy": f"nmg:{folder}",
+            "oracle": "oracle"}
 
 
 def draw(scores: dict[str, list[float]], chance: float, measure: str, file: Path) -> None:
@@ -95,29 +102,25 @@ def main(cfg: Config) -> None:
         raise UserError(f"--dataset={cfg.dataset}: must be {' or '.join(toy.TASKS)}")
     data = data_prep.load(cfg.dataset, data_prep.load_tokenizer("tiny"))
 
-    # What is compared: the maskers that were asked for, or the policy between random and oracle.
-    if cfg.maskers:
-        shown = {name: name for name in cfg.maskers.split(",")}
-    else:
-        folder = Path(cfg.policy or f"runs/nmg-{cfg.dataset}-tiny-0")
-        learned = with_untrained(folder) if cfg.policy or folder.exists() else {}
-        shown = {"none": "none", "random": "random"} | learned | {"oracle": "oracle"}
-    for name in shown.values():
-        maskers.find(name)
+    seeds = range(cfg.seed, cfg.seed + cfg.seeds)
+    shown = {seed: compared(cfg, seed) for seed in seeds}
+    for masker in shown[cfg.seed].values():
+        maskers.find(masker)
 
     # The whole chain on the test names, seed by seed.
-    scores = {name: [] for name in shown}
-    width = max(map(len, shown))
-    for seed in range(cfg.seed, cfg.seed + cfg.seeds):
-        for name, masker in shown.items():
+    scores = {name: [] for name in shown[cfg.seed]}
+    width = max(map(len, scores))
+    for seed in seeds:
+        for name, masker in shown[seed].items():
             scores[name].append(test_score(data, masker, seed))
             print(f"seed {seed}  {name:{width}} {scores[name][-1]:6.2f}", flush=True)
 
     chance, measure = (100 / 6, "test accuracy") if data.kind == "cls" else (100 / 3, "exact match")
-    print(f"\n{cfg.dataset}, {measure}: mean, each seed; informative words among the masked, at the start")
+    print(f"\n{cfg.dataset}, {measure}: mean, each seed; % of informative words among the masked")
     for name, each in scores.items():
-        share = f"{informative_share(data, shown[name]):8.0f} %" if shown[name] != "none" else ""
-        print(f"{name:{width}} {np.mean(each):6.2f}   {' '.join(f'{x:6.2f}' for x in each)}{share}")
+        shares = [f"{informative_share(data, shown[s][name]):.0f}" for s in seeds if name != "none"]
+        numbers = "".join(f"{x:7.2f}" for x in each)
+        print(f"{name:{width}} {np.mean(each):6.2f}  {numbers}   {' '.join(shares)}")
     draw(scores, chance, measure, Path(cfg.out))
     print(f"picture: {cfg.out}")
 

@@ -1,0 +1,236 @@
+"""Shows what maskers choose: masks.html, a page to read, and parts_of_speech.png, which words they take.
+
+    python -m tools.show_masks                                      # toy world, tiny LM, no download
+    python -m tools.show_masks --dataset=newsqa --lm=bert-base-uncased --p=0.05 \\
+        --maskers=random,nmg:runs/nmg-newsqa-bert-base-uncased-0
+    python -m tools.show_masks --dataset=chemprot --lm=bert-base-uncased \\
+        --spacy_model=en_core_web_sm                                # with the picture of parts of speech
+
+All maskers choose with the LM as it is now and with the same budget: the masks of the first epoch of
+pretrain.py with this seed and p (of a learned masker as long as training has not moved the LM).
+"""
+import itertools
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+import data_prep
+import maskers
+import runs
+from data import Pieces, Split, blocks, collate
+from loop import length_batches, stream
+from maskers import Policy
+from pretrain import hidden_states, load_lm, mask_batch, max_len_of
+from runs import UserError
+
+TEMPLATE = Path(__file__).with_name("show_masks.html")
+COLORS = ("#9db8d2", "#1f3b57", "#d08c3c", "#7d9c6c", "#8c5a7c", "#b9b09a")
+ALL = "in the text"         # the name of all maskable tokens, beside the maskers
+
+
+@dataclass
+class Config:
+    dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
+    lm: str = "tiny"                # tiny, a Hugging Face folder or hub name
+    maskers: str = "random,whole,span,punct"    # with commas between, each as --masker of pretrain.py
+    p: float = 0.15                 # share of tokens to mask
+    contexts: int = 40              # texts on the page, drawn by seed
+    counted: int = 1000             # texts whose parts of speech are counted, at most
+    seed: int = 0                   # of the drawn texts and of the masks
+    split: str | None = None        # train dev test corpus; None: the text that pretrain.py reads
+    raw: str | None = None          # folder with the raw files of a named data set
+    spacy_model: str | None = None  # for the picture, and entities; None: no picture
+    out: str = "runs/masks"         # folder of the page and the picture
+
+
+# ---------------------------------------------------------------- what is chosen
+
+def masked_tokens(pieces: Pieces, indices: np.ndarray, masker: maskers.Masker, p: float, seed: int,
+                  lm) -> np.ndarray:
+    """(T,) bool: the tokens of the split that a masker chooses in some pieces."""
+    masked = np.zeros(len(pieces.split.input_ids), bool)
+    for some in length_batches(pieces.length[indices]):
+        batch, mask, _ = mask_batch(pieces, masker, p, seed, 0, indices[some], lm)
+        masked[batch.token_at[mask]] = True
+    return masked
+
+
+def probabilities(pieces: Pieces, indices: np.ndarray, policy: Policy, lm) -> np.ndarray:
+    """(T,) what a policy gives to each token: a softmax over the maskable tokens of a piece, 0 elsewhere."""
+    probability = np.zeros(len(pieces.split.input_ids), np.float32)
+    for some in length_batches(pieces.length[indices]):
+        batch = collate(pieces, indices[some])
+        logits = torch.from_numpy(maskers.policy_logits(batch, lm, policy))                     # (B, L)
+        probability[batch.token_at[batch.maskable]] = logits.softmax(1).numpy()[batch.maskable]
+    return probability
+
+
+# ---------------------------------------------------------------- the page
+
+def context(split: Split, i: int, masked: dict[str, np.ndarray], probability: dict[str, np.ndarray]) -> dict:
+    """Text i as the page shows it; masked and probability: of each masker, (T,). Tokens count from 0."""
+    text = split.text(i)
+    tokens = slice(split.token_start[i], split.token_start[i + 1])
+    name = f"text {i:,}"
+    if hasattr(split, "label"):
+        name += f", {split.labels[split.label[i]]}"
+    answers, questions = [], []
+    if hasattr(split, "question_text"):
+        for question in np.flatnonzero(split.question_text == i).tolist():
+            begin, end = answer_span(split, question)
+            answers.append((begin, end))
+            questions.append([split.questions[question]["question"], text[begin:end]])
+    return {"name": name,
+            "segments": segments(text, split.char_begin[tokens], split.char_end[tokens], answers),
+            "questions": questions,
+            "maskable": int((split.word_ids[tokens] >= 0).sum()),
+            "masked": {name: np.flatnonzero(mask[tokens]).tolist() for name, mask in masked.items()},
+            "probability": {name: share[tokens].round(6).tolist() for name, share in probability.items()}}
+
+
+def answer_span(split: Split, question: int) -> tuple[int, int]:
+    """Characters begin:end of a question's answer within its text."""
+    i = split.question_text[question]
+    first, last = split.token_start[i] + split.answer[question]
+    begin, end = int(split.char_begin[first]), int(split.char_end[last])
+    # An answer may begin or end within a token: the longest reference among the characters of its tokens.
+    text = split.text(i)[begin:end]
+    references = [reference.strip() for reference in split.questions[question]["references"]]
+    exact = max((reference for reference in references if reference in text), key=len, default=text)
+    begin += text.index(exact)
+    return begin, begin + len(exact)
+
+
+def segments(text: str, begin: np.ndarray, end: np.ndarray, answers: list[tuple[int, int]]) -> list[list]:
+    """The text, cut wherever a token or an answer begins or ends: [characters, first token, token after the
+    last, whether in an answer]. begin, end: (n,) characters of its tokens."""
+    cuts = {0, len(text), *begin.tolist(), *end.tolist(), *itertools.chain(*answers)}
+    found = []
+    for a, b in itertools.pairwise(sorted(cuts)):
+        first, stop = int(np.searchsorted(end, a, "right")), int(np.searchsorted(begin, b))
+        found.append([text[a:b], first, stop, any(begins <= a < ends for begins, ends in answers)])
+    return found
+
+
+def page(data: dict) -> str:
+    """The template with the data in it. No "<" is left in the JSON, so no text can end its element."""
+    return TEMPLATE.read_text("utf-8").replace("DATA", json.dumps(data).replace("<", "\\u003c"))
+
+
+# ---------------------------------------------------------------- parts of speech
+
+def parts_of_speech(split: Split, texts: np.ndarray, masked: dict[str, np.ndarray],
+                    nlp) -> dict[str, Counter]:
+    """How many masked tokens of some texts are of each part of speech, by masker, and of ALL tokens.
+
+    spaCy reads the raw text; a token belongs to the word in which its last character stands."""
+    masked = masked | {ALL: split.word_ids >= 0}
+    counts = {name: Counter() for name in masked}
+    # The limit is for the memory of components that are left out here.
+    nlp.max_length = 2**31
+    docs = nlp.pipe(split.text(i) for i in texts)
+    for i, doc in tqdm(zip(texts, docs, strict=True), desc="parts of speech", total=len(texts), unit="text",
+                       disable=None):
+        tokens = slice(split.token_start[i], split.token_start[i + 1])
+        word = np.searchsorted([w.idx for w in doc], split.char_end[tokens] - 1, "right") - 1
+        tags = np.array([w.pos_ for w in doc])[word]
+        for name, mask in masked.items():
+            counts[name].update(tags[mask[tokens]].tolist())
+    if set(counts[ALL]) == {""}:
+        raise UserError("--spacy_model: this pipeline tells no parts of speech (pos_); en_core_web_sm does")
+    return counts
+
+
+def shares(counts: dict[str, Counter]) -> tuple[list[str], dict[str, list[float]]]:
+    """The six commonest parts of speech of the learned masker, or else of the first, and "other"; their
+    shares by masker, in percent."""
+    main = next((name for name in counts if maskers.is_learned(name)), next(iter(counts)))
+    top = [tag for tag, _ in counts[main].most_common(6)]
+    percent = {}
+    for name, count in counts.items():
+        row = [count[tag] for tag in top]
+        row.append(count.total() - sum(row))
+        percent[name] = [100 * n / max(1, count.total()) for n in row]
+    return [*top, "other"], percent
+
+
+def draw(tags: list[str], percent: dict[str, list[float]], title: str, file: Path) -> None:
+    """The paper's figure: a group of bars for each part of speech, and a line for the text as a whole."""
+    names = [name for name in percent if name != ALL]
+    x, width = np.arange(len(tags)), 0.8 / len(names)
+    fig = Figure(figsize=(8, 3.8), layout="constrained")
+    ax = fig.subplots()
+    for i, name in enumerate(names):
+        shift = (i + 0.5) * width - 0.4
+        ax.bar(x + shift, percent[name], width, color=COLORS[i % len(COLORS)], label=name)
+    ax.hlines(percent[ALL], x - 0.45, x + 0.45, color="black", linewidth=1.5, label=ALL)
+    ax.set(title=title, ylabel="share of the masked tokens, %")
+    ax.set_xticks(x, tags)
+    ax.yaxis.grid(color="#e3e3e3")
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    fig.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    with runs.atomic_write(file) as partial:
+        fig.savefig(partial, dpi=150, format="png")
+
+
+# ---------------------------------------------------------------- the script
+
+def main(cfg: Config) -> None:
+    # 1. the maskers, the text and the LM
+    found = {name: maskers.find(name) for name in cfg.maskers.split(",")}
+    if {"oracle", "anti"} & set(found) and cfg.lm != "tiny":
+        raise UserError("--maskers: oracle and anti know the words of the toy world only; use --lm=tiny")
+    nlp = None
+    if cfg.spacy_model:
+        nlp = data_prep.load_spacy(cfg.spacy_model, exclude=["parser", "lemmatizer", "ner"])
+    data = data_prep.load(cfg.dataset, data_prep.load_tokenizer(cfg.lm), cfg.raw, spacy_model=cfg.spacy_model)
+    split = data[cfg.split] if cfg.split else data.corpus
+    model = load_lm(cfg.lm)
+    pieces = blocks(split, max_len_of(model, None, data.block_len))
+
+    # 2. what they choose in some texts
+    order = stream(cfg.seed, "contexts").permutation(np.flatnonzero(np.diff(split.token_start)))
+    counted, shown = order[:cfg.counted if nlp else 0], np.sort(order[:cfg.contexts])
+    of_both = np.flatnonzero(np.isin(pieces.text_ids, np.concatenate((counted, shown))))
+    of_shown = np.flatnonzero(np.isin(pieces.text_ids, shown))
+    lm = hidden_states(model)
+    masked, probability = {}, {}
+    for name, masker in found.items():
+        masked[name] = masked_tokens(pieces, of_both, masker, cfg.p, cfg.seed, lm)
+        if maskers.is_learned(name):
+            probability[name] = probabilities(pieces, of_shown, masker.keywords["policy"], lm)
+
+    # 3. the page
+    title = f"{Path(data.name).name}, {Path(cfg.lm).name}"
+    about = (f"{len(shown)} of {len(order):,} texts; {100 * cfg.p:g} % of the tokens masked, in blocks as in "
+             f"pre-training; seed {cfg.seed}")
+    contexts = []
+    for i in shown.tolist():
+        in_blocks = int((pieces.text_ids == i).sum())
+        contexts.append(context(split, i, masked, probability) | {"blocks": in_blocks})
+    with runs.atomic_write(Path(cfg.out) / "masks.html") as partial:
+        content = {"title": title, "about": about, "maskers": list(found), "contexts": contexts}
+        partial.write_text(page(content), "utf-8")
+    print(f"page: {cfg.out}/masks.html")
+
+    # 4. the picture
+    if not nlp:
+        print("no picture of parts of speech: it needs --spacy_model=en_core_web_sm, or another spaCy model")
+        return
+    tags, percent = shares(parts_of_speech(split, counted, masked, nlp))
+    for name, row in percent.items():
+        each = [f"{tag} {x:.1f} %" for tag, x in zip(tags, row, strict=True)]
+        print(f"{name:16}", *each, sep="  ")
+    draw(tags, percent, f"Parts of speech of masked words: {title}", Path(cfg.out) / "parts_of_speech.png")
+    print(f"picture: {cfg.out}/parts_of_speech.png")
+
+
+if __name__ == "__main__":
+    runs.start(main, Config)
