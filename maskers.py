@@ -118,8 +118,8 @@ def span(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndar
     word = np.maximum(np.cumsum(first_of_word, 1) - 1, 0)                                       # (B, L)
     span_ids = np.take_along_axis(np.cumsum(begins, 1), word, 1)
     score = np.take_along_axis(rng.random((B, L + 1)), span_ids, 1)
-    # The span that no longer fits is masked from left to right.
-    return pick(score - 1e-9 * np.arange(L), batch, budget)
+    # Equal scores are picked from left to right: so is the span that no longer fits.
+    return pick(score, batch, budget)
 
 
 @register("entity")

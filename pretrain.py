@@ -101,6 +101,7 @@ def mask_batch(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, epoc
     Raises UserError where the masker breaks its contract."""
     batch = collate(pieces, indices)
     budget = maskers.budget_of(batch, p)
+    budget.flags.writeable = False
     mask = masker(batch, budget, maskers.RowRandom(seed, "mask", epoch, indices), lm)
     right_kind = isinstance(mask, np.ndarray) and mask.shape == batch.maskable.shape and mask.dtype == bool
     if not right_kind or (mask & ~batch.maskable).any() or (mask.sum(1) > budget).any():
@@ -256,12 +257,11 @@ def main(cfg: Config) -> None:
     # 3. pre-train, between two looks at held-out text
     held_out = blocks(data.splits["dev"], cfg.max_len) if "dev" in data.splits else None
     before = held_out_loss(model, held_out) if held_out else None
-    checkpoint = run.folder / "checkpoint.pt"
     loss, seconds = 0.0, 0.0
     if cfg.masker != "none":
         loss, seconds = pretrain(
             model, pieces, masker, p=cfg.p, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size,
-            seed=cfg.seed, remask=cfg.remask, distributed=True, checkpoint=checkpoint,
+            seed=cfg.seed, remask=cfg.remask, distributed=True, checkpoint=run.folder / "checkpoint.pt",
             desc=f"MLM {cfg.masker}")
     after = held_out_loss(model, held_out) if held_out else None
 
@@ -271,7 +271,6 @@ def main(cfg: Config) -> None:
     model.save_pretrained(run.folder)
     tokenizer.save_pretrained(run.folder)
     run.finish(loss=loss, held_out_loss=[before, after], seconds=round(seconds, 1))
-    checkpoint.unlink(missing_ok=True)
     on_held_out = f", on held-out text {before:.3f} before, {after:.3f} after" if held_out else ""
     print(f"saved {run.folder}: loss {loss:.3f}{on_held_out}, {seconds:.1f} s")
 

@@ -216,9 +216,9 @@ class Run:
         """Writes run.json: the settings, the versions, and the facts that the run found out."""
         with atomic_write(self.folder / "run.json") as partial:
             partial.write_text(json.dumps(self.settings | facts | {"versions": versions()}, indent=1))
-        (self.folder / "started.json").unlink()
         self.lock.release()
-        (self.folder / ".lock").unlink(missing_ok=True)
+        for name in ("started.json", "checkpoint.pt", ".checkpoint.pt.partial", ".lock"):
+            (self.folder / name).unlink(missing_ok=True)
 
     def facts(self) -> dict:
         """What run.json says of a finished run."""

@@ -492,7 +492,6 @@ def main(cfg: Config) -> None:
         policy.about = runs.settings_of(cfg, data=data.checksum)
         policy.save(run.folder)
         run.finish()
-        (run.folder / "checkpoint.pt").unlink()
         print(f"saved {run.folder}: metrics.jsonl, curves.png, and the policy for --masker=nmg:{run.folder}")
 
 

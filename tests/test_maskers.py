@@ -1,4 +1,9 @@
-"""Each masker against the contract, property-based; what makes each strategy itself; corruption; random numbers."""
+"""Each masker against the contract, property-based; what makes each strategy itself; corruption; random
+numbers; the policy network."""
+import functools
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,59 +13,91 @@ from hypothesis import strategies as st
 
 import data_prep
 import maskers
-from loop import UserError
+import toy
+from data import Batch, blocks, collate
+from runs import UserError
 
 LEARNED = ["nmg", "sampled"]
 HEURISTICS = sorted(set(maskers.MASKERS) - set(LEARNED))
+# Maskers whose units are single tokens: they use all of the budget.
+EXACT = ["random", "span", "punct", "oracle", "anti", *LEARNED]
 
 
-def batch_of(ids, ok, word, punct, ent):
-    class Plain(data_prep.Batch):
-        ent = None
-    batch = Plain(ids, np.ones_like(ok), ok, word, punct, np.arange(len(ids)), np.zeros_like(ids), ok, None, None)
-    batch.ent = ent
-    return batch
+def batch_of(input_ids, maskable, word_ids, is_punct, entity_ids):
+    """A batch without a data set; row b has [CLS], its maskable tokens, [SEP], and padding."""
+    attention_mask = np.arange(input_ids.shape[1]) < maskable.sum(1)[:, None] + 2
+    token_at = np.arange(input_ids.size).reshape(input_ids.shape)
+    split = SimpleNamespace(entity_ids=entity_ids.ravel())
+    return Batch(input_ids, attention_mask, maskable, word_ids, is_punct, None, np.arange(len(input_ids)),
+                 token_at, maskable, split)
 
 
 @st.composite
 def batches(draw):
     """Rows of random words, entities and punctuation, padded; some rows hold nothing that may be masked."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    rows, width = draw(st.integers(1, 6)), draw(st.integers(3, 60))
-    n = rng.integers(0, width - 1, rows)
-    ok = (np.arange(width) >= 1) & (np.arange(width) <= n[:, None])
-    word = np.where(ok, np.cumsum(rng.random(ok.shape) < 0.6, 1), -1)
-    ent = np.where(ok & (word % 5 == 0), word // 5, -1)
-    return batch_of(rng.integers(5, 100, ok.shape), ok, word, ok & (rng.random(ok.shape) < 0.2), ent)
+    B, L = draw(st.integers(1, 6)), draw(st.integers(3, 60))
+    tokens = rng.integers(0, L - 1, (B, 1))
+    column = np.arange(L)
+    maskable = (column >= 1) & (column <= tokens)
+    word_ids = np.where(maskable, np.cumsum(rng.random((B, L)) < 0.6, 1), -1)
+    entity_ids = np.where(maskable & (word_ids % 5 == 0), word_ids // 5, -1)
+    is_punct = maskable & (rng.random((B, L)) < 0.2)
+    return batch_of(rng.integers(5, 100, (B, L)), maskable, word_ids, is_punct, entity_ids)
 
 
-def masker_of(name):
-    """A registered masker; the learned one with a network of random weights, beside hidden states that depend on token and place."""
-    if name not in LEARNED:
-        return maskers.find(name)
-    table, policy = torch.randn(200, 16, generator=torch.Generator().manual_seed(0)), maskers.NMG(16)
+def plain_batch(rows=4000, n=40, words_of=2):
+    """Rows of n tokens (id 7) between two special ones, in words of `words_of` tokens."""
+    maskable = np.zeros((rows, n + 2), bool)
+    maskable[:, 1:-1] = True
+    word_ids = np.where(maskable, (np.arange(n + 2) - 1) // words_of, -1)
+    return batch_of(np.where(maskable, 7, 2), maskable, word_ids, np.zeros_like(maskable),
+                    np.full(maskable.shape, -1))
 
-    def with_policy(batch, k, rng):
-        return maskers.MASKERS[name](batch, k, rng, lambda b: table[b.ids] + table[100:100 + b.ids.shape[1]], policy)
-    return with_policy
+
+def with_entity(batch, begin, end):
+    """The same batch with one named entity in every row, columns begin to end."""
+    entity_ids = np.full(batch.maskable.shape, -1)
+    entity_ids[:, begin:end] = 0
+    return replace(batch, split=SimpleNamespace(entity_ids=entity_ids.ravel()))
 
 
 def rng_of(batch, seed=0, epoch=0):
-    return maskers.RowRandom(seed, "mask", epoch, batch.rows)
+    return maskers.RowRandom(seed, "mask", epoch, batch.indices)
 
+
+def mask_of(name, batch, p, seed=0):
+    return maskers.find(name)(batch, maskers.budget_of(batch, p), rng_of(batch, seed))
+
+
+def lm(batch):
+    """Hidden states (B, L, 16) that depend on token and place."""
+    table = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
+    return table[batch.input_ids] + table[100:100 + batch.input_ids.shape[1]]
+
+
+def masker_of(name):
+    """A registered masker; a learned one with a network of random weights."""
+    if name not in LEARNED:
+        return maskers.find(name)
+    torch.manual_seed(0)
+    return functools.partial(maskers.MASKERS[name], lm=lm, policy=maskers.Policy(16))
+
+
+# ---------------------------------------------------------------- the contract
 
 @pytest.mark.parametrize("name", [*HEURISTICS, *LEARNED])
 @given(batch=batches(), p=st.floats(0.01, 1.0), seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_contract(name, batch, p, seed):
-    k, masker = maskers.budget(batch, p), masker_of(name)
-    mask = masker(batch, k, rng_of(batch, seed))
-    assert mask.shape == batch.ok.shape and mask.dtype == bool
-    assert not (mask & ~batch.ok).any()
-    assert (mask.sum(1) <= k).all()
-    if name in ("random", "span", "punct", "oracle", "anti", *LEARNED):
-        assert (mask.sum(1) == k).all()
-    assert (mask == masker(batch, k, rng_of(batch, seed))).all()
+    budget, masker = maskers.budget_of(batch, p), masker_of(name)
+    mask = masker(batch, budget, rng_of(batch, seed))
+    assert mask.shape == batch.maskable.shape and mask.dtype == bool
+    assert not (mask & ~batch.maskable).any()
+    assert (mask.sum(1) <= budget).all()
+    if name in EXACT:
+        assert (mask.sum(1) == budget).all()
+    assert (mask == masker(batch, budget, rng_of(batch, seed))).all()
 
 
 @pytest.mark.parametrize("name", HEURISTICS)
@@ -68,202 +105,412 @@ def test_contract(name, batch, p, seed):
 @settings(max_examples=30, deadline=None)
 def test_a_row_alone_gets_the_same_mask(name, batch, seed):
     """Neither the other rows of a batch, nor its order, nor its padding change a row's mask."""
-    k = maskers.budget(batch, 0.3)
-    mask = maskers.find(name)(batch, k, rng_of(batch, seed))
+    mask = mask_of(name, batch, 0.3, seed)
+    entity_ids = batch.entity_ids
     for i in range(len(mask)):
-        keep = max(1, int(batch.ok[i].nonzero()[0].max(initial=0)) + 1)
-        alone = batch_of(*(a[i:i + 1, :keep] for a in (batch.ids, batch.ok, batch.word, batch.punct, batch.ent)))
-        alone.rows = np.array([i])
-        assert (maskers.find(name)(alone, k[i:i + 1], rng_of(alone, seed))[0] == mask[i, :keep]).all()
+        # [CLS] and the tokens that may be masked
+        row = (slice(i, i + 1), slice(0, 1 + batch.maskable[i].sum()))
+        alone = batch_of(batch.input_ids[row], batch.maskable[row], batch.word_ids[row], batch.is_punct[row],
+                         entity_ids[row])
+        alone.indices = np.array([i])
+        assert (mask_of(name, alone, 0.3, seed) == mask[row]).all()
 
 
-@given(batch=batches(), seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
-def test_budget_is_the_papers(batch, seed):
-    for n, k in zip(batch.ok.sum(1), maskers.budget(batch, 0.15), strict=True):
-        assert k == min(n, max(1, round(0.15 * n)))
+@given(batch=batches())
+@settings(max_examples=50, deadline=None)
+def test_budget_is_the_papers(batch):
+    for n, budget in zip(batch.maskable.sum(1), maskers.budget_of(batch, 0.15), strict=True):
+        assert budget == min(n, max(1, round(0.15 * n)))
+
+
+def naive_pick(score, maskable, word_ids, budget):
+    """The tokens of one row: word by word, by its best score, whatever fits into what is left."""
+    words = {}
+    for token in np.flatnonzero(maskable):
+        words.setdefault(word_ids[token], []).append(token)
+    picked = set()
+    for tokens in sorted(words.values(), key=lambda tokens: -max(score[tokens])):
+        if len(picked) + len(tokens) <= budget:
+            picked |= set(tokens)
+    return picked
 
 
 @given(batch=batches(), seed=st.integers(0, 10_000), p=st.floats(0.05, 0.9))
 @settings(max_examples=80, deadline=None)
 def test_pick_by_unit_against_a_naive_loop(batch, seed, p):
-    rng = np.random.default_rng(seed)
-    score, k = rng.random(batch.ids.shape), maskers.budget(batch, p)
-    got = maskers.pick(score, batch, k, unit=maskers.runs(batch.word))
+    score = np.random.default_rng(seed).random(batch.input_ids.shape)
+    budget = maskers.budget_of(batch, p)
+    mask = maskers.pick(score, batch, budget, unit=maskers.units_of(batch.word_ids))
     for b in range(len(score)):
-        tokens = {}
-        for t in np.flatnonzero(batch.ok[b]):
-            tokens.setdefault(batch.word[b, t], []).append(t)
-        left, expected = k[b], set()
-        for unit in sorted(tokens, key=lambda u: -max(score[b, t] for t in tokens[u])):
-            if len(tokens[unit]) <= left:
-                left -= len(tokens[unit])
-                expected |= set(tokens[unit])
-        assert set(np.flatnonzero(got[b])) == expected
+        expected = naive_pick(score[b], batch.maskable[b], batch.word_ids[b], budget[b])
+        assert set(np.flatnonzero(mask[b])) == expected
 
 
-def plain_batch(rows=4000, n=40, words_of=2):
-    ok = np.zeros((rows, n + 2), bool)
-    ok[:, 1:-1] = True
-    word = np.where(ok, (np.arange(n + 2) - 1) // words_of, -1)
-    return batch_of(np.where(ok, 7, 2), ok, word, np.zeros_like(ok), np.full(ok.shape, -1))
+@given(batch=batches(), seed=st.integers(0, 10_000), p=st.floats(0.05, 0.9))
+@settings(max_examples=50, deadline=None)
+def test_pick_takes_the_highest_scores(batch, seed, p):
+    score = np.random.default_rng(seed).random(batch.input_ids.shape)
+    budget = maskers.budget_of(batch, p)
+    mask = maskers.pick(score, batch, budget)
+    for b in range(len(score)):
+        allowed = np.flatnonzero(batch.maskable[b])
+        best = sorted(allowed, key=lambda token, b=b: -score[b, token])[:budget[b]]
+        assert set(np.flatnonzero(mask[b])) == set(best)
 
 
-def test_units_are_drawn_uniformly_whatever_their_length():
+def test_units_are_runs_of_equal_numbers():
+    number = np.array([[-1, 3, 3, 5, 3, -1, -1]])
+    assert maskers.units_of(number).tolist() == [[0, 1, 1, 3, 4, 5, 6]]
+
+
+# ---------------------------------------------------------------- each strategy
+
+@pytest.mark.parametrize("name", ["whole", "entity"])
+def test_units_are_drawn_uniformly_whatever_their_length(name):
     """Of as many units of one token as of two, a long one comes first in half of the rows."""
     batch = plain_batch(n=30)
-    batch.word = batch.ent = np.where(batch.ok, np.concatenate(([-1], np.repeat(np.arange(20), [1, 2] * 10), [-1])), -1)
-    for name in ("whole", "entity"):
-        mask = maskers.find(name)(batch, np.full(4000, 2), rng_of(batch))
-        assert abs((mask & (batch.word % 2 == 1)).any(1).mean() - 0.5) < 5 * np.sqrt(0.25 / 4000)
+    units = np.concatenate(([-1], np.repeat(np.arange(20), [1, 2] * 10), [-1]))
+    batch.word_ids = np.where(batch.maskable, units, -1)
+    batch.split.entity_ids = batch.word_ids.ravel()
+    mask = maskers.find(name)(batch, np.full(4000, 2), rng_of(batch))
+    long = (mask & (batch.word_ids % 2 == 1)).any(1)
+    assert abs(long.mean() - 0.5) < 5 * np.sqrt(0.25 / 4000)
 
 
 def test_random_is_uniform():
-    batch = plain_batch()
-    share = maskers.find("random")(batch, maskers.budget(batch, 0.15), rng_of(batch)).mean(0)[1:-1]
+    share = mask_of("random", plain_batch(), 0.15).mean(0)[1:-1]
     assert abs(share - 0.15).max() < 5 * np.sqrt(0.15 * 0.85 / 4000)
+
+
+def test_none_masks_nothing():
+    assert not mask_of("none", plain_batch(rows=3), 0.5).any()
 
 
 def test_whole_takes_words_whole():
     batch = plain_batch(n=42, words_of=3)
-    mask = maskers.find("whole")(batch, maskers.budget(batch, 0.15), rng_of(batch))
-    for w in range(batch.word.max() + 1):
-        part = mask[:, batch.word[0] == w]
-        assert (part.all(1) == part.any(1)).all()
-    assert (mask.sum(1) == 6).all() and len(np.unique(mask, axis=0)) > 50
+    mask = mask_of("whole", batch, 0.15)
+    words = mask[:, 1:-1].reshape(4000, 14, 3)
+    assert (words.all(2) == words.any(2)).all()
+    assert (mask.sum(1) == 6).all()
+    assert len(np.unique(mask, axis=0)) > 50
 
 
-def test_spans_are_whole_words_of_geometric_length(monkeypatch):
-    """The scores that `span` hands on, where the budget cuts nothing off: 1 to 10 words, geometric with 0.2."""
-    seen, batch = [], plain_batch(rows=300, n=400, words_of=2)
-    monkeypatch.setattr(maskers, "pick", lambda score, batch, k: seen.append(score) or np.zeros_like(batch.ok))
-    maskers.find("span")(batch, maskers.budget(batch, 0.02), rng_of(batch))
-    length = np.concatenate([np.diff(np.flatnonzero(np.abs(np.diff(row)) > 1e-6)) for row in seen[0][:, 1:-1]])    # tokens of one score
-    assert (length % 2 == 0).all() and length.max() <= 20
-    np.testing.assert_allclose(np.bincount(length // 2, minlength=11)[1:] / len(length), 0.2 * 0.8**np.arange(10) / (1 - 0.8**10), atol=0.012)
+# SpanBERT's lengths of 1 to 10 words: geometric (0.2), cut off at 10.
+SPAN_LENGTHS = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)
+
+
+@pytest.fixture
+def span_scores(monkeypatch):
+    """A function: batch -> the scores (B, L) that `span` hands on, before the budget cuts anything off."""
+    def scores(batch):
+        seen = []
+        with monkeypatch.context() as m:
+            m.setattr(maskers, "pick", lambda score, batch, budget: seen.append(score))
+            mask_of("span", batch, 0.02)
+        return seen[0]
+    return scores
+
+
+def test_spans_are_whole_words_of_geometric_length(span_scores):
+    lengths = []
+    for score in span_scores(plain_batch(rows=300, n=400, words_of=2))[:, 1:-1]:
+        # All tokens of a span share one score, but for 1e-9 a token.
+        ends = np.flatnonzero(np.abs(np.diff(score)) > 1e-6)
+        lengths.extend(np.diff(ends))
+    lengths = np.array(lengths)
+    assert (lengths % 2 == 0).all() and lengths.max() <= 20
+    found = np.bincount(lengths // 2, minlength=11)[1:] / len(lengths)
+    np.testing.assert_allclose(found, SPAN_LENGTHS, atol=0.012)
+
+
+def test_the_first_span_begins_before_the_row(span_scores):
+    """Of its n words each is as often the first that is in the row, so in 1 of n cases one is left."""
+    score = span_scores(plain_batch(rows=4000, n=30, words_of=1))
+    one_word = (np.abs(score[:, 1] - score[:, 2]) > 1e-6).mean()
+    expected = (SPAN_LENGTHS / np.arange(1, 11)).sum()
+    assert abs(one_word - expected) < 5 * np.sqrt(0.25 / 4000)
 
 
 def test_span_begins_anywhere_in_a_block():
     """A block whose words do not begin at 0 (the second block of a long text) is masked all over."""
     batch = plain_batch(rows=2000, n=50, words_of=1)
-    batch.word = np.where(batch.ok, batch.word + 700, -1)
-    share = maskers.find("span")(batch, maskers.budget(batch, 0.2), rng_of(batch)).mean(0)[1:-1]
+    batch.word_ids = np.where(batch.maskable, batch.word_ids + 700, -1)
+    share = mask_of("span", batch, 0.2).mean(0)[1:-1]
     assert share.min() > 0.1 and share.max() < 0.3
 
 
-def test_punct_and_entity_come_first():
+def test_the_last_span_is_cut_from_the_left():
+    """One long span in a budget of 3: its first tokens, in a row."""
+    mask = mask_of("span", plain_batch(rows=500, n=12, words_of=12), 0.25)
+    assert (mask == (np.arange(14) >= 1) & (np.arange(14) < 4)).all()
+
+
+def test_punct_comes_first_then_random_tokens():
     batch = plain_batch(rows=200)
-    batch.punct[:, [5, 9]] = True
-    batch.ent[:, 20:23] = 0
-    k = maskers.budget(batch, 0.15)
-    assert maskers.find("punct")(batch, k, rng_of(batch))[:, [5, 9]].all()
-    assert maskers.find("entity")(batch, k, rng_of(batch))[:, 20:23].all()
-    for name in ("punct", "entity"):                                     # then random tokens, up to the budget
-        mask = maskers.find(name)(batch, k, rng_of(batch))
-        assert (mask.sum(1) == k).all() and (mask.any(0) == batch.ok[0]).all()
+    batch.is_punct[:, [5, 9]] = True
+    mask = mask_of("punct", batch, 0.15)
+    assert mask[:, [5, 9]].all()
+    assert (mask.sum(1) == 6).all()
+    assert (mask.any(0) == batch.maskable[0]).all()
+
+
+def test_entities_come_first_then_random_tokens():
+    batch = with_entity(plain_batch(rows=200), 20, 23)
+    mask = mask_of("entity", batch, 0.15)
+    assert mask[:, 20:23].all()
+    assert (mask.sum(1) == 6).all()
+    assert (mask.any(0) == batch.maskable[0]).all()
 
 
 def test_an_entity_is_masked_whole_or_not_at_all():
-    batch = plain_batch(rows=200)
-    batch.ent[:, 20:30] = 0
-    assert not maskers.find("entity")(batch, maskers.budget(batch, 0.15), rng_of(batch))[:, 20:30].any()
+    batch = with_entity(plain_batch(rows=200), 20, 30)
+    assert not mask_of("entity", batch, 0.15)[:, 20:30].any()
 
+
+@pytest.fixture
+def toy_batch():
+    tokenizer = data_prep.load_tokenizer("tiny")
+    pieces = blocks(data_prep.load("toycls", tokenizer).corpus, 64)
+    return collate(pieces, np.arange(200))
+
+
+def test_the_oracle_and_its_opposite_know_the_toy_words(toy_batch):
+    informative = toy.informative()[toy_batch.input_ids]
+    oracle, anti = mask_of("oracle", toy_batch, 0.05), mask_of("anti", toy_batch, 0.05)
+    assert oracle.any() and informative[oracle].all()
+    assert anti.any() and not informative[anti].any()
+
+
+def test_entities_of_the_toy_world_are_its_names(toy_batch):
+    mask = mask_of("entity", toy_batch, 0.05)
+    names = data_prep.load_tokenizer("tiny").convert_tokens_to_ids(toy.NAMES)
+    assert mask.any() and np.isin(toy_batch.input_ids[mask], names).all()
+
+
+# ---------------------------------------------------------------- a masker of one's own
+
+MINE = """
+from __future__ import annotations
+from dataclasses import dataclass
+import maskers
+
+@dataclass
+class State:
+    seen: int = 0
+
+def rare(batch, budget, rng, lm=None):
+    return maskers.pick(-batch.input_ids, batch, budget)
+"""
+
+
+def test_a_masker_from_a_file(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    batch = plain_batch(rows=3)
+    batch.input_ids[:, 8] = 1
+    masker = maskers.find(f"{tmp_path}/mine.py:rare")
+    assert masker(batch, np.array([1, 1, 1]), rng_of(batch))[:, 8].all()
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("mine.py:rars", "mine.py has no function 'rars'"),
+    ("none.py:rare", "no such file: none.py"),
+    ("rndom", "did you mean 'random'"),
+    ("nmg:nowhere", "nowhere: no policy of train_nmg.py in this folder"),
+])
+def test_a_masker_that_is_not_there(name, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    with pytest.raises(UserError, match=said):
+        maskers.find(name)
+
+
+def test_a_masker_that_was_edited_has_another_checksum(tmp_path, monkeypatch):
+    """Of its file, of its policy's weights, or of the source of a registered function."""
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for content in ("one", "two"):
+        (tmp_path / "mine.py").write_text(content)
+        (tmp_path / "policy.safetensors").write_text(content)
+        found.append([maskers.checksum(name) for name in ("mine.py:rare", "nmg:.", "sampled:.")])
+    assert not set(found[0]) & set(found[1])
+    assert maskers.checksum("punct") == maskers.checksum("punct") != maskers.checksum("random")
+
+
+def test_masks_that_were_chosen_before_are_repeated():
+    batch = plain_batch(rows=5, n=4)
+    masks = np.random.default_rng(0).random((9, 8)) < 0.5
+    batch.indices = np.array([3, 1, 8, 0, 3])
+    assert (maskers.fixed(masks)(batch, None, None) == masks[batch.indices, :6]).all()
+    # a batch that is wider than all pieces of the corpus
+    narrow = masks[:, :5]
+    mask = maskers.fixed(narrow)(batch, None, None)
+    assert (mask[:, :5] == narrow[batch.indices]).all() and not mask[:, 5:].any()
+
+
+# ---------------------------------------------------------------- corruption and random numbers
 
 def test_corruption_is_80_10_10():
     batch = plain_batch(rows=5000)
-    mask = maskers.find("random")(batch, maskers.budget(batch, 0.5), rng_of(batch))
-    plain = np.arange(10, 1000)
-    ids = maskers.corrupt(batch.ids, mask, maskers.RowRandom(0, "corrupt", 0, batch.rows), 4, plain)
-    assert (ids[~mask] == batch.ids[~mask]).all()
-    n = mask.sum()
-    for share, is_so in ((0.8, ids == 4), (0.1, (ids >= 10) & mask), (0.1, (ids == 7) & mask)):
-        assert abs((is_so & mask).sum() / n - share) < 5 * np.sqrt(share * (1 - share) / n) + 1e-3
+    mask = mask_of("random", batch, 0.5)
+    ordinary = np.arange(10, 1000)
+    rng = maskers.RowRandom(0, "corrupt", 0, batch.indices)
+    corrupted = maskers.corrupt(batch.input_ids, mask, rng, 4, ordinary)
+    assert (corrupted[~mask] == 7 * batch.maskable[~mask] + 2 * ~batch.maskable[~mask]).all()
+    ids = corrupted[mask]
+    for expected, found in ((0.8, ids == 4), (0.1, ids >= 10), (0.1, ids == 7)):
+        assert abs(found.mean() - expected) < 5 * np.sqrt(expected * (1 - expected) / len(ids)) + 1e-3
+    assert len(np.unique(ids[ids >= 10])) > 950
 
 
-def test_random_numbers_are_uniform_and_unrelated():
+def test_random_numbers_are_uniform():
     u = maskers.RowRandom(0, "mask", 0, np.arange(2000)).random((2000, 100))
     assert u.min() >= 0 and u.max() < 1
     counts = np.histogram(u, 100, (0, 1))[0]
     assert ((counts - 2000) ** 2 / 2000).sum() < 99 + 5 * np.sqrt(2 * 99)
-    assert abs(np.corrcoef(u[:-1].ravel(), u[1:].ravel())[0, 1]) < 0.01
-    assert abs(np.corrcoef(u[:, :-1].ravel(), u[:, 1:].ravel())[0, 1]) < 0.01
-    for other in (maskers.RowRandom(1, "mask", 0, np.arange(2000)), maskers.RowRandom(0, "corrupt", 0, np.arange(2000)),
-                  maskers.RowRandom(0, "mask", 1, np.arange(2000))):
-        assert abs(np.corrcoef(u.ravel(), other.random((2000, 100)).ravel())[0, 1]) < 0.01
 
 
-def test_a_masker_from_a_file(tmp_path):
-    (tmp_path / "mine.py").write_text("from __future__ import annotations\nfrom dataclasses import dataclass\nimport maskers\n"
-                                      "@dataclass\nclass State:\n    seen: int = 0\n"
-                                      "def rare(batch, k, rng, lm=None):\n    return maskers.pick(-batch.ids, batch, k)\n")
-    batch = plain_batch(rows=3)
-    batch.ids[:, 8] = 1
-    assert maskers.find(f"{tmp_path}/mine.py:rare")(batch, np.array([1, 1, 1]), rng_of(batch))[:, 8].all()
-    for name, said in ((f"{tmp_path}/mine.py:rars", "did you mean 'rare'"), (f"{tmp_path}/none.py:rare", "no such file"), ("rndom", "'random'")):
-        with pytest.raises(UserError, match=said):
-            maskers.find(name)
+def correlation(a, b):
+    return abs(np.corrcoef(a.ravel(), b.ravel())[0, 1])
+
+
+def test_random_numbers_are_unrelated():
+    """Neighbours in rows and columns; the next call, another seed, purpose and epoch."""
+    rows, shape = np.arange(2000), (2000, 100)
+    rng = maskers.RowRandom(0, "mask", 0, rows)
+    u = rng.random(shape)
+    assert correlation(u[:-1], u[1:]) < 0.01
+    assert correlation(u[:, :-1], u[:, 1:]) < 0.01
+    assert correlation(u, rng.random(shape)) < 0.01
+    for other in ((1, "mask", 0), (0, "corrupt", 0), (0, "mask", 1)):
+        assert correlation(u, maskers.RowRandom(*other, rows).random(shape)) < 0.01
+
+
+def test_random_numbers_of_a_row_are_its_own():
+    """The same in another batch, at another place, beside other rows, and of another width."""
+    whole = maskers.RowRandom(3, "mask", 1, np.arange(10)).random((10, 20))
+    some = maskers.RowRandom(3, "mask", 1, np.array([7, 2])).random((2, 5))
+    assert (some == whole[[7, 2], :5]).all()
+
+
+# ---------------------------------------------------------------- the policy network
+
+def test_nmg_masks_the_most_probable_tokens():
+    policy = maskers.Policy(16)
+    batch = plain_batch(rows=6, n=20)
+    batch.input_ids = np.random.default_rng(0).integers(5, 100, batch.input_ids.shape)
+    masks = [torch.from_numpy(mask) for mask in (batch.attention_mask, batch.maskable)]
+    logits, _ = policy(lm(batch), *masks)
+    expected = torch.zeros(logits.shape, dtype=bool).scatter(1, logits.topk(3).indices, True)
+    mask = maskers.nmg(batch, np.full(6, 3), rng_of(batch), lm, policy)
+    assert (torch.from_numpy(mask) == expected).all()
+
+
+def test_sampled_draws_from_the_softmax():
+    """With a budget of one token, each is drawn as often as the policy's softmax says."""
+    torch.manual_seed(0)
+    policy = maskers.Policy(16)
+    torch.nn.init.normal_(policy.logit[2].weight, std=3.0)
+    batch = plain_batch(rows=4000, n=6)
+    logits = maskers.policy_logits(batch, lm, policy)
+    expected = torch.from_numpy(logits).softmax(1)[0].numpy()
+    assert expected.max() > 0.25
+    found = maskers.sampled(batch, np.full(4000, 1), rng_of(batch), lm, policy).mean(0)
+    assert (abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / 4000)).all()
+
+
+def test_padding_changes_no_logit():
+    torch.manual_seed(0)
+    policy, hidden = maskers.Policy(16), torch.randn(2, 9, 16)
+    real = torch.arange(9).expand(2, 9) < torch.tensor([[9], [6]])
+    logits, values = policy(hidden, real, real)
+    alone, value = policy(hidden[1:, :6], real[1:, :6], real[1:, :6])
+    torch.testing.assert_close(logits[1:, :6], alone)
+    torch.testing.assert_close(values[1:], value)
+    assert (logits[1, 6:] == -torch.inf).all()
+
+
+def test_the_policy_is_that_of_the_paper():
+    """Section 3.3 at the size of BERT-base: 12 heads, Linear(768, 128), Linear(128, 1)."""
+    policy = maskers.Policy(768)
+    assert policy.attention.num_heads == 12
+    shapes = [tuple(layer.weight.shape) for layer in policy.logit if hasattr(layer, "weight")]
+    assert shapes == [(128, 768), (1, 128)]
+
+
+def test_a_saved_policy_is_the_same(tmp_path):
+    policy = maskers.Policy(32, {"lm": "tiny"})
+    policy.save(tmp_path)
+    opened = maskers.find(f"nmg:{tmp_path}").keywords["policy"]
+    assert opened.about == {"lm": "tiny"}
+    for name, weight in policy.state_dict().items():
+        assert torch.equal(weight, opened.state_dict()[name])
+
+
+def test_a_policy_that_was_cut_short(tmp_path):
+    maskers.Policy(32).save(tmp_path)
+    weights = tmp_path / "policy.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UserError, match="no policy"):
+        maskers.Policy.load(tmp_path)
+
+
+def test_a_policy_for_a_lm_of_another_size():
+    batch = plain_batch(rows=2)
+    with pytest.raises(UserError, match="reads hidden states of size 32, this LM has 16"):
+        maskers.nmg(batch, np.full(2, 1), rng_of(batch), lm, maskers.Policy(32))
+
+
+def test_nmg_without_a_folder():
+    batch = plain_batch(rows=2)
+    with pytest.raises(UserError, match="need the folder of a policy, such as nmg:FOLDER"):
+        maskers.find("nmg")(batch, np.full(2, 1), rng_of(batch), lm)
+
+
+# ---------------------------------------------------------------- on real tokenizers
+
+def hidden_characters(mask, batch, split, b):
+    """(characters,) bool of the text of row b: whether they are masked."""
+    hidden = np.zeros(len(split.text(b)), bool)
+    for token in batch.token_at[b, mask[b]]:
+        hidden[split.char_begin[token]:split.char_end[token]] = True
+    return hidden
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 def test_words_of_every_tokenizer_family(kind, tmp_path):
-    """Whole-word masking follows the tokenizer's own words: the characters masked in a text are whole words of it."""
-    tok = fast_tokenizer(kind)
+    """Whole-word masking follows the tokenizer's own words: it hides whole words of the text."""
     (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
-    data = data_prep.load(str(tmp_path / "corpus.txt"), tok)
-    pieces = data_prep.blocks(data.corpus, data_prep.Specials.of(tok), 64)
-    batch = data_prep.gather(pieces, np.arange(len(pieces)))
-    mask = maskers.find("whole")(batch, maskers.budget(batch, 0.3), rng_of(batch))
+    split = data_prep.load(str(tmp_path / "corpus.txt"), fast_tokenizer(kind)).corpus
+    batch = collate(blocks(split, 128), np.arange(len(TEXTS)))
+    mask = mask_of("whole", batch, 0.3)
     assert mask.any()
-    for b in range(len(mask)):
-        text = data.corpus.raw(pieces.row[b])
-        hidden = np.zeros(len(text), bool)
-        for t in np.flatnonzero(mask[b]):
-            hidden[data.corpus.begin[batch.at[b, t]]:data.corpus.end[batch.at[b, t]]] = True
+    for b, text in enumerate(TEXTS):
+        hidden = hidden_characters(mask, batch, split, b)
         at = 0
-        for part in text.split(" "):
-            letters = [i for i in range(at, at + len(part)) if part[i - at].isalpha()]
-            if part.isalpha():
-                assert hidden[letters].all() or not hidden[letters].any()
-            at += len(part) + 1
-
-
-def test_the_oracle_and_its_opposite_know_the_toy_words(tmp_path):
-    tok = data_prep.load_tokenizer("tiny")
-    data = data_prep.load("toycls", tok)
-    pieces = data_prep.blocks(data.corpus, data_prep.Specials.of(tok), 64).take(np.arange(200))
-    batch = data_prep.gather(pieces, np.arange(200))
-    import toy
-    table, k = toy.informative(), maskers.budget(batch, 0.05)
-    assert table[batch.ids[maskers.find("oracle")(batch, k, rng_of(batch))]].all()
-    assert not table[batch.ids[maskers.find("anti")(batch, k, rng_of(batch))]].any()
-
-
-def test_entities_of_another_version_are_found_again(monkeypatch, tmp_path):
-    (tmp_path / "c.txt").write_text("a line\n")
-    found = iter(range(9))
-    monkeypatch.setattr(data_prep, "find_entities", lambda split, model: np.full(len(split.ids), next(found), np.int32))
-    for version, expected in (("3.8.0", 0), ("3.8.1", 1), ("3.8.0", 0)):
-        corpus = data_prep.load(str(tmp_path / "c.txt"), fast_tokenizer("wordpiece")).corpus
-        corpus.spacy_model = "some_model"
-        monkeypatch.setattr("importlib.metadata.version", lambda name, version=version: version)
-        assert (corpus.ent == expected).all()
+        for word in text.split(" "):
+            letters = hidden[at:at + len(word)]
+            if word.isalpha():
+                assert letters.all() or not letters.any()
+            at += len(word) + 1
 
 
 @needs_shared
 def test_entities_are_spacys_own(tmp_path):
-    """Entity spans, computed on the raw text, cover exactly the characters that spaCy's own entities do."""
+    """Entities, computed on the raw text, cover exactly the characters that spaCy's own do."""
     import spacy
-    texts = ["Barack Obama visited Berlin with Angela Merkel.", "Nothing here.", "The CEO of Apple, Tim Cook, lives in California."]
+    texts = ["Barack Obama visited Berlin with Angela Merkel.", "Nothing here.",
+             "The CEO of Apple, Tim Cook, lives in California."]
     (tmp_path / "corpus.txt").write_text("\n".join(texts))
-    tok = data_prep.load_tokenizer(str(SHARED / "lm/minilm"))
-    corpus = data_prep.load(str(tmp_path / "corpus.txt"), tok).corpus
-    corpus.spacy_model = str(SHARED / "spacy/en_small")
-    nlp = spacy.load(corpus.spacy_model)
+    tokenizer = data_prep.load_tokenizer(str(SHARED / "lm/minilm"))
+    model = str(SHARED / "spacy/en_small")
+    split = data_prep.load(str(tmp_path / "corpus.txt"), tokenizer, spacy_model=model).corpus
+    nlp = spacy.load(model)
     for i, text in enumerate(texts):
-        ours, theirs = {}, [e.text.lower() for e in nlp(text).ents]
-        for t in range(corpus.start[i], corpus.start[i + 1]):
-            if corpus.ent[t] >= 0:
-                lo, hi = ours.get(corpus.ent[t], (10**9, 0))
-                ours[corpus.ent[t]] = min(lo, corpus.begin[t]), max(hi, corpus.end[t])
-        assert [text[a:b].lower() for a, b in ours.values()] == theirs
-    assert (corpus.ent >= 0).any()
+        found = {}
+        for token in range(split.token_start[i], split.token_start[i + 1]):
+            if split.entity_ids[token] >= 0:
+                begin, _ = found.get(split.entity_ids[token], (split.char_begin[token], None))
+                found[split.entity_ids[token]] = begin, split.char_end[token]
+        ours = [text[begin:end].lower() for begin, end in found.values()]
+        assert ours == [entity.text.lower() for entity in nlp(text).ents]
+    assert (split.entity_ids >= 0).any()

@@ -1,0 +1,659 @@
+"""The training loop against a naive one, checkpoints, processes that share batches; the fast path of CPUs
+against the formulas."""
+import os
+import socket
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from conftest import random_lm
+
+import fast_cpu
+import loop
+import pretrain
+from runs import UserError
+
+KINDS = ["bert", "distilbert", "roberta", "electra", "deberta", "deberta-v1", "modernbert", "albert", "mpnet",
+         "longformer", "eurobert"]
+# Those whose attention goes through the interface that fast_cpu replaces.
+SDPA = ["bert", "distilbert", "roberta", "electra", "modernbert", "albert", "eurobert"]
+
+
+# ---------------------------------------------------------------- a tiny task: the class of each token
+
+class Tagger(torch.nn.Module):
+    """Token ids (B, L) -> logits (B, L, 5)."""
+
+    def __init__(self, dropout: float = 0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(30, 8)
+        self.dropout = torch.nn.Dropout(dropout)
+        self.head = torch.nn.Linear(8, 5)
+        # As the pooler of BERT: no loss ever reaches it.
+        self.unused = torch.nn.Linear(8, 8)
+
+    def forward(self, input_ids):
+        return self.head(self.dropout(self.embed(input_ids)).tanh())
+
+
+def tagger_loss(model, tensors):
+    logits = model(tensors["input_ids"])
+    return F.cross_entropy(logits.flatten(0, 1), tensors["labels"].flatten(), reduction="sum")
+
+
+def tagging(pieces=21):
+    """ids (M, 6) and labels (M, 6), most of them none (-100); piece m has m % 5 labels."""
+    rng = np.random.default_rng(0)
+    ids, labels = rng.integers(0, 30, (pieces, 6)), rng.integers(0, 5, (pieces, 6))
+    labels[np.arange(6) >= np.arange(pieces)[:, None] % 5] = -100
+    return torch.from_numpy(ids), torch.from_numpy(labels)
+
+
+IDS, LABELS = tagging()
+LENGTH = np.full(len(IDS), 6)
+
+
+def make_batch(epoch, indices):
+    return {"input_ids": IDS[indices], "labels": LABELS[indices]}
+
+
+def fit(model, make_batch=make_batch, loss_fn=tagger_loss, **changed):
+    """loop.fit on the tiny task: 3 epochs of 6 steps, the last of which has one piece."""
+    settings = {"epochs": 3, "batch_size": 4, "lr": 0.01, "seed": 5, "quiet": True} | changed
+    return loop.fit(model, LENGTH, make_batch, loss_fn, **settings)
+
+
+def weights(model):
+    return {name: weight.clone() for name, weight in model.state_dict().items()}
+
+
+def same(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ---------------------------------------------------------------- steps
+
+def test_the_optimiser_is_that_of_the_paper():
+    """AdamW without weight decay, no warm-up, linear decay to 0, norm clipped to 1: torch's and Hugging
+    Face's own, on the mean loss of the labels."""
+    ours, theirs = Tagger(), Tagger()
+    for model in (ours, theirs):
+        model.head.weight.data.mul_(20)     # for gradients that are clipped, and some that are not
+    loss, _ = fit(ours)
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.0)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, 0, 18)
+    norms, average = [], None
+    for _, indices in loop.batches(LENGTH, 4, 3, seed=5):
+        optimizer.zero_grad()
+        logits, labels = theirs(IDS[indices]), LABELS[indices]
+        loss_sum = F.cross_entropy(logits[labels != -100], labels[labels != -100], reduction="sum")
+        mean = loss_sum / max(1, (labels != -100).sum())
+        mean.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0).item())
+        optimizer.step()
+        schedule.step()
+        average = mean.item() if average is None else 0.98 * average + 0.02 * mean.item()
+    assert max(norms) > 1 > min(norms)
+    assert len(norms) == 18
+    assert loss == pytest.approx(average, rel=1e-5)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+def test_a_batch_without_labels_changes_nothing():
+    model = Tagger()
+    before = weights(model)
+    no_labels = torch.full_like(LABELS, -100)
+    loss, _ = fit(model, lambda _, rows: {"input_ids": IDS[rows], "labels": no_labels[rows]})
+    assert loss == 0
+    assert same(before, weights(model))
+
+
+def test_frozen_parameters_stay():
+    model = Tagger()
+    model.embed.requires_grad_(False)
+    before = weights(model)
+    fit(model)
+    assert torch.equal(before["embed.weight"], model.embed.weight)
+    assert not torch.equal(before["head.weight"], model.head.weight)
+
+
+def test_training_is_with_dropout():
+    seen = []
+
+    def loss_fn(model, tensors):
+        seen.append(model.training)
+        return tagger_loss(model, tensors)
+
+    fit(Tagger().eval(), loss_fn=loss_fn)
+    assert seen == [True] * 18
+
+
+def test_every_step_has_a_dropout_of_its_own():
+    """Different from step to step and with the seed, whatever else draws from torch's generator."""
+    def drawn(seed, noise):
+        def loss_fn(model, tensors):
+            draws.append(torch.rand(()).item())
+            return tagger_loss(model, tensors)
+
+        def noisy_batch(epoch, indices):
+            torch.rand(noise)
+            return make_batch(epoch, indices)
+
+        draws = []
+        fit(Tagger(), noisy_batch, loss_fn, seed=seed)
+        return draws
+
+    draws = drawn(0, noise=0)
+    assert len(set(draws)) == 18
+    assert draws == drawn(0, noise=3)
+    assert not set(draws) & set(drawn(1, noise=0))
+
+
+def test_the_same_seed_gives_the_same_weights():
+    def trained(seed):
+        model = Tagger(dropout=0.3)
+        fit(model, seed=seed)
+        return weights(model)
+
+    assert same(trained(1), trained(1))
+    assert not same(trained(1), trained(2))
+
+
+# ---------------------------------------------------------------- what is not finite
+
+@pytest.mark.parametrize(("epochs", "said"), [
+    (4, "MLM: the loss after step 20 of 24 became infinite or NaN; a smaller learning rate may help"),
+    (3, "MLM: the weights embed.weight became infinite or NaN; a smaller learning rate may help"),
+])
+def test_a_loss_that_is_not_finite_ends_the_run(epochs, said):
+    def loss_fn(model, tensors):
+        return tagger_loss(model, tensors) * float("nan")
+
+    with pytest.raises(UserError) as error:
+        fit(Tagger(), loss_fn=loss_fn, epochs=epochs, desc="MLM")
+    assert str(error.value) == said
+
+
+def test_weights_that_the_last_update_makes_infinite_end_the_run():
+    """Every loss is finite, and so is every gradient but the very last."""
+    steps = []
+
+    def loss_fn(model, tensors):
+        steps.append(1)
+        loss = tagger_loss(model, tensors)
+        if len(steps) == 18:
+            # 0, but with an infinite slope
+            loss = loss + (model.head.weight - model.head.weight.detach()).sum().sqrt()
+        assert loss.isfinite()
+        return loss
+
+    with pytest.raises(UserError, match=r"the weights head\.weight became infinite or NaN"):
+        fit(Tagger(), loss_fn=loss_fn)
+    assert len(steps) == 18
+
+
+# ---------------------------------------------------------------- checkpoints
+
+class Killed(Exception):
+    pass
+
+
+def stopping_after(steps):
+    """make_batch that raises once it has made so many batches."""
+    made = []
+
+    def stopping(epoch, indices):
+        if len(made) == steps:
+            raise Killed
+        made.append(indices)
+        return make_batch(epoch, indices)
+    return stopping
+
+
+@pytest.mark.parametrize("stop", [0, 1, 7, 17])
+def test_a_checkpoint_resumes_to_the_same_weights(stop, tmp_path, monkeypatch, capsys):
+    """Interrupted after any number of steps, dropout included; and the loss, an average over steps."""
+    monkeypatch.setattr(loop, "CHECKPOINT_MINUTES", 0)
+    whole = Tagger(dropout=0.3)
+    loss, _ = fit(whole)
+    file = tmp_path / "checkpoint.pt"
+    with pytest.raises(Killed):
+        fit(Tagger(dropout=0.3), stopping_after(stop), checkpoint=file)
+    assert file.exists() == (stop > 0)
+    resumed = Tagger(dropout=0.3)
+    loss_again, _ = fit(resumed, stopping_after(18 - stop), checkpoint=file)
+    assert same(weights(whole), weights(resumed))
+    assert loss_again == loss
+    assert (f"going on after step {stop} of 18" in capsys.readouterr().out) == (stop > 0)
+
+
+def test_a_finished_checkpoint_trains_no_further(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "CHECKPOINT_MINUTES", 0)
+    first, again = Tagger(), Tagger()
+    file = tmp_path / "checkpoint.pt"
+    fit(first, checkpoint=file)
+    fit(again, stopping_after(0), checkpoint=file)
+    assert same(weights(first), weights(again))
+
+
+def test_seconds_are_those_of_all_processes_of_a_run(tmp_path, monkeypatch):
+    """What a killed process spent is in its checkpoint and counts."""
+    monkeypatch.setattr(loop, "CHECKPOINT_MINUTES", 0)
+    file = tmp_path / "checkpoint.pt"
+    with pytest.raises(Killed):
+        fit(Tagger(), stopping_after(3), checkpoint=file)
+    state = torch.load(file, weights_only=True)
+    assert 0 < state["seconds"] < 100
+    torch.save(state | {"seconds": 1000.0}, file)
+    with pytest.raises(Killed):
+        fit(Tagger(), stopping_after(3), checkpoint=file)
+    assert 1000 < torch.load(file, weights_only=True)["seconds"] < 1100
+    _, seconds = fit(Tagger(), checkpoint=file)
+    assert 1000 < seconds < 1100
+
+
+def test_a_short_training_writes_no_checkpoint(tmp_path):
+    fit(Tagger(), checkpoint=tmp_path / "checkpoint.pt")
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- several processes
+
+def shared_training(rank, port, folder):
+    """One of two processes that share the batches of the tiny task."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    model = Tagger()
+    loss, _ = fit(model, distributed=True)
+    found = {"weights": weights(model), "loss": loss, "gathered": loop.all_gather(rank),
+             "broadcast": loop.broadcast(f"from {rank}")}
+    torch.save(found, folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_a_batch_shared_by_processes(tmp_path):
+    """Two processes with unequal numbers of labels, one of them without any piece of the last batch: the
+    weights and the loss of a single process."""
+    labels = (LABELS != -100).sum(1)
+    plan = [indices for _, indices in loop.batches(LENGTH, 4, 3, seed=5)]
+    assert any(labels[indices[::2]].sum() != labels[indices[1::2]].sum() for indices in plan)
+    assert any(len(indices) == 1 and labels[indices].sum() > 0 for indices in plan)
+    alone = Tagger()
+    loss, _ = fit(alone)
+    torch.multiprocessing.spawn(shared_training, (free_port(), tmp_path), nprocs=2)
+    for rank in (0, 1):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        for name, weight in weights(alone).items():
+            torch.testing.assert_close(found["weights"][name], weight, atol=1e-5, rtol=0)
+        assert found["loss"] == pytest.approx(loss, abs=1e-5)
+        assert found["gathered"] == [0, 1]
+        assert found["broadcast"] == "from 0"
+
+
+def test_one_process_gathers_from_itself():
+    assert loop.rank_and_world() == (0, 1)
+    assert loop.all_gather("a") == ["a"]
+    assert loop.broadcast("a") == "a"
+
+
+# ---------------------------------------------------------------- batches and random streams
+
+def test_batches_cover_every_piece_once_an_epoch():
+    length = np.random.default_rng(0).integers(3, 90, 1001)
+    plan = list(loop.batches(length, 8, 3, seed=1))
+    for epoch in range(3):
+        indices = [indices for e, indices in plan if e == epoch]
+        assert len(indices) == 126
+        assert sorted(np.concatenate(indices)) == list(range(1001))
+
+
+def test_batches_hold_pieces_of_similar_length():
+    length = np.random.default_rng(0).integers(3, 90, 1000)
+    padded = sum(length[indices].max() * len(indices) for _, indices in loop.batches(length, 8, 3, seed=1))
+    assert padded < 1.1 * 3 * length.sum()
+
+
+def test_batches_follow_the_seed():
+    length = np.random.default_rng(0).integers(3, 90, 100)
+
+    def plan(seed):
+        return [indices.tolist() for _, indices in loop.batches(length, 8, 2, seed)]
+
+    assert plan(1) == plan(1)
+    assert plan(1) != plan(2)
+
+
+def test_batches_come_in_random_order_anew_each_epoch():
+    length = np.random.default_rng(0).integers(3, 90, 256)
+    means = {0: [], 1: []}
+    for epoch, indices in loop.batches(length, 8, 2, seed=1):
+        means[epoch].append(length[indices].mean())
+    for mean in means.values():
+        # sorted by length it would be 0.999
+        assert abs(np.corrcoef(np.arange(32), mean)[0, 1]) < 0.6
+    assert means[0] != means[1]
+
+
+def test_evaluation_batches_cover_all_pieces_longest_first():
+    length = np.random.default_rng(0).integers(1, 600, 500)
+    batches = list(loop.length_batches(length))
+    order = np.concatenate(batches)
+    assert sorted(order) == list(range(500))
+    assert (np.diff(length[order]) <= 0).all()
+    assert max(length[indices].max() * len(indices) for indices in batches) <= 2048
+
+
+def test_a_piece_longer_than_a_batch_comes_alone():
+    batches = list(loop.length_batches(np.array([5000, 3])))
+    assert [indices.tolist() for indices in batches] == [[0], [1]]
+    assert not list(loop.length_batches(np.zeros(0, int)))
+
+
+def test_streams_depend_on_seed_and_name_alone():
+    def first(seed, name):
+        return loop.stream(seed, name).random()
+
+    assert first(0, "order") == first(0, "order")
+    assert len({first(0, "order"), first(0, "head"), first(1, "order")}) == 3
+
+
+# ---------------------------------------------------------------- a head for a task
+
+def with_head(lm, seed, auto_class=transformers.AutoModelForSequenceClassification):
+    return loop.with_head(lm, auto_class, seed, num_labels=3)
+
+
+def test_a_head_is_fresh_and_the_encoder_a_copy():
+    lm = random_lm("bert")
+    model = with_head(lm, 0)
+    assert model.classifier.weight.shape == (3, 32)
+    for name, weight in lm.base_model.state_dict().items():
+        copy = model.base_model.state_dict()[name]
+        assert torch.equal(weight, copy) and weight.data_ptr() != copy.data_ptr()
+
+
+def test_a_head_depends_on_the_seed_alone():
+    """Not on what torch's generator has come to, which it leaves where it was."""
+    lm = random_lm("bert")
+    torch.manual_seed(1)
+    one = with_head(lm, 0).classifier.weight
+    drawn = torch.rand(())
+    torch.manual_seed(1)
+    assert torch.equal(drawn, torch.rand(()))
+    assert torch.equal(one, with_head(lm, 0).classifier.weight)
+    assert not torch.equal(one, with_head(lm, 1).classifier.weight)
+
+
+def test_a_lm_without_a_model_for_the_task():
+    config = transformers.EsmConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+                                    intermediate_size=8, pad_token_id=1)
+    lm = transformers.EsmForMaskedLM(config)
+    with pytest.raises(UserError, match="the LM is a EsmForMaskedLM: transformers has no model of its kind"):
+        with_head(lm, 0, transformers.AutoModelForQuestionAnswering)
+
+
+# ---------------------------------------------------------------- the fast path: dropout
+
+def test_dropout_is_dropout():
+    """The right share of zeros, the rest scaled, neighbours unrelated, no gradient where dropped."""
+    x = torch.ones(400, 501, requires_grad=True)
+    y = fast_cpu.dropout(x, 0.1)
+    kept = (y != 0).float()
+    assert abs(kept.mean().item() - 0.9) < 5 * np.sqrt(0.09 / x.numel())
+    torch.testing.assert_close(y, kept / 0.9)
+    for a, b in ((kept[:, :-1], kept[:, 1:]), (kept[:-1], kept[1:])):
+        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.01
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, kept / 0.9)
+
+
+def test_no_dropout_in_evaluation():
+    x = torch.ones(3, 4)
+    assert fast_cpu.dropout(x, 0.5, training=False) is x
+    assert fast_cpu.dropout(x, 0.0) is x
+
+
+def test_dropout_follows_torchs_seed_and_keeps_the_type():
+    x = torch.ones(30, 7, dtype=torch.bfloat16)
+    torch.manual_seed(1)
+    y = fast_cpu.dropout(x, 0.3)
+    assert y.dtype == torch.bfloat16
+    assert not torch.equal(y, fast_cpu.dropout(x, 0.3))
+    torch.manual_seed(1)
+    assert torch.equal(y, fast_cpu.dropout(x, 0.3))
+
+
+def test_the_fast_path_is_switched_on_and_off():
+    def dropped():
+        torch.manual_seed(1)
+        return torch.nn.Dropout(0.1)(torch.ones(50, 50))
+
+    plain = dropped()
+    torch.manual_seed(1)
+    ours = fast_cpu.dropout(torch.ones(50, 50), 0.1)
+    loop.use_fast_path(True)
+    assert torch.equal(dropped(), ours)
+    loop.use_fast_path(False)
+    assert torch.equal(dropped(), plain)
+    assert not torch.equal(ours, plain)
+
+
+# ---------------------------------------------------------------- the fast path: attention
+
+# A row's heads are taken in parts of 2, 2 and 1 by one thread, of 4 and 1 by two.
+B, H, L, D = 3, 5, 300, 8
+
+
+def attention_inputs(masked):
+    """q, k, v (B, H, L, D), and a mask under which some queries may look nowhere."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, B, H, L, D)
+    if not masked:
+        return q, k, v, None
+    mask = torch.zeros(B, 1, L, L)
+    mask[1, :, :, 250:] = mask[1, :, 50:60] = mask[2, :, :, 7:] = torch.finfo(torch.float32).min
+    return q, k, v, mask
+
+
+def formula(q, k, v, mask, keep, p):
+    """dropout(softmax(q k / sqrt(D) + mask)) v, as it is written -> (B, L, H, D)."""
+    score = torch.einsum("bhid,bhjd->bhij", q, k) / D**0.5
+    if mask is not None:
+        score = score + mask
+    weights = score.softmax(-1) * keep / (1 - p)
+    return torch.einsum("bhij,bhjd->bihd", weights, v)
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_attention_is_the_formula(p, masked, long, monkeypatch):
+    """In double precision: output and gradients, in both ways, with the same random bits."""
+    monkeypatch.setattr(fast_cpu, "LONG", 0 if long else 10**9)
+    loop.use_fast_path(True)
+    *qkv, mask = attention_inputs(masked)
+    torch.manual_seed(1)
+    keep = fast_cpu.kept(fast_cpu.random_bits(torch.Size((B, H, L, L))), p).double() if p else 1.0
+    exact = [x.double().requires_grad_() for x in qkv]
+    expected = formula(*exact, None if mask is None else mask.double(), keep, p)
+    ours = [x.clone().requires_grad_() for x in qkv]
+    torch.manual_seed(1)
+    found, _ = fast_cpu.attention(None, *ours, mask, dropout=p)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+    grad = torch.randn(B, L, H, D)
+    for a, b in zip(torch.autograd.grad(found, ours, grad),
+                    torch.autograd.grad(expected, exact, grad.double()), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_long_rows_in_evaluation(masked, monkeypatch):
+    """Where no gradient is wanted, by torch's own kernel."""
+    monkeypatch.setattr(fast_cpu, "LONG", 0)
+    q, k, v, mask = attention_inputs(masked)
+    used = []
+    kernel = F.scaled_dot_product_attention
+
+    def spy(*args, **kwargs):
+        used.append(1)
+        return kernel(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    found, _ = fast_cpu.attention(None, q, k, v, mask)
+    expected = formula(q, k, v, mask, 1.0, 0.0)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert used
+
+
+def test_long_rows_go_another_way(monkeypatch):
+    calls = []
+    monkeypatch.setattr(fast_cpu.FewHeads, "apply", lambda q, k, v, mask, p: calls.append(1) or v)
+    for length, expected in ((500, 0), (520, 1)):
+        # 2 x 4 x 520 x 520 weights are more than 2**21
+        q, k, v = torch.randn(3, 2, 4, length, D)
+        fast_cpu.attention(None, q.requires_grad_(), k, v, None, dropout=0.1)
+        assert len(calls) == expected
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_heads_that_share_keys_and_values(long, monkeypatch):
+    monkeypatch.setattr(fast_cpu, "LONG", 0 if long else 10**9)
+    loop.use_fast_path(True)
+    q, k, v = torch.randn(2, 6, 9, D, requires_grad=True), *torch.randn(2, 2, 2, 9, D)
+    torch.manual_seed(1)
+    found, _ = fast_cpu.attention(None, q, k, v, None, dropout=0.2)
+    torch.manual_seed(1)
+    keep = fast_cpu.kept(fast_cpu.random_bits(torch.Size((2, 6, 9, 9))), 0.2)
+    expected = formula(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), None, keep, 0.2)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scaling", [None, 1.0])
+def test_the_scale_is_the_callers(scaling):
+    q, k, v, _ = attention_inputs(False)
+    found, _ = fast_cpu.attention(None, q, k, v, None, scaling=scaling)
+    factor = 1 if scaling is None else D**0.5
+    torch.testing.assert_close(found, formula(q * factor, k, v, None, 1.0, 0.0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_learned_bias_of_long_rows_gets_its_gradient(heads, monkeypatch):
+    monkeypatch.setattr(fast_cpu, "LONG", 0)
+    bias = torch.zeros(2, heads, 20, 20, requires_grad=True)
+    q, k, v = torch.randn(3, 2, 3, 20, D)
+    out, _ = fast_cpu.attention(None, q.requires_grad_(), k, v, bias, dropout=0.1)
+    out.square().sum().backward()
+    assert (bias.grad.abs().sum((2, 3)) > 0).all()
+
+
+def test_a_mask_of_each_head_of_long_rows(monkeypatch):
+    """Each head may look at one place only, whose value comes out."""
+    monkeypatch.setattr(fast_cpu, "LONG", 0)
+    mask = torch.full((B, H, L, L), -torch.inf)
+    for head in range(H):
+        mask[:, head, :, 5 * head] = 0
+    q, k, v, _ = attention_inputs(False)
+    out, _ = fast_cpu.attention(None, q.requires_grad_(), k, v, mask, dropout=1e-6)
+    for head in range(H):
+        expected = v[:, head, 5 * head, None].expand(B, L, D)
+        torch.testing.assert_close(out[:, :, head], expected)
+
+
+# ---------------------------------------------------------------- the fast path: every architecture
+
+def padded_ids():
+    """Four rows of 30 tokens, one of them with padding, and the positions and ids of masked tokens."""
+    ids = torch.randint(5, 40, (4, 30), generator=torch.Generator().manual_seed(0))
+    real = torch.ones_like(ids)
+    real[1, 20:] = 0
+    at = torch.arange(3, 110, 7)
+    at = at[real.flatten()[at] == 1]
+    return {"input_ids": ids, "attention_mask": real, "masked_at": at, "labels": ids.flatten()[at]}
+
+
+@torch.no_grad()
+def logits_of(model):
+    """Of the tokens that are not padding."""
+    tensors = padded_ids()
+    logits = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"]).logits
+    return logits[tensors["attention_mask"] == 1]
+
+
+@pytest.mark.parametrize("long", [0, 10**9])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fast_path_gives_the_same_output(kind, long, monkeypatch):
+    monkeypatch.setattr(fast_cpu, "LONG", long)
+    calls, attention = [], fast_cpu.attention
+
+    def spy(*args, **kwargs):
+        calls.append(1)
+        return attention(*args, **kwargs)
+
+    monkeypatch.setattr(fast_cpu, "attention", spy)
+    model = random_lm(kind, dropout=0.2).eval()
+    plain = logits_of(model)
+    fast_cpu.enable()
+    torch.testing.assert_close(logits_of(model), plain, rtol=0, atol=1e-5)
+    assert bool(calls) == (kind in SDPA)
+
+
+@pytest.mark.parametrize("kind", SDPA)
+def test_the_fast_path_gives_the_same_gradients(kind, monkeypatch):
+    """In training with dropout: the way for long rows against transformers' own eager attention."""
+    monkeypatch.setattr(fast_cpu, "LONG", 0)
+    fast_cpu.enable()
+    model = random_lm(kind, dropout=0.2).train()
+    found = []
+    for attention in ("eager", "sdpa"):
+        model.set_attn_implementation(attention)
+        model.zero_grad()
+        torch.manual_seed(3)
+        loss = pretrain.mlm_loss(model, padded_ids())
+        loss.backward()
+        grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        found.append(torch.cat([loss.detach()[None], *grads]))
+    eager, ours = found
+    assert (ours - eager).norm() < 1e-5 * eager.norm()
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_architecture_trains_on_the_fast_path(kind, half, monkeypatch):
+    """One step with dropout, in fp32 and where the device has bf16: the weights stay in fp32."""
+    monkeypatch.setattr(loop, "has_bf16", lambda: half)
+    loop.use_fast_path(True)
+    model = random_lm(kind, dropout=0.2)
+    before = weights(model)
+    loss, _ = loop.fit(model, np.full(4, 30), lambda *_: padded_ids(), pretrain.mlm_loss, epochs=1,
+                       batch_size=4, lr=1e-3, quiet=True)
+    # random weights know nothing of 120 words
+    assert loss == pytest.approx(np.log(120), abs=1)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert not same(before, weights(model))
+
+
+@pytest.mark.parametrize(("kind", "fast", "native", "half"), [
+    ("bert", True, True, True),
+    ("bert", False, True, False),
+    ("bert", True, False, False),
+    ("deberta", True, True, True),
+    ("deberta-v1", True, True, False),
+])
+def test_products_are_in_bf16_on_the_fast_path_where_that_is_native(kind, fast, native, half, monkeypatch):
+    monkeypatch.setattr(loop, "has_bf16", lambda: native)
+    loop.use_fast_path(fast)
+    with loop.autocast(random_lm(kind)):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype == (torch.bfloat16 if half else torch.float32)

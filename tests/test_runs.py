@@ -1,0 +1,436 @@
+"""Flags, atomic files, the folder of a run, and lines of results."""
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, call
+
+import runs
+from runs import Run, UserError, parse_flags
+
+# ---------------------------------------------------------------- flags
+
+
+@dataclass
+class Config:
+    lm: str = "tiny"                # the advice of --lm
+    masker: str = "random"
+    p: float | None = None
+    epochs: int | None = 3
+    lr: float = 2e-5
+    seed: int = 0
+    remask: bool = True
+    out: str | None = None
+
+
+def main(cfg: Config) -> None:
+    if cfg.lm == "broken":
+        raise UserError("this LM is broken")
+    if cfg.lm == "away":
+        Path("no/such/file").read_text()
+    if cfg.lm == "ctrl-c":
+        raise KeyboardInterrupt
+    print(cfg.lm)
+
+
+def test_flags_that_are_not_given_keep_their_defaults():
+    assert parse_flags(Config, []) == Config()
+
+
+@pytest.mark.parametrize(("args", "expected"), [
+    (["--lm=bert", "--p=0.2", "--seed=3"], {"lm": "bert", "p": 0.2, "seed": 3}),
+    (["--lm", "bert", "--p", "0.2", "--seed", "3"], {"lm": "bert", "p": 0.2, "seed": 3}),
+    (["--p=None", "--epochs", "None"], {"p": None, "epochs": None}),
+    (["--p=1", "--lr=3e-4"], {"p": 1.0, "lr": 3e-4}),
+    (["--remask=False"], {"remask": False}),
+    (["--remask=0"], {"remask": False}),
+    (["--remask", "--seed=1"], {"remask": True, "seed": 1}),
+    (["--masker=nmg:runs/x"], {"masker": "nmg:runs/x"}),
+    # what looks like another type stays the text that it is
+    (["--lm=007"], {"lm": "007"}),
+    (["--lm=[1,2]"], {"lm": "[1,2]"}),
+    (["--lm=None"], {"lm": "None"}),
+    (["--out=a=b"], {"out": "a=b"}),
+    # FOLDER/ is FOLDER, but / stays /
+    (["--out=runs/x/", "--lm=/"], {"out": "runs/x", "lm": "/"}),
+])
+def test_flags(args, expected):
+    assert parse_flags(Config, args) == Config(**expected)
+
+
+@pytest.mark.parametrize(("args", "said"), [
+    (["--mask=random"], "unknown flag --mask; did you mean 'masker'? Allowed: epochs, lm, lr, masker"),
+    (["--sed=1"], "unknown flag --sed; did you mean 'seed'?"),
+    (["--xyz=1"], "unknown flag --xyz; Allowed: epochs"),
+    (["random"], "'random' is not a flag: write --name=value"),
+    (["--seed=1", "random"], "'random' is not a flag"),
+    (["--p=lots"], "--p takes float, not 'lots'"),
+    (["--p="], "--p takes float, not ''"),
+    (["--seed=1.5"], "--seed takes int, not '1.5'"),
+    (["--seed=None"], "--seed takes int, not 'None'"),
+    (["--seed"], "--seed takes int, not 'True'"),
+    (["--remask=perhaps"], "--remask takes True or False, not 'perhaps'"),
+    (["--p=0"], "--p=0.0: a share must be above 0 and at most 1"),
+    (["--p=1.2"], "--p=1.2: a share must be above 0 and at most 1"),
+    (["--p=nan"], "--p=nan: a share"),
+    (["--epochs=0"], "--epochs=0: must be 1 or more"),
+    (["--seed=-1"], "--seed=-1: must be 0 or more"),
+    (["--lr=-1"], "--lr=-1.0: must be 0 or more"),
+    (["--lr=nan"], "--lr=nan: must be 0 or more"),
+    (["--lr=inf"], "--lr=inf: must be 0 or more"),
+])
+def test_wrong_flags(args, said):
+    with pytest.raises(UserError) as error:
+        parse_flags(Config, args)
+    assert said in str(error.value)
+
+
+def test_zero_is_allowed_where_it_means_something():
+    assert parse_flags(Config, ["--seed=0"]).seed == 0
+
+
+def test_help_shows_the_docstring_and_all_flags(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["x.py", "--lm=broken", "--help"])
+    runs.start(main, Config)
+    out = capsys.readouterr().out
+    assert __doc__ in out
+    assert 'lm: str = "tiny"                # the advice of --lm' in out
+
+
+@pytest.mark.parametrize(("lm", "code", "said"), [
+    ("broken", 2, "error: this LM is broken\n"),
+    ("away", 2, "error: [Errno 2] No such file or directory: 'no/such/file'\n"),
+    ("ctrl-c", 130, "\nstopped; the same command goes on from its last checkpoint, if any\n"),
+])
+def test_a_mistake_is_one_sentence(lm, code, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["x.py", f"--lm={lm}"])
+    with pytest.raises(SystemExit) as stopped:
+        runs.start(main, Config)
+    assert stopped.value.code == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_defect_of_the_program_keeps_its_traceback(monkeypatch):
+    def broken(cfg):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sys, "argv", ["x.py"])
+    with pytest.raises(ZeroDivisionError):
+        runs.start(broken, Config)
+
+
+@pytest.mark.parametrize("script", ["pretrain.py", "finetune_cls.py", "finetune_qa.py", "train_nmg.py"])
+def test_every_script_has_help_and_knows_its_flags(script, tmp_path):
+    shown = call(script, "--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "class Config" in shown.stdout and "seed: int = 0" in shown.stdout and script in shown.stdout
+    wrong = call(script, "--sed=1", cwd=tmp_path)
+    assert wrong.returncode == 2 and "did you mean 'seed'?" in wrong.stderr
+    assert not list(tmp_path.iterdir())
+
+
+SCRIPT = '''
+"""A script of the project."""
+from dataclasses import dataclass
+import runs
+
+@dataclass
+class Config:
+    seed: int = 0                   # the advice of --seed
+
+def main(cfg: Config) -> None:
+    print("seed", cfg.seed)
+
+if __name__ == "__main__":
+    runs.start(main, Config)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flag", "code", "out", "err"), [
+    ("--seed=3", 0, "seed 3", ""),
+    ("--help", 0, "A script of the project", ""),
+    ("--help", 0, "# the advice of --seed", ""),
+    ("--sed=3", 2, "", "error: unknown flag --sed; did you mean 'seed'? Allowed: seed"),
+])
+def test_a_script_as_a_user_starts_it(flag, code, out, err, tmp_path):
+    (tmp_path / "x.py").write_text(SCRIPT)
+    result = subprocess.run([sys.executable, "x.py", flag], cwd=tmp_path, capture_output=True, text=True,
+                            env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert result.returncode == code
+    assert out in result.stdout
+    assert result.stderr.strip() == err
+
+
+def test_fill_gives_defaults_to_what_is_none():
+    cfg = Config(p=None, epochs=3)
+    runs.fill(cfg, {"p": 0.15, "epochs": 1})
+    assert cfg == Config(p=0.15, epochs=3)
+
+
+# ---------------------------------------------------------------- files
+
+def names(folder):
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_atomic_write_of_a_file(tmp_path):
+    file = tmp_path / "new/folder/file.txt"
+    with runs.atomic_write(file) as partial:
+        partial.write_text("all")
+        assert not file.exists()
+    assert file.read_text() == "all"
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_atomic_write_that_fails_leaves_the_old_file(tmp_path):
+    file = tmp_path / "file.txt"
+    file.write_text("old")
+    with pytest.raises(ValueError), runs.atomic_write(file) as partial:
+        partial.write_text("half")
+        raise ValueError
+    assert file.read_text() == "old"
+    with runs.atomic_write(file) as partial:
+        partial.write_text("new")
+    assert file.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_atomic_write_of_a_folder_begins_anew(tmp_path):
+    """What a killed process left of a folder does not come into the next."""
+    left = tmp_path / ".folder.partial"
+    left.mkdir()
+    (left / "half").touch()
+    with runs.atomic_write(tmp_path / "folder") as partial:
+        partial.mkdir()
+        (partial / "whole").touch()
+    assert names(tmp_path) == ["folder"]
+    assert names(tmp_path / "folder") == ["whole"]
+
+
+def test_checksum_is_sha256(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert runs.checksum(tmp_path / "a") == known
+
+
+# ---------------------------------------------------------------- the folder of a run
+
+SETTINGS = {"seed": 0, "lm": "tiny", "overlaps": (1, 2)}
+
+
+def test_a_run_from_its_start_to_its_end(tmp_path, capsys):
+    run = Run(tmp_path / "runs/o", SETTINGS)
+    assert not run.done
+    started = json.loads((run.folder / "started.json").read_text())
+    assert started == {"seed": 0, "lm": "tiny", "overlaps": [1, 2]}
+    assert not (run.folder / "run.json").exists()
+    run.finish(loss=0.5)
+    assert names(run.folder) == ["run.json"]
+    facts = run.facts()
+    assert facts["seed"] == 0 and facts["overlaps"] == [1, 2] and facts["loss"] == 0.5
+    assert {"python", "torch", "transformers"} <= set(facts["versions"])
+    assert "already done" not in capsys.readouterr().out
+    assert Run(tmp_path / "runs/o", SETTINGS).done
+    assert f"already done: {tmp_path}/runs/o" in capsys.readouterr().out
+
+
+def test_run_json_is_the_last_thing_that_is_written(tmp_path, monkeypatch):
+    """A run that dies while it writes run.json is not done, and can be started again."""
+    def dies():
+        raise KeyboardInterrupt
+
+    run = Run(tmp_path / "o", SETTINGS)
+    with monkeypatch.context() as m:
+        m.setattr(runs, "versions", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run.finish()
+    run.lock.release()
+    assert not (tmp_path / "o/run.json").exists()
+    again = Run(tmp_path / "o", SETTINGS)
+    assert not again.done
+    again.finish()
+    assert Run(tmp_path / "o", SETTINGS).done
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_folder_with_other_settings_is_refused(finished, tmp_path):
+    run = Run(tmp_path / "o", SETTINGS)
+    (tmp_path / "o" / "checkpoint.pt").touch()
+    run.lock.release()
+    if finished:
+        run.finish()
+    with pytest.raises(UserError) as error:
+        Run(tmp_path / "o", SETTINGS | {"seed": 3})
+    assert "holds another run (seed=0 there, 3 here); remove it, or choose another folder" in str(error.value)
+
+
+def test_a_start_without_a_checkpoint_may_have_other_flags(tmp_path):
+    """A mistake that shows after the start: the mended command needs no cleaning up."""
+    Run(tmp_path / "o", SETTINGS).lock.release()
+    assert not Run(tmp_path / "o", SETTINGS | {"seed": 7}).done
+    assert json.loads((tmp_path / "o" / "started.json").read_text())["seed"] == 7
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", ".gitkeep"])
+def test_a_folder_with_anything_else_is_refused(name, tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / name).write_text("years")
+    with pytest.raises(UserError, match="exists and is no run of this script"):
+        Run(tmp_path / "work", SETTINGS)
+    assert names(tmp_path / "work") == [name]
+    assert (tmp_path / "work" / name).read_text() == "years"
+
+
+def test_an_empty_folder_is_taken(tmp_path):
+    (tmp_path / "o").mkdir()
+    assert not Run(tmp_path / "o", SETTINGS).done
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path):
+    (tmp_path / "o").write_text("mine")
+    with pytest.raises(UserError, match="is a file; choose a folder"):
+        Run(tmp_path / "o", SETTINGS)
+    assert (tmp_path / "o").read_text() == "mine"
+
+
+HOLD = """
+from runs import Run
+run = Run("o", {"seed": 0})
+print("at work", flush=True)
+input()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_another_process_is_at_work_on(tmp_path):
+    """The second of two equal commands is refused; when the first was killed, it goes on."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    other = subprocess.Popen([sys.executable, "-c", HOLD], cwd=tmp_path, env=env, text=True,
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout.readline() == "at work\n"
+    with pytest.raises(UserError, match="another process is at work on it"):
+        Run(tmp_path / "o", {"seed": 0})
+    other.kill()
+    assert other.wait() == -signal.SIGKILL
+    run = Run(tmp_path / "o", {"seed": 0})
+    run.finish()
+    assert names(tmp_path / "o") == ["run.json"]
+
+
+def test_only_the_first_process_of_torchrun_writes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    assert not Run(tmp_path / "o", SETTINGS).done
+    assert not list(tmp_path.iterdir())
+    # beside the first, which holds the lock
+    monkeypatch.setenv("RANK", "0")
+    first = Run(tmp_path / "o", SETTINGS)
+    monkeypatch.setenv("RANK", "1")
+    assert not Run(tmp_path / "o", SETTINGS).done
+    first.finish()
+    assert Run(tmp_path / "o", SETTINGS).done
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_start_that_another_process_or_a_kill_left_half_made(rank, tmp_path, monkeypatch):
+    """.lock is there, started.json not yet renamed into place."""
+    monkeypatch.setenv("RANK", rank)
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o/.lock").touch()
+    (tmp_path / "o/.started.json.partial").write_text("{")
+    assert not Run(tmp_path / "o", SETTINGS).done
+
+
+def test_settings_are_all_flags_but_those_named():
+    cfg = Config(seed=4, out="runs/x")
+    settings = runs.settings_of(cfg, "remask", data="ab12")
+    assert "out" not in settings and "remask" not in settings
+    assert settings["seed"] == 4 and settings["data"] == "ab12" and settings["p"] is None
+
+
+def test_a_digest_tells_configurations_apart():
+    assert runs.digest({"seed": 0}) == runs.digest({"seed": 0})
+    assert runs.digest({"seed": 0}) != runs.digest({"seed": 1})
+    assert len(runs.digest({})) == 8
+
+
+# ---------------------------------------------------------------- results
+
+def finished_run(folder, seed=0):
+    """A finished evaluation, as finetune_cls.py leaves it."""
+    settings = {"dataset": "d", "lm": "l", "seed": seed, "split": "test",
+                "pretraining": {"lm": "base", "masker": "whole"}}
+    run = Run(folder, settings)
+    run.finish(scores={"accuracy": 50.0, "macro_f1": 40.0}, seconds={"train": 1.0})
+    return run
+
+
+def test_a_line_of_results(tmp_path, capsys):
+    run = finished_run(tmp_path / "o")
+    capsys.readouterr()
+    runs.add_result(tmp_path / "results.jsonl", run)
+    row = json.loads((tmp_path / "results.jsonl").read_text())
+    versions = row.pop("versions")
+    assert "torch" in versions
+    assert row.pop("config") == run.settings
+    # what is printed is the line without what is long
+    assert json.loads(capsys.readouterr().out) == row
+    assert row == {"dataset": "d", "lm": "base", "masker": "whole", "seed": 0, "split": "test",
+                   "accuracy": 50.0, "macro_f1": 40.0, "seconds": {"train": 1.0},
+                   "predictions": str(tmp_path / "o/predictions.jsonl")}
+
+
+def test_the_same_result_twice_is_one_line(tmp_path):
+    results = tmp_path / "results.jsonl"
+    one, two = finished_run(tmp_path / "one", seed=1), finished_run(tmp_path / "two", seed=2)
+    for run in (one, two, one, two):
+        runs.add_result(results, run)
+    assert [line["seed"] for line in runs.read_results(results)] == [1, 2]
+
+
+def test_nothing_is_glued_to_a_line_without_newline(tmp_path):
+    results = tmp_path / "results.jsonl"
+    results.write_text('{"seed": 7}')
+    runs.add_result(results, finished_run(tmp_path / "o"))
+    assert [line["seed"] for line in runs.read_results(results)] == [7, 0]
+    assert results.read_text().startswith('{"seed": 7}\n{')
+    assert results.read_text().endswith("}\n")
+
+
+@pytest.mark.parametrize("line", ['{"half a li', "5", "null", ""])
+def test_a_broken_line_is_found_before_training(line, tmp_path):
+    results = tmp_path / "results.jsonl"
+    results.write_text(f'{{"seed": 0}}\n{line}\n{{"seed": 1}}\n')
+    with pytest.raises(UserError, match=r"results.jsonl:2: not a line of results"):
+        runs.check_results(results)
+
+
+@pytest.mark.parametrize("place", ["file/results.jsonl", "folder", "link"])
+def test_a_place_for_results_that_cannot_be_written(place, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("nowhere/results.jsonl")
+    with pytest.raises(OSError):
+        runs.check_results(tmp_path / place)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_results_in_a_read_only_folder(tmp_path):
+    (tmp_path / "folder").mkdir(mode=0o500)
+    with pytest.raises(PermissionError):
+        runs.check_results(tmp_path / "folder/results.jsonl")
+
+
+def test_checking_changes_no_results(tmp_path):
+    results = tmp_path / "new/results.jsonl"
+    runs.check_results(results)
+    assert runs.read_results(results) == []
+    results.write_text('{"seed": 0}\n')
+    runs.check_results(results)
+    assert results.read_text() == '{"seed": 0}\n'
