@@ -228,7 +228,8 @@ class Policy(torch.nn.Module):
             policy = cls(**json.loads((Path(folder) / "policy.json").read_text()))
             policy.load_state_dict(load_file(Path(folder) / "policy.safetensors"))
         except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as e:
-            raise UserError(f"{folder}: no policy of train_nmg.py in this folder ({e})") from None
+            reason = str(e).splitlines()[0]
+            raise UserError(f"{folder}: no policy of train_nmg.py in this folder ({reason})") from None
         return policy
 
 

@@ -197,7 +197,8 @@ def main(cfg: Config) -> None:
 
     # 2. what they choose in some texts
     order = stream(cfg.seed, "contexts").permutation(np.flatnonzero(np.diff(split.token_start)))
-    counted, shown = order[:cfg.counted if nlp else 0], np.sort(order[:cfg.contexts])
+    shown = np.sort(order[:cfg.contexts])
+    counted = order[:cfg.counted] if nlp else order[:0]
     of_both = np.flatnonzero(np.isin(pieces.text_ids, np.concatenate((counted, shown))))
     of_shown = np.flatnonzero(np.isin(pieces.text_ids, shown))
     lm = hidden_states(model)
