@@ -1,0 +1,54 @@
+"""README.md and docs/: short, with links that lead somewhere, and with the figures that report.py makes."""
+import re
+
+import pytest
+from conftest import ROOT
+
+import report
+
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+
+
+def test_the_readme_is_short():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert len(text.encode()) <= 9000
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
+    for link in links:
+        if not link.startswith("http"):
+            assert ((ROOT / page).parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_scripts_and_functions_that_are_named_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for script in re.findall(r"python (\w+\.py)", text):
+        assert (ROOT / script).is_file(), script
+    for tool in re.findall(r"python -m tools\.(\w+)", text):
+        assert (ROOT / "tools" / f"{tool}.py").is_file(), tool
+
+
+def test_where_to_change_what_names_what_is_there():
+    """| idea | `name`, `other`, [file](file) |"""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.partition("## Where to change what")[2].partition("\n\n`")[0]
+    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 5
+    for row in rows:
+        files = re.findall(r"\]\((\w+\.\w+)\)", row)
+        code = "".join((ROOT / file).read_text(encoding="utf-8") for file in files)
+        for name in re.findall(r"`(\w+)`", row):
+            assert re.search(rf"\b{name}\b", code), (name, files)
+
+
+def test_the_readmes_table_is_that_of_report_py():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = text.partition("<!-- results -->\n")[2].partition("\n<!-- /results -->")[0]
+    lines = report.read([str(ROOT / "results" / "results.jsonl")], "test")
+    rows = report.grouped(lines)["chemprot", "minilm"]
+    assert shown == report.markdown_table(report.score_table("chemprot", "minilm", rows, "accuracy"))
