@@ -3,6 +3,7 @@ batches.
 
     loss, seconds = fit(model, pieces.length, make_batch, loss_fn, epochs=3, batch_size=16, lr=2e-5, seed=0)
 """
+import atexit
 import contextlib
 import datetime
 import functools
@@ -84,6 +85,7 @@ def rank_and_world() -> tuple[int, int]:
             backend = "cpu:gloo,cuda:nccl"
         # A process may wait hours for the play of another.
         dist.init_process_group(backend, timeout=datetime.timedelta(days=2))
+        atexit.register(dist.destroy_process_group)
     return dist.get_rank(), dist.get_world_size()
 
 

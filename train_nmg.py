@@ -489,7 +489,7 @@ def main(cfg: Config) -> None:
         print(f"--reward={cfg.reward}: {REWARDS[cfg.reward].__doc__}", flush=True)
     policy = meta_train(cfg, run.folder, data, lm, task)
     if runs.is_main_process():
-        policy.about = runs.settings_of(cfg, data=data.checksum)
+        policy.about = run.settings
         policy.save(run.folder)
         run.finish()
         print(f"saved {run.folder}: metrics.jsonl, curves.png, and the policy for --masker=nmg:{run.folder}")

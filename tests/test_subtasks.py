@@ -1,0 +1,148 @@
+"""Sub-tasks: what belongs together comes together, and no document is on both sides."""
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+from conftest import write_jsonl
+
+import finetune_cls
+import finetune_qa
+import toy
+from data import collate
+from data_prep import load
+from runs import UserError
+from subtasks import SubTaskSampler
+
+
+def load_rows(path, rows):
+    return load(str(write_jsonl(path, rows)), toy.tokenizer())
+
+
+@pytest.fixture(scope="module")
+def world():
+    return load("toycls", toy.tokenizer())
+
+
+def sampler_of(data, val_share, max_len=64):
+    return SubTaskSampler(data, finetune_cls, max_len, max_len, val_share)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_document_is_on_both_sides(seed, tmp_path):
+    """Sentences repeat with other entity markers, as in ChemProt: they are one document."""
+    words = ["alpha", "beta", "gamma", "delta", "kappa", "sigma"]
+    rng = random.Random(0)
+    rows = []
+    for i in range(120):
+        a, b = rng.sample(words, 2)
+        rows.append({"text": f"<< {a} >> binds [[ {b} ]] in {i % 40} ways", "label": rng.choice("xyz")})
+    for row in rows[:60]:
+        rows.append({"text": re.sub("<< | >>", "", row["text"]), "label": "x"})
+    data = load_rows(tmp_path / "t.jsonl", rows)
+    subtask = sampler_of(data, 0.2).sample(np.random.default_rng(seed), 30, None, 20, 1000)
+    train = data["train"]
+    plain = np.array([re.sub(r"[<>\[\] ]", "", train.text(i)) for i in range(len(train))])
+    assert not set(plain[subtask.contexts.text_ids]) & set(plain[subtask.val.text_ids])
+    assert not set(subtask.contexts.doc) & set(subtask.val.doc)
+
+
+def test_examples_of_texts_are_the_contexts_themselves(tmp_path):
+    """So many contexts as were asked for, and at most so many examples, all about these contexts."""
+    rows = [{"text": f"alpha {i} beta", "label": "xyz"[i % 3]} for i in range(150)]
+    sampler = sampler_of(load_rows(tmp_path / "t.jsonl", rows), 0.2)
+    subtask = sampler.sample(np.random.default_rng(0), 30, None, 20, 7)
+    assert len(np.unique(subtask.contexts.text_ids)) == 30
+    assert len(subtask.train) == 20 and len(subtask.val) == 7
+    assert set(subtask.train.text_ids) <= set(subtask.contexts.text_ids)
+    assert set(subtask.val.doc) <= set(sampler.val_docs)
+    whole = sampler.sample(np.random.default_rng(0), 1000, None, 1000, 1000)
+    assert set(whole.val.doc) == set(sampler.val_docs) and set(whole.train.doc) == set(sampler.train_docs)
+
+
+def test_contexts_come_from_so_many_documents(world):
+    subtask = sampler_of(world, 0.5).sample(np.random.default_rng(0), 96, 12, 1000, 1000)
+    assert len(np.unique(subtask.contexts.doc)) == 12
+
+
+def test_questions_are_those_on_the_contexts(tmp_path, qa_folder):
+    """Articles are whole on one side; all windows of a question come together."""
+    article = json.loads((qa_folder / "train.json").read_text())["data"][0]
+    (tmp_path / "articles").mkdir()
+    articles = [article | {"title": str(i)} for i in range(10)]
+    (tmp_path / "articles/train.json").write_text(json.dumps({"data": articles}))
+    data = load(str(tmp_path / "articles"), toy.tokenizer())
+    sampler = SubTaskSampler(data, finetune_qa, 64, 96, 0.3)
+    subtask = sampler.sample(np.random.default_rng(0), 20, None, 5, 7)
+    assert not set(subtask.contexts.doc) & set(sampler.val_docs)
+    assert set(subtask.val.doc) <= set(sampler.val_docs)
+    assert set(subtask.train.text_ids) <= set(subtask.contexts.text_ids)
+    for pieces, questions in ((subtask.train, 5), (subtask.val, 7)):
+        ids, count = np.unique(pieces.question_ids, return_counts=True)
+        assert len(ids) == questions
+        every = np.bincount(sampler.examples.question_ids)[ids]
+        assert (count == every).all() and count.max() > 1
+
+
+def test_a_corpus_of_the_same_documents(world):
+    """The toy world: unlabelled contexts of validation names are in it, their labelled sentences are not, and
+    no test or dev name at all."""
+    sampler = sampler_of(world, 0.5)
+    subtask = sampler.sample(np.random.default_rng(0), 96, 12, 1000, 1000)
+    of_contexts, of_train = set(subtask.contexts.doc), set(subtask.train.doc)
+    of_val = set(subtask.val.doc)
+    assert len(subtask.contexts) == 96
+    assert not of_train & of_val and of_val <= set(sampler.val_docs)
+    assert of_contexts == of_train | of_val and max(of_contexts) < 120
+
+
+def test_a_corpus_whose_documents_are_not_those_of_train(tmp_path):
+    """Without `doc` nothing joins them: contexts come from the whole corpus, examples from all of train."""
+    for split, n in (("train", 40), ("test", 4)):
+        rows = [{"text": f"{split} alpha {i} beta", "label": "xy"[i % 2]} for i in range(n)]
+        write_jsonl(tmp_path / f"{split}.jsonl", rows)
+    write_jsonl(tmp_path / "corpus.jsonl", [{"text": f"gamma {i} delta"} for i in range(100)])
+    sampler = sampler_of(load(str(tmp_path), toy.tokenizer()), 0.25)
+    subtask = sampler.sample(np.random.default_rng(0), 60, None, 1000, 1000)
+    assert len(subtask.contexts) == 60 and max(subtask.contexts.text_ids) > 40
+    assert set(subtask.train.doc) == set(sampler.train_docs)
+    assert set(subtask.val.doc) == set(sampler.val_docs)
+
+
+def test_what_has_nothing_to_mask_is_no_context(tmp_path):
+    """A text of special tokens alone would have a policy over nothing."""
+    rows = []
+    for i in range(40):
+        rows.append({"text": "[MASK] [SEP]" if i % 2 else f"alpha {i}", "label": "xy"[i // 2 % 2]})
+    data = load_rows(tmp_path / "t.jsonl", rows)
+    contexts = sampler_of(data, 0.25).contexts
+    assert 0 < len(contexts) < len(data["train"])
+    assert collate(contexts, np.arange(len(contexts))).maskable.any(1).all()
+
+
+def test_the_same_stream_draws_the_same_sub_task(world):
+    """And another stream another one, with another seed for its plays."""
+    sampler = sampler_of(world, 0.5)
+    drawn = [sampler.sample(np.random.default_rng(seed), 96, 12, 10, 10) for seed in (1, 1, 2)]
+    for part in ("contexts", "train", "val"):
+        ids = [getattr(subtask, part).text_ids for subtask in drawn]
+        assert np.array_equal(ids[0], ids[1]) and not np.array_equal(ids[0], ids[2])
+    assert drawn[0].seed == drawn[1].seed != drawn[2].seed
+
+
+def test_one_document_cannot_be_cut(tmp_path):
+    rows = [{"text": f"alpha {i}", "label": "xy"[i % 2], "doc": 3} for i in range(9)]
+    with pytest.raises(UserError, match="too few documents"):
+        sampler_of(load_rows(tmp_path / "t.jsonl", rows), 0.3)
+
+
+def test_a_sub_task_without_a_part_says_so(tmp_path):
+    """Here no document of the corpus is one of train."""
+    rows = [{"text": f"alpha {i}", "label": "xy"[i % 2], "doc": i} for i in range(40)]
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    rows = [{"text": f"beta {i}", "doc": 1000 + i} for i in range(40)]
+    write_jsonl(tmp_path / "corpus.jsonl", rows)
+    sampler = sampler_of(load(str(tmp_path), toy.tokenizer()), 0.25)
+    with pytest.raises(UserError, match="drew nothing for its part 'contexts'"):
+        sampler.sample(np.random.default_rng(0), 60, None, 1000, 1000)

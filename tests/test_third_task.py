@@ -1,0 +1,90 @@
+"""A third kind of task, beside classification and questions: one file, and a source of that kind."""
+import functools
+
+import numpy as np
+import pytest
+from conftest import call
+
+import runs
+import sources
+
+# Predicts a number: a head of one output, and the mean squared error.
+FINETUNE_SCORE = '''
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForSequenceClassification
+
+from data import collate, truncated
+from loop import autocast, device, fit, length_batches, to_device, with_head
+
+DEFAULTS = {"epochs": 2, "lr": 1e-3, "batch_size": 8, "max_len": 64}
+INNER_LOOP = {"ft_epochs": 2, "ft_lr": 1e-3}
+METRICS = ("closeness",)
+
+
+def pieces_of(split, max_len):
+    return truncated(split, max_len)
+
+
+def numbers_of(pieces):
+    labels = [float(label) for label in pieces.split.labels]
+    return torch.tensor(labels)[pieces.split.label[pieces.text_ids].astype(int)]
+
+
+def predict(model, tensors):
+    with autocast(model):
+        output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])
+    return output.logits.float().squeeze(-1)
+
+
+def finetune(lm, pieces, *, epochs, lr, batch_size, seed, quiet):
+    model, numbers = with_head(lm, AutoModelForSequenceClassification, seed, num_labels=1), numbers_of(pieces)
+
+    def make_batch(epoch, indices):
+        return collate(pieces, indices).tensors() | {"labels": numbers[indices]}
+
+    def loss_fn(model, tensors):
+        return F.mse_loss(predict(model, tensors), tensors["labels"], reduction="sum")
+
+    fit(model, pieces.length, make_batch, loss_fn, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed,
+        quiet=quiet)
+    return model
+
+
+@torch.no_grad()
+def example_scores(model, pieces, metric):
+    error = torch.zeros(len(pieces))
+    model.to(device()).eval()
+    for indices in length_batches(pieces.length):
+        tensors = to_device(collate(pieces, indices).tensors())
+        error[indices] = predict(model, tensors).cpu() - numbers_of(pieces)[indices]
+    return -error.square().double().numpy()[np.argsort(pieces.example_ids)]
+'''
+
+
+@pytest.fixture
+def counting(tmp_path, monkeypatch):
+    """How often "nas" stands in a text: the data set `counting`, of kind "score"."""
+    (tmp_path / "finetune_score.py").write_text(FINETUNE_SCORE)
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = []
+    for i in range(60):
+        rows.append({"text": f"text {i}: tom" + " nas" * (i % 4), "label": str(i % 4)})
+    source = sources.Source({"train": functools.partial(iter, rows)}, [], kind="score")
+    monkeypatch.setitem(sources.DATASETS, "counting", lambda raw: source)
+
+
+def test_a_policy_is_learned_for_a_third_kind_of_task(counting, tmp_path):
+    result = call("train_nmg.py", "--dataset=counting", "--episodes=1", "--contexts=12", "--val_share=0.3",
+                  "--out=o", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "o/policy.safetensors").exists()
+    [row] = runs.read_results(tmp_path / "o/metrics.jsonl")
+    # Minus a mean squared error.
+    assert -20 < row["learner_score"] < 0 and np.isfinite(list(row.values())).all()
+
+
+def test_its_metrics_and_lengths_are_its_own(counting, tmp_path):
+    result = call("train_nmg.py", "--dataset=counting", "--metric=accuracy", cwd=tmp_path)
+    assert result.returncode == 2 and "--metric=accuracy: allowed are closeness" in result.stderr
