@@ -235,7 +235,10 @@ def windows(split: Split, max_len: int, overlap: int, max_question: int) -> Piec
 
 @dataclass
 class Batch:
-    """B pieces padded to L tokens: numpy arrays (B, L), read-only for maskers."""
+    """B pieces padded to L tokens: numpy arrays (B, L), read-only for maskers.
+
+    The characters of a token, where in_text, are split.char_begin[token_at] to split.char_end[token_at] of
+    the raw text."""
     input_ids: np.ndarray
     attention_mask: np.ndarray      # bool: not padding
     maskable: np.ndarray            # bool: may be masked; False on padding, special tokens and questions

@@ -66,12 +66,12 @@ def find(name: str) -> Masker:
 
 
 def checksum(name: str) -> str:
-    """What tells a --masker from an edited one: of its policy's weights, of its file, or of its source."""
+    """Eight characters that tell a --masker from an edited one: of its policy, its file, or its source."""
     if is_learned(name):
-        return runs.checksum(Path(name.partition(":")[2]) / "policy.safetensors")
+        return runs.checksum(Path(name.partition(":")[2]) / "policy.safetensors")[:8]
     if name in MASKERS:
         return runs.digest(inspect.getsource(MASKERS[name]))
-    return runs.checksum(Path(name.rpartition(":")[0]))
+    return runs.checksum(Path(name.rpartition(":")[0]))[:8]
 
 
 def is_learned(name: str) -> bool:

@@ -271,8 +271,9 @@ def main(cfg: Config) -> None:
     model.save_pretrained(run.folder)
     tokenizer.save_pretrained(run.folder)
     run.finish(loss=loss, held_out_loss=[before, after], seconds=round(seconds, 1))
-    on_held_out = f", on held-out text {before:.3f} before, {after:.3f} after" if held_out else ""
-    print(f"saved {run.folder}: loss {loss:.3f}{on_held_out}, {seconds:.1f} s")
+    print(f"saved {run.folder}: loss {loss:.3f} on its own masks, {seconds:.1f} s")
+    if held_out:
+        print(f"loss on held-out text under random masks, p = 0.15: {before:.3f} before, {after:.3f} after")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ READING = """- Mean ± standard deviation over seeds. Of rows with every seed th
 """
 # Settings that name a row, or places. And what may differ between the lines of a row.
 NOT_FACTS = {"masker", "self_play", "continual", "reward", "dataset", "lm", "split", "raw", "results", "out",
-             "save_model", "pretraining", "policy"}
+             "save_model", "weights", "pretraining", "policy"}
 VARIES = {"seed", "pretraining.seed", "policy.seed", *METRICS}
 
 
@@ -108,7 +108,7 @@ def differing(rows: dict[str, dict[int, dict]]) -> list[str]:
     notes = []
     for row, lines in rows.items():
         random = rows.get("Random", lines)
-        differs = unlike(first_of(lines), first_of(random), VARIES | {"pretraining.masker_file"})
+        differs = unlike(first_of(lines), first_of(random), VARIES | {"pretraining.masker_code"})
         if differs:
             notes.append(f"- {row} (Random) differs in more than its masker: {differs}.")
     return notes

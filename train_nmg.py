@@ -269,7 +269,7 @@ def ridge(x: np.ndarray, y: np.ndarray, players: int) -> np.ndarray:
     return best / max(y.std(), 1e-9)
 
 
-# A reward of your own: a subclass of SelfPlay, and its name here.
+# A reward of your own: a subclass of SelfPlay with a docstring, which every run prints, and its name here.
 REWARDS = {"self_play": SelfPlay, "regression": Regression}
 
 
@@ -426,15 +426,16 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             # 4. Outer loop: what each agent masked is rewarded by how it did against the others, and stored.
             result = EpisodeResult(subtask, states_of[episode], plays)
             reward.observe(result)
+            row = {"episode": episode + 1}
             for name, agent in agents.items():
                 R, rewarded = reward.rewards(result, name)
                 actions = actions_of(episode, plays[name], R, rewarded, batch.input_ids)
                 agent.replay = np.concatenate((agent.replay, actions))[-cfg.replay_size:]
+                row[f"{name}_reward"] = float(actions["R"].mean()) if len(actions) else 0.0
 
             # 5. Outer loop: both agents learn from replay; states that no action needs are dropped.
             used = np.concatenate([agent.replay["episode"] for agent in agents.values()])
             states_of = {e: states for e, states in states_of.items() if e in used}
-            row = {"episode": episode + 1}
             for name, agent in agents.items():
                 rng = stream(cfg.seed, f"{name} learns {episode}")
                 policy_loss, value_loss = agent.learn(states_of, reward, rng, cfg)
@@ -481,7 +482,7 @@ def main(cfg: Config) -> None:
 
     # An edited reward is another run.
     known = {"data": data.checksum, "weights": weights_of(cfg.lm),
-             "reward_code": runs.digest(inspect.getsource(REWARDS[cfg.reward]))}
+             "reward_code": runs.digest(list(map(inspect.getsource, REWARDS[cfg.reward].__mro__[:-1])))}
     run = Run(cfg.out, runs.settings_of(cfg, "save_every", **known))
     if run.done:
         return

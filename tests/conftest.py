@@ -18,6 +18,8 @@ from pathlib import Path
 os.environ.setdefault("NMG_CACHE", tempfile.mkdtemp(prefix="nmg-test-"))
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Two tests run side by side, each on one core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

@@ -27,7 +27,7 @@ def add(folder, masker="random", seed=0, score=75.0, dataset="reviews", lm="mini
     """Appends a line of results; score: accuracy, or (EM, F1)."""
     before = {"lm": lm, "masker": masker, "seed": seed, "policy": policy}
     if masker != "none":
-        before |= {"p": 0.15, "epochs": 1, "masker_file": None}
+        before |= {"p": 0.15, "epochs": 1, "masker_code": None}
     line = {"dataset": dataset, "lm": lm, "masker": masker, "seed": seed, "split": "test",
             "seconds": {"pretrain": None if masker == "none" else 1800.0, "train": 1200.0, "score": 600},
             "config": {"lm": f"runs/{masker}-{seed}", "lr": 2e-4, "epochs": 3, "data": "abc", "seed": seed,
@@ -318,9 +318,9 @@ def test_the_same_settings_with_another_score(tmp_path):
 
 
 @pytest.mark.parametrize("changed", [{"config": {"lr": 1e-3}}, {"pretraining": {"p": 0.3}}, {"version": 1},
-                                     {"pretraining": {"masker_file": "b"}}])
+                                     {"pretraining": {"masker_code": "b"}}])
 def test_a_row_has_the_same_settings_for_all_seeds(tmp_path, changed):
-    add(tmp_path, "my.py:rare", 0, pretraining=None if "pretraining" not in changed else {"masker_file": "a"})
+    add(tmp_path, "my.py:rare", 0, pretraining=None if "pretraining" not in changed else {"masker_code": "a"})
     add(tmp_path, "my.py:rare", 1, **changed)
     assert "but differ in" in refused(tmp_path)
 
@@ -338,7 +338,7 @@ def test_rows_with_other_settings_are_named(tmp_path):
     for seed in range(2):
         add(tmp_path, "none", seed)
         add(tmp_path, "random", seed)
-        add(tmp_path, "my.py:rare", seed, pretraining={"masker_file": "a"})
+        add(tmp_path, "my.py:rare", seed, pretraining={"masker_code": "a"})
     assert notes_of(tmp_path) == []
     add(tmp_path, "nmg:a", 0, pretraining={"p": 0.05, "epochs": 3}, policy={"self_play": True})
     add(tmp_path, "whole", 0, config={"lr": 1e-3})
