@@ -118,8 +118,9 @@ class Data:
 
     def __getitem__(self, split: str) -> Split:
         if split not in self.splits:
-            hint = "; --dev_share=0.1 cuts one from train" if split == "dev" else ""
-            raise UserError(f"{self.name} has no {split} split. Allowed: {', '.join(self.splits)}{hint}")
+            hints = {"dev": "; --dev_share=0.1 cuts one from train", "test": "; score with --split=dev"}
+            raise UserError(f"{self.name} has no {split} split. Allowed: {', '.join(self.splits)}"
+                            f"{hints.get(split, '')}")
         return self.splits[split]
 
     def scored(self, split: str) -> Split:

@@ -352,8 +352,9 @@ def lm_errors(name: str) -> Iterator[None]:
         raise
     except Exception as e:
         reason = str(e).strip().split("\n")[0][:300]
-        raise UserError(f"--lm={name}: cannot be opened: {reason} (allowed: 'tiny', a Hugging Face folder, "
-                        "or a hub name)") from e
+        here = "" if Path(name).exists() else "no such folder here; "
+        raise UserError(f"--lm={name}: cannot be opened: {here}{reason} (allowed: 'tiny', a Hugging Face "
+                        "folder, or a hub name)") from e
 
 
 def load_tokenizer(name: str):

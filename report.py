@@ -54,7 +54,7 @@ def read(files: list[str], split: str) -> list[dict]:
                 line |= {"where": f"{file}:{n}", "metrics": metrics}
                 chosen.append(line | row_and_facts(line))
     if not chosen:
-        raise runs.UserError(f"--split={split}: no line of this split in {', '.join(files)}")
+        raise runs.UserError(f"--split={split}: no line of this split in {', '.join(files)}; test or dev")
     return chosen
 
 

@@ -1,7 +1,7 @@
 """Raw files in, records out: the formats, and the data sets that have a name.
 
     @dataset
-    def my_data(raw):                       # then --dataset=my_data
+    def my_data(raw):                       # then --dataset=my_data --raw=FOLDER
         return from_files({"train": raw / "train.csv"}, dev=0.1)
 
 data_prep.py turns the records into token arrays.
@@ -252,7 +252,8 @@ def with_docs(reader: Callable[[], Iterable[dict]]) -> Iterator[dict]:
 
 @dataclass
 class Source:
-    """Where the records of a data set come from. It is prepared again when one of its files changes."""
+    """Where the records of a data set come from. It is prepared again when one of its files changes (after an
+    edited reader, remove the folder that load() names)."""
     readers: dict[str, Callable[[], Iterable[dict]]]            # split -> its records
     files: list[Path]
     cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> share of train
@@ -370,10 +371,10 @@ def find_source(name: str, raw: str | None) -> Source:
     return from_files({"train": path}, dev=0.1)
 
 
-def from_files(files: dict[str, Path], **cut: float) -> Source:
+def from_files(files: dict[str, Path], kind: str | None = None, **cut: float) -> Source:
     readers = {split: functools.partial(read, file) for split, file in files.items()}
     missing = {split: share for split, share in cut.items() if split not in files}
-    return Source(readers, list(files.values()), missing)
+    return Source(readers, list(files.values()), missing, kind)
 
 
 def find_splits(folder: Path) -> dict[str, Path]:

@@ -408,8 +408,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (N, L)
             for name in players:
                 rng = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
-                explore = episode < cfg.explore
-                plays[name] = act(agents.get(name), states_of[episode], batch, rng, cfg.p, explore)
+                plays[name] = act(agents.get(name), states_of[episode], batch, rng, cfg.p, episode < cfg.explore)
         plays = broadcast(plays)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
@@ -480,8 +479,9 @@ def main(cfg: Config) -> None:
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
 
-    # An edited reward is another run.
+    # With an edited reward or task it is another run.
     known = {"data": data.checksum, "weights": weights_of(cfg.lm),
+             "task_code": runs.digest(inspect.getsource(task)),
              "reward_code": runs.digest(list(map(inspect.getsource, REWARDS[cfg.reward].__mro__[:-1])))}
     run = Run(cfg.out, runs.settings_of(cfg, "save_every", **known))
     if run.done:
