@@ -404,11 +404,11 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         # 2. Random, opponent and learner mask the same contexts, each with a stream of its own.
         plays = {}
         if master:
-            states_of[episode] = encode(lm, subtask.contexts)
+            states = states_of[episode] = encode(lm, subtask.contexts)
             batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (N, L)
             for name in players:
                 rng = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
-                plays[name] = act(agents.get(name), states_of[episode], batch, rng, cfg.p, episode < cfg.explore)
+                plays[name] = act(agents.get(name), states, batch, rng, cfg.p, episode < cfg.explore)
         plays = broadcast(plays)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
@@ -423,7 +423,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         if master:
             # 4. Outer loop: what each agent masked is rewarded by how it did against the others, and stored.
-            result = EpisodeResult(subtask, states_of[episode], plays)
+            result = EpisodeResult(subtask, states, plays)
             reward.observe(result)
             row = {"episode": episode + 1}
             for name, agent in agents.items():
