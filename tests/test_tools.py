@@ -579,14 +579,15 @@ def test_a_policy_is_compared_with_what_it_started_from(tmp_path, monkeypatch):
         maskers.Policy(hidden, {"seed": seed}).save(tmp_path / f"runs/nmg-toycls-tiny-{seed}")
     monkeypatch.setattr(toy_compare, "test_score", lambda data, masker, seed: seed + len(masker) % 2)
     monkeypatch.setattr(toy_compare, "informative_share", lambda data, masker: len(masker))
-    result = call("tools/toy_compare.py", "--seed=7", "--seeds=2", "--out=toy.png", cwd=tmp_path)
+    result = call("tools/toy_compare.py", "--seed=7", "--seeds=2", "--untrained", "--out=toy.png",
+                  cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    names = ["none", "random", "untrained sampled", "nmg sampled", "untrained greedy", "nmg greedy", "oracle"]
+    names = ["none", "random", "nmg sampled", "nmg greedy", "oracle", "untrained sampled", "untrained greedy"]
     lines = result.stdout.split("among the masked\n")[1].splitlines()
     assert [re.split(r"  | \d", line)[0] for line in lines[:-1]] == names
     # The mean, each seed, and their shares of informative words.
     assert lines[0].split()[1:] == ["7.50", "7.00", "8.00"]
-    assert lines[-2].split()[1:] == ["7.50", "7.00", "8.00", "6", "6"]
+    assert lines[4].split()[1:] == ["7.50", "7.00", "8.00", "6", "6"]
     untrained = maskers.Policy.load(tmp_path / "runs/nmg-toycls-tiny-8/untrained").state_dict()
     assert all(torch.equal(untrained[name], value) for name, value in start.items())
     assert (tmp_path / "toy.png").read_bytes()[:4] == PNG

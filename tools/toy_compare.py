@@ -1,11 +1,11 @@
 """What masks are worth in the toy world: test accuracy after each way of masking, and a picture.
 
     python -m tools.toy_compare                                 # with the policy of `python train_nmg.py`
-    python -m tools.toy_compare --seeds=5                       # and of `--seed=1`, ... `--seed=4`
+    python -m tools.toy_compare --seeds=5 --untrained           # and of `--seed=1`, ... `--seed=4`
     python -m tools.toy_compare --maskers=none,random,whole,oracle --seeds=5
 
-The policy is shown four times: masks drawn from it (sampled) and its most probable tokens (greedy), and
-the same of the untrained network that it started from, as a control.
+The policy is shown twice: masks drawn from it (sampled), and its most probable tokens (greedy). --untrained
+adds the same of the network that it started from, as a control.
 """
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ TASKS = {"cls": finetune_cls, "qa": finetune_qa}
 class Config:
     dataset: str = "toycls"             # toycls or toyqa
     maskers: str | None = None          # with commas between; None: none, random, the policies, oracle
+    untrained: bool = False             # also show the policies' networks before they learned anything
     seeds: int = 1                      # how many: of policy, masks, order and head
     seed: int = 0                       # the first of them
     fast: bool = True                   # bf16 where native, cheaper dropout and attention on a CPU
@@ -61,19 +62,19 @@ def informative_share(data: Data, masker: str) -> float:
 
 
 def compared(cfg: Config, seed: int) -> dict[str, str]:
-    """What is shown -> masker: what was asked for, or the policy of this seed between random and oracle.
-
-    As a control, the policy's network before it learned anything."""
+    """What is shown -> masker: what was asked for, or the policy of this seed between random and oracle."""
     if cfg.maskers:
         return {name: name for name in cfg.maskers.split(",")}
     folder = Path(f"runs/nmg-{cfg.dataset}-tiny-{seed}")
+    shown = {"none": "none", "random": "random", "nmg sampled": f"sampled:{folder}",
+             "nmg greedy": f"nmg:{folder}", "oracle": "oracle"}
     policy = Policy.load(folder)
+    if not cfg.untrained:
+        return shown
     torch_seed(policy.about["seed"], "learner")
     Policy(policy.hidden_size, policy.about | {"episodes": 0}).save(folder / "untrained")
-    return {"none": "none", "random": "random",
-            "untrained sampled": f"sampled:{folder / 'untrained'}", "nmg sampled": f"sampled:{folder}",
-            "untrained greedy": f"nmg:{folder / 'untrained'}", "nmg greedy": f"nmg:{folder}",
-            "oracle": "oracle"}
+    return shown | {"untrained sampled": f"sampled:{folder / 'untrained'}",
+                    "untrained greedy": f"nmg:{folder / 'untrained'}"}
 
 
 def draw(scores: dict[str, list[float]], chance: float, measure: str, file: Path) -> None:
