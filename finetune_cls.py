@@ -124,11 +124,13 @@ def main(cfg: Config) -> None:
     runs.check_results(Path(cfg.results))
 
     # 1. the data and the LM
-    data = data_prep.load(cfg.dataset, data_prep.load_tokenizer(cfg.lm), cfg.raw, cfg.dev_share, kind="cls")
+    tokenizer = data_prep.load_tokenizer(cfg.lm)
+    data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, kind="cls")
     lm = load_lm(cfg.lm)
     origin, pretrain_seconds = origin_of(cfg.lm)
     cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
-    runs.fill(cfg, toy.FINETUNE["cls"] if origin["lm"] == "tiny" else DEFAULTS)
+    defaults = toy.FINETUNE["cls"] if origin["lm"] == "tiny" else DEFAULTS
+    runs.fill(cfg, defaults)
     train = pieces_of(data["train"], cfg.max_len)
     scored = pieces_of(data.scored(cfg.split), cfg.max_len)
 
@@ -155,7 +157,7 @@ def main(cfg: Config) -> None:
             model.config.id2label = dict(enumerate(data.labels))
             model.config.label2id = {label: i for i, label in enumerate(data.labels)}
             model.save_pretrained(run.folder)
-            data_prep.load_tokenizer(cfg.lm).save_pretrained(run.folder)
+            tokenizer.save_pretrained(run.folder)
         seconds = {"pretrain": pretrain_seconds, "train": trained - started, "score": time.time() - trained}
         run.finish(scores=scores(gold, predicted), seconds=seconds)
 

@@ -237,11 +237,13 @@ def main(cfg: Config) -> None:
     runs.check_results(Path(cfg.results))
 
     # 1. the data and the LM
-    data = data_prep.load(cfg.dataset, data_prep.load_tokenizer(cfg.lm), cfg.raw, cfg.dev_share, kind="qa")
+    tokenizer = data_prep.load_tokenizer(cfg.lm)
+    data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, kind="qa")
     lm = load_lm(cfg.lm)
     origin, pretrain_seconds = origin_of(cfg.lm)
     cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
-    runs.fill(cfg, toy.FINETUNE["qa"] if origin["lm"] == "tiny" else DEFAULTS)
+    defaults = toy.FINETUNE["qa"] if origin["lm"] == "tiny" else DEFAULTS
+    runs.fill(cfg, defaults)
     train = pieces_of(data["train"], cfg.max_len, cfg.overlap, cfg.max_question)
     scored = pieces_of(data.scored(cfg.split), cfg.max_len, cfg.overlap, cfg.max_question)
     answered = np.unique(train.question_ids[holds_answer(train, np.arange(len(train)))])
@@ -271,10 +273,11 @@ def main(cfg: Config) -> None:
         runs.write_jsonl(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
             model.save_pretrained(run.folder)
-            data_prep.load_tokenizer(cfg.lm).save_pretrained(run.folder)
-        scores = {name: 100 * float(np.mean([line[name] for line in lines])) for name in ("em", "f1")}
+            tokenizer.save_pretrained(run.folder)
+        em = 100 * float(np.mean([line["em"] for line in lines]))
+        f1 = 100 * float(np.mean([line["f1"] for line in lines]))
         seconds = {"pretrain": pretrain_seconds, "train": trained - started, "score": time.time() - trained}
-        run.finish(scores=scores, seconds=seconds)
+        run.finish(scores={"em": em, "f1": f1}, seconds=seconds)
 
     # 3. one line of results
     if runs.is_main_process():

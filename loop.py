@@ -186,8 +186,10 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, n
 
     started = saved = time.time()
     order = itertools.islice(batches(length, batch_size, epochs, seed), done, None)
+    # A log gets a line a minute.
+    refresh = 0.1 if sys.stderr.isatty() else 60
     bar = tqdm(order, total=steps, initial=done, desc=desc, unit="step", disable=quiet or rank > 0,
-               mininterval=0.1 if sys.stderr.isatty() else 60)
+               mininterval=refresh)
     for epoch, indices in bar:
         # Each process takes its share of the batch; one without any runs a piece that weighs nothing.
         share = indices[rank::world]

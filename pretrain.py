@@ -216,7 +216,8 @@ def fill_in(cfg: Config) -> None:
     """The flags that are None: the toy world's for the tiny LM, the paper's meta-test for all others."""
     learned = {"p": 0.05, "epochs": 3} if maskers.is_learned(cfg.masker) else {}
     paper = {"p": 0.15, "epochs": 1, "lr": 2e-5, "batch_size": 16} | learned
-    runs.fill(cfg, toy.PRETRAIN if cfg.lm == "tiny" else paper)
+    defaults = toy.PRETRAIN if cfg.lm == "tiny" else paper
+    runs.fill(cfg, defaults)
     if cfg.out is None:
         kind, _, what = cfg.masker.rpartition(":")
         name = f"sampled-{Path(what).name}" if kind.startswith("sampled") else Path(what).name
