@@ -38,6 +38,7 @@ class SpecialTokens:
     pad_id: int
     mask_id: int
     ordinary_ids: np.ndarray    # ids that may replace a masked token: all but the special ones
+    vocabulary_size: int
 
     @classmethod
     def of(cls, tokenizer) -> "SpecialTokens":
@@ -56,7 +57,8 @@ class SpecialTokens:
             pair_types=max(pair.get("token_type_ids", [0])) > 0,
             pad_id=tokenizer.pad_token_id,
             mask_id=tokenizer.mask_token_id,
-            ordinary_ids=np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids))
+            ordinary_ids=np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids),
+            vocabulary_size=len(tokenizer))
 
 
 class Split:
@@ -71,19 +73,23 @@ class Split:
     question_text (Q,): the text that a question asks about
     answer (Q, 2): first and last token of the answer, counted within the text
 
-    find_entities: split -> (T,) index of the named entity of each token, -1 where none; runs on first use"""
+    find_entities: split -> (T,) index of the named entity of each token, -1 where none; runs on first use
+    train: the split of the same data set that training sees; labelled (N,): the texts whose labels may be
+        used to choose masks"""
 
     def __init__(self, folder: Path, special: SpecialTokens, labels: list[str], find_entities: Callable):
         self.folder = folder
         self.special = special
         self.labels = labels
         self.find_entities = find_entities
+        self.train = self
         for name, kind in ARRAYS.items():
             file = folder / f"{name}.bin"
             if file.exists():
                 # An empty file cannot be mapped.
                 array = np.memmap(file, kind, "r") if file.stat().st_size else np.zeros(0, kind)
                 setattr(self, name, array)
+        self.labelled = np.ones(len(self), bool)
         if hasattr(self, "answer"):
             self.answer = self.answer.reshape(-1, 2)
 

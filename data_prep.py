@@ -73,6 +73,8 @@ def load(name: str, tokenizer, raw: str | None = None, dev_share: float | None =
     default_model = "toy" if name in EMBEDDED else "en_core_web_sm"
     entities = functools.partial(find_entities, model=spacy_model or default_model)
     splits = {split: Split(folder / split, special, meta["labels"], entities) for split in meta["splits"]}
+    for split in splits.values():
+        split.train = splits.get("train", split)
     block_len = BLOCK_LEN.get(meta["kind"], 256)
     data = Data(name, meta["kind"], meta["labels"], splits, key, block_len, meta["joined"])
     if runs.is_main_process():

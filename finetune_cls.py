@@ -30,7 +30,7 @@ from runs import Run
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 3, "lr": 2e-5, "batch_size": 16, "max_len": 256}
 INNER_LOOP = {"ft_epochs": 5, "ft_lr": 2e-5}
-# What example_scores can measure; the first is the paper's reward.
+# What example_scores measures; the first is the paper's reward.
 METRICS = ("accuracy", "likelihood")
 
 
@@ -99,13 +99,12 @@ def predict(model: torch.nn.Module, pieces: Pieces, quiet: bool = False) -> np.n
     return log_probs
 
 
-def example_scores(model: torch.nn.Module, pieces: Pieces, metric: str) -> np.ndarray:
-    """(V,) the score of each text, by rising example id: accuracy, 0 or 1; likelihood, log p(label)."""
-    log_probs, labels = predict(model, pieces, quiet=True), labels_of(pieces)
+def example_scores(model: torch.nn.Module, pieces: Pieces) -> dict[str, np.ndarray]:
+    """(V,) each, by rising example id: accuracy, 0 or 1, and likelihood, log p(label)."""
     by_id = np.argsort(pieces.example_ids)
-    if metric == "likelihood":
-        return log_probs[np.arange(len(labels)), labels][by_id].astype(float)
-    return (log_probs.argmax(1) == labels)[by_id].astype(float)
+    log_probs, labels = predict(model, pieces, quiet=True)[by_id], labels_of(pieces)[by_id]
+    return {"accuracy": (log_probs.argmax(1) == labels).astype(float),
+            "likelihood": log_probs[np.arange(len(labels)), labels].astype(float)}
 
 
 def scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:

@@ -32,7 +32,7 @@ from runs import Run
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 2, "lr": 3e-5, "batch_size": 16, "max_len": 384}
 INNER_LOOP = {"ft_epochs": 1, "ft_lr": 3e-5}
-# What example_scores can measure; the first is the paper's reward.
+# What example_scores measures; the first is the paper's reward.
 METRICS = ("em", "f1", "likelihood")
 
 MAX_ANSWER = 30     # tokens of the longest answer that is considered
@@ -111,19 +111,22 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, bat
 
 
 @torch.no_grad()
-def predict(model: torch.nn.Module, pieces: Pieces, quiet: bool = False) -> list[list[dict]]:
-    """For every question of `pieces`, by rising id, its N_BEST different answers, best first, over all its
-    windows.
+def predict(model: torch.nn.Module, pieces: Pieces,
+            quiet: bool = False) -> tuple[list[list[dict]], np.ndarray]:
+    """For every question of `pieces`, by rising id: its N_BEST different answers over all its windows, best
+    first, and the log likelihood of the right one (Q,).
 
     An answer is {"text", "score"}: exact characters of the raw text, start logit plus end logit. Every
     span of at most MAX_ANSWER context tokens is considered."""
     spans = {question: [] for question in np.unique(pieces.question_ids).tolist()}
+    log_prob = np.full(len(pieces), np.nan)
     model.to(device()).eval()
     with tqdm(total=len(pieces), desc="scoring", unit="window", disable=quiet or None) as bar:
         for indices in length_batches(pieces.length):
             batch = collate(pieces, indices)
             with autocast(model):
                 output = model(**to_device(batch.tensors()))
+            log_prob[indices] = answer_log_prob(output, batch, pieces)
             scores, first, last = best_spans(output, torch.from_numpy(batch.in_text).to(device()))
             for row, question in enumerate(pieces.question_ids[indices].tolist()):
                 for score, i, j in zip(scores[row], first[row], last[row], strict=True):
@@ -131,7 +134,8 @@ def predict(model: torch.nn.Module, pieces: Pieces, quiet: bool = False) -> list
                         span = (int(batch.token_at[row, i]), int(batch.token_at[row, j]))
                         spans[question].append((float(score), span))
             bar.update(len(indices))
-    return [different_answers(pieces.split, question, found) for question, found in spans.items()]
+    answers = [different_answers(pieces.split, question, found) for question, found in spans.items()]
+    return answers, mean_over_windows(log_prob, pieces.question_ids)
 
 
 def best_spans(output, in_text: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -161,42 +165,33 @@ def different_answers(split: Split, question: int, spans: list[tuple[float, tupl
     return list(answers.values())[:N_BEST]
 
 
-@torch.no_grad()
-def log_likelihood(model: torch.nn.Module, pieces: Pieces) -> np.ndarray:
-    """(M,) log probability of the answer's first and last token; NaN where a window does not hold it."""
-    whole = np.flatnonzero(holds_answer(pieces, np.arange(len(pieces))))
-    log_prob = np.full(len(pieces), np.nan)
-    model.to(device()).eval()
-    for chunk in length_batches(pieces.length[whole]):
-        indices = whole[chunk]
-        batch = collate(pieces, indices)
-        with autocast(model):
-            output = model(**to_device(batch.tensors()))
-        logits = torch.stack((output.start_logits, output.end_logits), 1).float().cpu()         # (B, 2, L)
-        padding = torch.from_numpy(~batch.attention_mask)[:, None]
-        log_probs = logits.masked_fill(padding, -torch.inf).log_softmax(-1)
-        gold = targets(batch, pieces)                                                           # (B, 2)
-        log_prob[indices] = log_probs.gather(-1, gold[..., None]).sum((1, 2)).numpy()
-    return log_prob
+def answer_log_prob(output, batch: Batch, pieces: Pieces) -> np.ndarray:
+    """(B,) log probability of the answer's first and last token; NaN where a window does not hold it."""
+    logits = torch.stack((output.start_logits, output.end_logits), 1).float().cpu()             # (B, 2, L)
+    padding = torch.from_numpy(~batch.attention_mask)[:, None]
+    log_probs = logits.masked_fill(padding, -torch.inf).log_softmax(-1)
+    gold = targets(batch, pieces)                                                               # (B, 2)
+    log_prob = log_probs.gather(-1, gold[..., None]).sum((1, 2)).numpy()
+    return np.where(holds_answer(pieces, batch.indices), log_prob, np.nan)
 
 
-def example_scores(model: torch.nn.Module, pieces: Pieces, metric: str) -> np.ndarray:
-    """(V,) the score of each question, by rising id: exact match, F1, or the log likelihood of the answer.
+def mean_over_windows(log_prob: np.ndarray, question_ids: np.ndarray) -> np.ndarray:
+    """(Q,) of each question, over its windows that are not NaN; 0 where all are, for every player alike."""
+    questions, at = np.unique(question_ids, return_inverse=True)
+    there = ~np.isnan(log_prob)
+    total = np.bincount(at[there], log_prob[there], len(questions))
+    return total / np.maximum(1, np.bincount(at[there], minlength=len(questions)))
 
-    The likelihood is the mean over the windows that hold the whole answer. Where none does it is 0 for every
-    player alike."""
-    questions, at = np.unique(pieces.question_ids, return_inverse=True)
-    if metric == "likelihood":
-        log_prob = log_likelihood(model, pieces)
-        there = ~np.isnan(log_prob)
-        total = np.bincount(at[there], log_prob[there], len(questions))
-        return total / np.maximum(1, np.bincount(at[there], minlength=len(questions)))
-    measure = {"em": exact_match, "f1": f1_score}[metric]
-    scores = []
-    for question, answers in zip(questions, predict(model, pieces, quiet=True), strict=True):
+
+def example_scores(model: torch.nn.Module, pieces: Pieces) -> dict[str, np.ndarray]:
+    """(V,) each, by rising id: exact match and F1 in [0, 1], and the log likelihood of the answer."""
+    answers, likelihood = predict(model, pieces, quiet=True)
+    em, f1 = [], []
+    for question, found in zip(np.unique(pieces.question_ids), answers, strict=True):
         references = pieces.split.questions[question]["references"]
-        scores.append(measure(best_text(answers), references))
-    return np.array(scores, float)
+        em.append(exact_match(best_text(found), references))
+        f1.append(f1_score(best_text(found), references))
+    return {"em": np.array(em), "f1": np.array(f1), "likelihood": likelihood}
 
 
 def best_text(answers: list[dict]) -> str:
@@ -265,8 +260,9 @@ def main(cfg: Config) -> None:
         trained = time.time()
         if not runs.is_main_process():
             return
+        predicted, _ = predict(model, scored)
         lines = []
-        for question, answers in zip(scored.split.questions, predict(model, scored), strict=True):
+        for question, answers in zip(scored.split.questions, predicted, strict=True):
             em = exact_match(best_text(answers), question["references"])
             f1 = f1_score(best_text(answers), question["references"])
             lines.append({"id": question["id"], "em": em, "f1": f1, "n_best": answers})

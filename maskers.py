@@ -1,37 +1,35 @@
-"""Which tokens are masked: the registry of maskers, the policy network, and what becomes of a masked token.
+"""Which tokens are masked: the registry of maskers, and what becomes of a masked token.
 
-    @register("punct")
-    def punct(batch, budget, rng, lm=None):
-        return pick(batch.is_punct + rng.random(batch.input_ids.shape), batch, budget)
+    @register("random")
+    def random(batch, budget, rng, lm=None):
+        return pick(rng.random(batch.input_ids.shape), batch, budget)
 
 A masker gets
     batch    numpy arrays (B, L): input_ids, maskable, word_ids, is_punct, entity_ids (see data.Batch)
     budget   (B,) how many tokens to mask in each row, the same for every masker
     rng      random numbers (B, L) on demand; a row's depend on seed, epoch and row alone
-    lm       a function: batch -> (B, L, H) hidden states of the LM as it is now; a torch tensor
+    lm       the LM as it is now: lm(batch) are hidden states (B, L, H), lm.logits(batch) (B, L, V); tensors
 and returns a bool (B, L): True only where maskable, at most the budget, exactly that where its units allow.
 
-A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function.
-The learned one is --masker=nmg:FOLDER, FOLDER a run of train_nmg.py; sampled:FOLDER draws from it.
+A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function. Every score
+of scores.py is a masker, too. Learned ones are nmg:FOLDER and search:FOLDER, of train_nmg.py and
+search_masks.py: the most probable tokens; sampled:FOLDER draws from either.
 """
 import functools
 import importlib.util
 import inspect
-import json
 import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 import runs
-import toy
 from data import Batch
-from runs import UserError, atomic_write, nearest
+from policies import LinearPolicy, Policy, load_policy
+from runs import UserError, nearest
+from scores import SCORES
 
 Masker = Callable[..., np.ndarray]
 MASKERS: dict[str, Masker] = {}
@@ -44,11 +42,19 @@ def register(name: str) -> Callable[[Masker], Masker]:
     return add
 
 
+def drawn_by(score: Callable) -> Masker:
+    """The masker that draws tokens by a score of scores.py."""
+    @functools.wraps(score)
+    def draw(batch, budget, rng, lm=None):
+        return pick(score(batch, lm) + rng.gumbel(batch.input_ids.shape), batch, budget)
+    return draw
+
+
 def find(name: str) -> Masker:
-    """The masker of a --masker: a registered name, nmg:FOLDER or sampled:FOLDER, or FILE.py:function."""
+    """The masker of a --masker: a registered name, nmg:, search: or sampled:FOLDER, or FILE.py:function."""
     if is_learned(name):
         kind, _, folder = name.partition(":")
-        return functools.partial(MASKERS[kind], policy=Policy.load(folder))
+        return functools.partial(MASKERS[kind], policy=load_policy(folder))
     if name in MASKERS:
         return MASKERS[name]
     file, _, function = name.rpartition(":")
@@ -76,7 +82,7 @@ def checksum(name: str) -> str:
 
 def is_learned(name: str) -> bool:
     """Whether a --masker names the folder of a policy."""
-    return name.startswith(("nmg:", "sampled:"))
+    return name.startswith(("nmg:", "search:", "sampled:"))
 
 
 # ---------------------------------------------------------------- the maskers (section 4.1, baselines)
@@ -130,107 +136,28 @@ def entity(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.nd
     return pick(score, batch, budget, entities)
 
 
-@register("punct")
-def punct(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
-    """Punctuation first, then random tokens (the paper's Punctuation-Random)."""
-    return pick(batch.is_punct + rng.random(batch.input_ids.shape), batch, budget)
-
-
-@register("oracle")
-def oracle(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
-    """The toy world's informative words first, the best that a policy could learn there (--lm=tiny)."""
-    return pick(toy.informative()[batch.input_ids] + rng.random(batch.input_ids.shape), batch, budget)
-
-
-@register("anti")
-def anti(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
-    """The toy world's filler first, the worst (--lm=tiny)."""
-    return pick(rng.random(batch.input_ids.shape) - toy.informative()[batch.input_ids], batch, budget)
-
-
 @register("nmg")
-def nmg(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None,
-        policy: "Policy | None" = None) -> np.ndarray:
-    """The most probable tokens of a learned policy, which reads the LM's hidden states (meta-testing)."""
-    return pick(policy_logits(batch, lm, policy), batch, budget)
+@register("search")
+def most_probable(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None, policy=None) -> np.ndarray:
+    """The most probable tokens of a learned policy, as in the paper's meta-testing."""
+    return pick(logits_of(policy, batch, lm), batch, budget)
 
 
 @register("sampled")
-def sampled(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None,
-            policy: "Policy | None" = None) -> np.ndarray:
-    """Tokens drawn from a learned policy, without replacement (as in meta-training)."""
-    return pick(policy_logits(batch, lm, policy) + rng.gumbel(batch.input_ids.shape), batch, budget)
+def sampled(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None, policy=None) -> np.ndarray:
+    """Tokens drawn from a learned policy, without replacement, as in its training."""
+    return pick(logits_of(policy, batch, lm) + rng.gumbel(batch.input_ids.shape), batch, budget)
 
 
-@torch.no_grad()
-def policy_logits(batch: Batch, lm: Callable[[Batch], torch.Tensor], policy: "Policy | None") -> np.ndarray:
-    """(B, L) the logits of a policy, -inf where nothing may be masked."""
+def logits_of(policy: Policy | LinearPolicy | None, batch: Batch, lm: Callable) -> np.ndarray:
     if policy is None:
-        raise UserError("--masker=nmg and --masker=sampled need the folder of a policy, such as nmg:FOLDER; "
-                        "train_nmg.py makes one")
-    hidden = lm(batch)                                                                          # (B, L, H)
-    if hidden.shape[-1] != policy.hidden_size:
-        raise UserError(f"the policy reads hidden states of size {policy.hidden_size}, this LM has "
-                        f"{hidden.shape[-1]}; use an LM of that size, or train a policy for this one")
-    masks = [torch.tensor(mask).to(hidden.device) for mask in (batch.attention_mask, batch.maskable)]
-    logits, _ = policy.to(hidden.device)(hidden, *masks)
-    return logits.cpu().numpy()
+        raise UserError("--masker=nmg, search and sampled need the folder of a policy, such as nmg:FOLDER; "
+                        "train_nmg.py and search_masks.py make one")
+    return policy.logits(batch, lm)
 
 
-# ---------------------------------------------------------------- the policy network (section 3.3)
-
-class Policy(torch.nn.Module):
-    """The Neural Mask Generator: BERT's self-attention block (no dropout), then Linear(H, 128) - gelu -
-    Linear(128, 1) for each token, the logit of masking it. The value of a context is its mean hidden state
-    through layers of its own.
-
-    hidden_size: H of the LM that it reads; about: what it was trained on, kept in policy.json."""
-
-    def __init__(self, hidden_size: int, about: dict | None = None):
-        super().__init__()
-        self.hidden_size = hidden_size
-        self.about = about or {}
-        # BERT-base has 12 heads of size 64.
-        heads = max(1, hidden_size // 64)
-        while hidden_size % heads:
-            heads -= 1
-        self.attention = torch.nn.MultiheadAttention(hidden_size, heads, batch_first=True)
-        self.norm = torch.nn.LayerNorm(hidden_size, eps=1e-12)
-        self.logit = self.two_layers(hidden_size)
-        self.value = self.two_layers(hidden_size)
-
-    @staticmethod
-    def two_layers(hidden_size: int) -> torch.nn.Sequential:
-        first, second = torch.nn.Linear(hidden_size, 128), torch.nn.Linear(128, 1)
-        return torch.nn.Sequential(first, torch.nn.GELU(), second)
-
-    def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
-                maskable: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden (B, L, H), masks (B, L) bool -> logits (B, L), -inf where not maskable, and values (B,)."""
-        mixed, _ = self.attention(hidden, hidden, hidden, key_padding_mask=~attention_mask,
-                                  need_weights=False)
-        logits = self.logit(self.norm(hidden + mixed)).squeeze(-1).masked_fill(~maskable, -torch.inf)
-        mean = (hidden * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)    # (B, H)
-        return logits, self.value(mean).squeeze(-1)
-
-    def save(self, folder: Path) -> None:
-        """folder/policy.json and folder/policy.safetensors."""
-        with atomic_write(folder / "policy.json") as partial:
-            partial.write_text(json.dumps({"hidden_size": self.hidden_size, "about": self.about}, indent=1))
-        weights = {name: weight.contiguous().cpu() for name, weight in self.state_dict().items()}
-        with atomic_write(folder / "policy.safetensors") as partial:
-            save_file(weights, partial)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> "Policy":
-        """The policy of a folder; UserError where there is none."""
-        try:
-            policy = cls(**json.loads((Path(folder) / "policy.json").read_text()))
-            policy.load_state_dict(load_file(Path(folder) / "policy.safetensors"))
-        except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as e:
-            reason = str(e).splitlines()[0]
-            raise UserError(f"{folder}: no policy of train_nmg.py in this folder ({reason})") from None
-        return policy
+for name, score in SCORES.items():
+    MASKERS[name] = drawn_by(score)
 
 
 # ---------------------------------------------------------------- what maskers are made of

@@ -78,17 +78,28 @@ def max_len_of(model: torch.nn.Module, wanted: int | None, default: int, flag: s
     return wanted or min(default, most)
 
 
-def hidden_states(model: torch.nn.Module) -> Callable[[Batch], torch.Tensor]:
-    """What a masker gets as `lm`: batch -> (B, L, H) states of the model as it is now, without dropout."""
+class LMReader:
+    """What a masker gets as `lm`: the model as it is now, without dropout or gradients."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.model = model
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        """(B, L, H) hidden states"""
+        return self.run(self.model.base_model, batch).last_hidden_state.float()
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """(B, L, V) of the tokens that the LM would put in every place"""
+        return self.run(self.model, batch).logits.float()
+
     @torch.no_grad()
-    def encode(batch: Batch) -> torch.Tensor:
-        training = model.training
-        model.to(device()).eval()
-        with autocast(model):
-            hidden = model.base_model(**to_device(batch.tensors())).last_hidden_state.float()
-        model.train(training)
-        return hidden
-    return encode
+    def run(self, module: torch.nn.Module, batch: Batch):
+        training = self.model.training
+        self.model.to(device()).eval()
+        with autocast(self.model):
+            output = module(**to_device(batch.tensors()))
+        self.model.train(training)
+        return output
 
 
 # ---------------------------------------------------------------- masks and loss
@@ -152,7 +163,7 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
     """Trains `model` in place on blocks of text; returns its MLM loss at the end and the seconds.
 
     remask: masks and corruption anew each epoch, by the LM as it then is; or once, by the LM as it came."""
-    lm = hidden_states(model)
+    lm = LMReader(model)
     if not remask:
         masker = maskers.fixed(choose_masks(pieces, masker, p, seed, lm))
 
@@ -249,7 +260,7 @@ def main(cfg: Config) -> None:
 
     # 2. a masker that fails, or whose units do not fit this text, shows it now
     some = np.linspace(0, len(pieces) - 1, min(16, len(pieces))).astype(np.int64)
-    batch, mask, _ = mask_batch(pieces, masker, cfg.p, cfg.seed, 0, some, hidden_states(model))
+    batch, mask, _ = mask_batch(pieces, masker, cfg.p, cfg.seed, 0, some, LMReader(model))
     wanted = maskers.budget_of(batch, cfg.p).sum()
     if cfg.masker != "none" and 2 * mask.sum() < wanted:
         print(f"WARNING: in {len(some)} blocks {cfg.masker} masks {mask.sum()} of the {wanted} tokens that "

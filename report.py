@@ -251,6 +251,51 @@ def curves(metrics: list[dict], file: Path) -> None:
         fig.savefig(partial, dpi=120, format="png")
 
 
+def worth_table(names: list[str], worth: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
+    """What a search found, best first: a row a feature, its worth and 95 % interval in each metric.
+
+    worth: {metric: (mean (d,), half of the interval (d,))}, the first of them decides about the order."""
+    lines = [f"{'worth of 1 sd, x 100':20}" + "".join(f"{metric:>28}" for metric in worth)]
+    first, _ = next(iter(worth.values()))
+    for i in np.argsort(-first):
+        line = f"{names[i]:20}"
+        for mean, half in worth.values():
+            low, high = 100 * (mean[i] - half[i]), 100 * (mean[i] + half[i])
+            line += f"{100 * mean[i]:10.2f} ({low:6.2f} to {high:6.2f})"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def predicted(expected: np.ndarray, y: np.ndarray) -> str:
+    """How outcomes y (n,) of a search went with what was expected of each before it was seen."""
+    if len(y) < 4:
+        return "too few pairs to say how well outcomes were predicted"
+    r = stats.pearsonr(expected, y)
+    low, high = r.confidence_interval()
+    return (f"correlation of {len(y)} outcomes with what was expected before each: {r.statistic:.2f} "
+            f"({low:.2f} to {high:.2f})")
+
+
+def draw_worth(names: list[str], worth: np.ndarray, half: np.ndarray, expected: np.ndarray, y: np.ndarray,
+               file: Path) -> None:
+    """What a search found: the worth of each feature with its interval, and each outcome against what was
+    expected before it."""
+    fig = Figure(figsize=(9, 0.3 * len(names) + 1.4), layout="constrained")
+    left, right = fig.subplots(1, 2, width_ratios=(3, 2))
+    order = np.argsort(worth)
+    left.axvline(0, color="grey", linestyle=":", linewidth=1)
+    left.errorbar(100 * worth[order], range(len(names)), xerr=100 * half[order], fmt="o", color="#1f3b57")
+    left.set_yticks(range(len(names)), [names[i] for i in order])
+    left.set(xlabel="worth of masking 1 sd more of it, x 100; 95 % intervals")
+    right.axhline(0, color="grey", linestyle=":", linewidth=1)
+    right.plot(100 * expected, 100 * y, "o", color="#d08c3c")
+    right.set(xlabel="expected difference of a pair", ylabel="outcome")
+    for ax in (left, right):
+        ax.spines[["top", "right"]].set_visible(False)
+    with runs.atomic_write(file) as partial:
+        fig.savefig(partial, dpi=150, format="png")
+
+
 def main(cfg: Config) -> None:
     page = [f"Made by `python report.py --results={cfg.results} --split={cfg.split} --out={cfg.out}`."]
     tex = ["% needs \\usepackage{booktabs}"]

@@ -17,7 +17,7 @@ set -eo pipefail
 cd "$(dirname "$0")"
 if [ "${QUICK:-}" ]; then
     LMS=${LMS:-tiny} QA=${QA-toyqa} CLS=${CLS-toycls} SEEDS=${SEEDS:-0} JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
-    quick="--episodes=2 --explore=1 --contexts=240 --docs=20 --reward=self_play --entropy_coef=0.01"
+    quick="--episodes=2 --explore=1 --contexts=240 --docs=20"
     NMG_FLAGS=${NMG_FLAGS:-$quick}
 fi
 SEEDS=${SEEDS:-0 1 2} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}

@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 
 # Flags that are shares of something, and counts that may be 0; every other count must be 1 at least.
 SHARES = {"p", "val_share", "dev_share"}
-MAY_BE_ZERO = {"seed", "overlap", "explore"}
+MAY_BE_ZERO = {"seed", "overlap", "explore", "components", "random_pairs"}
 
 
 class UserError(Exception):
@@ -54,7 +54,8 @@ def start(main: Callable, config: type) -> None:
     """Runs a script: main(config) with the flags of the command line. A mistake is one sentence."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(inspect.getmodule(main).__doc__)
-        print(inspect.getsource(config))
+        for part in config.__mro__[-2::-1]:
+            print(inspect.getsource(part))
         return
     try:
         main(parse_flags(config, sys.argv[1:]))

@@ -40,6 +40,7 @@ class SubTaskSampler:
         if not len(self.train_docs):
             raise UserError(f"--dataset={data.name}: too few documents for a part to train on and a part "
                             "to validate on")
+        train.labelled = np.isin(train.doc, self.train_docs)
 
     def sample(self, rng: np.random.Generator, contexts: int, docs: int | None, examples: int,
                validation: int) -> SubTask:

@@ -170,10 +170,9 @@ FINETUNE = {
     "cls": {"epochs": 3, "lr": 5e-4, "batch_size": 32},
     "qa": {"epochs": 9, "lr": 1e-3, "batch_size": 32},
 }
-# Meta-training: sub-tasks of every name of train, half of them labelled.
-TRAIN_NMG = {
-    "cls": {"episodes": 5, "contexts": 1920, "docs": 120, "val_share": 0.5, "mlm_lr": 1e-3, "ft_epochs": 3,
-            "ft_lr": 5e-4, "batch_size": 32, "rl_lr": 3e-4, "updates_per_episode": 20, "continual": False,
-            "reward": "regression", "entropy_coef": 0.5},
+# Meta-training and search: sub-tasks of every name of train, half of them labelled.
+INNER_LOOP = {
+    "cls": {"contexts": 1920, "docs": 120, "val_share": 0.5, "mlm_lr": 1e-3, "ft_epochs": 3, "ft_lr": 5e-4,
+            "batch_size": 32},
 }
-TRAIN_NMG["qa"] = TRAIN_NMG["cls"] | {"episodes": 6, "docs": 40, "ft_epochs": 9, "ft_lr": 1e-3}
+INNER_LOOP["qa"] = INNER_LOOP["cls"] | {"docs": 40, "ft_epochs": 9, "ft_lr": 1e-3}

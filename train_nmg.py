@@ -1,8 +1,8 @@
 """Learns which words to mask: meta-trains a Neural Mask Generator by self-play (Kang, Han, Hwang 2020).
 
-    python train_nmg.py                             # toy world, tiny LM; its preset is --reward=regression
-    python train_nmg.py --dataset=newsqa --lm=bert-base-uncased                         # the paper's form
-    python pretrain.py --masker=nmg:runs/nmg-toycls-tiny-0                              # a policy as a masker
+    python train_nmg.py --dataset=newsqa --lm=bert-base-uncased
+    python train_nmg.py --episodes=5                                # toy world, tiny LM: a minute
+    python pretrain.py --masker=nmg:runs/nmg-toycls-tiny-0          # a policy as a masker
     torchrun --nproc_per_node=3 train_nmg.py --dataset=newsqa --lm=bert-base-uncased    # three plays at once
 
 An episode (Algorithm 1): three players (random, opponent, learner) mask the contexts of a small sub-task;
@@ -30,8 +30,9 @@ import runs
 import toy
 from data import Batch, Data, Pieces, collate
 from loop import all_gather, broadcast, device, length_batches, rank_and_world, stream, torch_seed
-from maskers import Policy, RowRandom
-from pretrain import hidden_states, load_lm, max_len_of, pretrain, weights_of
+from maskers import RowRandom
+from policies import Policy
+from pretrain import LMReader, load_lm, max_len_of, pretrain, weights_of
 from report import curves, won_lost
 from runs import Run, UserError
 from subtasks import SubTask, SubTaskSampler
@@ -40,12 +41,13 @@ PLAYERS = ("random", "opponent", "learner")
 
 
 @dataclass
-class Config:
+class BaseConfig:
+    """The flags that search_masks.py shares: where plays take place, and how they are scored."""
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
     raw: str | None = None          # folder with the raw files of a named data set
-    val_share: float | None = None  # share of train's documents that is D_val; None: 0.1 (0.5: less noise)
+    val_share: float | None = None  # of train's documents, for D_val; None: 0.1 (0.5: half of the noise)
     # a sub-task
     contexts: int | None = None     # texts; None: 200
     docs: int | None = None         # documents that they come from; None: any
@@ -62,34 +64,36 @@ class Config:
     ft_max_len: int | None = None   # tokens of a labelled piece; None: 384 for question answering, else 256
     metric: str | None = None       # what is rewarded; None: accuracy (QA: exact match); likelihood is graded
     fast: bool = True               # bf16 where native, cheaper dropout and attention on a CPU
-    # the outer loop
-    episodes: int | None = None     # None: 200, the paper's most
-    reward: str | None = None       # see REWARDS below; None: self_play, the paper's
-    self_play: bool = True          # False: the learner competes with random only (Table 3)
-    continual: bool | None = None   # each episode starts from the LM of the last; None: True (Table 3)
-    explore: int = 2                # first episodes, in which both agents choose uniformly
-    rl_lr: float | None = None      # Adam's, for both agents; None: 1e-4
-    updates_per_episode: int | None = None  # minibatches that an agent learns from; None: 10
-    minibatch: int = 64             # actions
-    replay_size: int = 50_000       # actions that an agent remembers
-    entropy_coef: float | None = None       # None: 0.01
     # the run
     seed: int = 0                   # of everything; every episode has streams of its own
+    out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED (search-...)
+
+
+@dataclass
+class Config(BaseConfig):
+    # the outer loop
+    episodes: int = 200             # the paper's most
+    self_play: bool = True          # False: the learner competes with random only (Table 3)
+    continual: bool = True          # each episode starts from the LM of the last (Table 3)
+    explore: int = 2                # first episodes, in which both agents choose uniformly
+    rl_lr: float = 1e-4             # Adam's, for both agents
+    updates_per_episode: int = 10   # minibatches that an agent learns from
+    minibatch: int = 64             # actions
+    replay_size: int = 50_000       # actions that an agent remembers
+    entropy_coef: float = 0.01      # more explores longer; a falling entropy is no evidence of learning
     save_every: int = 10            # episodes between two checkpoints
-    out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
 
 
-PAPER = {"val_share": 0.1, "contexts": 200, "mlm_lr": 2e-5, "batch_size": 16, "episodes": 200,
-         "reward": "self_play", "continual": True, "rl_lr": 1e-4, "updates_per_episode": 10,
-         "entropy_coef": 0.01}
+PAPER = {"val_share": 0.1, "contexts": 200, "mlm_lr": 2e-5, "batch_size": 16}
 
 
 # ---------------------------------------------------------------- the inner loop
 
 def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: ModuleType,
-               cfg: Config) -> tuple[torch.nn.Module, np.ndarray]:
+               cfg: BaseConfig) -> tuple[torch.nn.Module, dict[str, np.ndarray]]:
     """Algorithm 1, InnerLoop after the masking (`act`): pre-trains a copy of the LM under `mask` (N, L),
-    fine-tunes a copy of that, and scores it. Returns the adapted LM and the validation examples' scores (V,).
+    fine-tunes a copy of that, and scores it. Returns the adapted LM and the validation examples' scores (V,)
+    by metric.
 
     Order, corruption, dropout and head are common to the players of an episode: only their masks differ."""
     adapted = copy.deepcopy(lm)
@@ -97,7 +101,7 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
              batch_size=cfg.batch_size, seed=subtask.seed, remask=False, quiet=True)
     model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr,
                           batch_size=cfg.batch_size, seed=subtask.seed, quiet=True)
-    return adapted, task.example_scores(model, subtask.val, cfg.metric)
+    return adapted, task.example_scores(model, subtask.val)
 
 
 # ---------------------------------------------------------------- states and actions
@@ -109,17 +113,13 @@ class States:
     maskable: torch.Tensor      # (T,) bool
     offsets: torch.Tensor       # (N + 1,)
 
-    def at(self, context: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """(K, H) hidden states of K tokens; context, position (K,)."""
-        return self.hidden[self.offsets[context] + torch.from_numpy(position)].double().numpy()
-
 
 def encode(lm: torch.nn.Module, contexts: Pieces) -> States:
     """The states of all contexts under the current LM."""
     offsets = np.concatenate(([0], np.cumsum(contexts.length)))
     hidden = torch.zeros(offsets[-1], lm.config.hidden_size, dtype=torch.float16)
     maskable = torch.zeros(offsets[-1], dtype=torch.bool)
-    lm_states = hidden_states(lm)
+    lm_states = LMReader(lm)
     for indices in length_batches(contexts.length):
         batch = collate(contexts, indices)
         token = (offsets[indices, None] + np.arange(batch.input_ids.shape[1]))[batch.attention_mask]
@@ -177,100 +177,27 @@ def act(agent: "Agent | None", states: States, batch: Batch, rng: RowRandom, p: 
 
 # ---------------------------------------------------------------- rewards
 
-@dataclass
-class EpisodeResult:
-    """All that a reward may read."""
-    subtask: SubTask
-    states: States
-    plays: dict[str, Play]
+def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray]:
+    """R (N, L) of what a player masked, and which of its actions count, (N, L) bool (Algorithm 1, OuterLoop).
 
+    1. only this player masked the token: the worse of its two comparisons
+    2. random masked it, too: the comparison with the opponent; the opponent, too: that with random
+    3. all three masked it: skipped. A tie is 0.
 
-class SelfPlay:
-    """the paper's: the sign of a play's win, for tokens that the other players did not mask"""
-    # What a reward remembers of past episodes; kept in checkpoints.
-    history = np.zeros(0)
-
-    def observe(self, result: EpisodeResult) -> None:
-        """Called once an episode, before the rewards of its players."""
-
-    def rewards(self, result: EpisodeResult, player: str) -> tuple[np.ndarray, np.ndarray]:
-        """R (N, L) of what a player masked, and which actions count, (N, L) bool (Algorithm 1, OuterLoop).
-
-        1. only this player masked the token: the worse of its two comparisons
-        2. random masked it, too: the comparison with the opponent; the opponent, too: that with random
-        3. all three masked it: skipped. A tie is 0."""
-        score = {name: play.scores.mean() for name, play in result.plays.items()}
-        own, random = result.plays[player].mask, result.plays["random"].mask
-        beats_random = np.sign(score[player] - score["random"])
-        others = [name for name in result.plays if name not in (player, "random")]
-        if not others:
-            # Without self-play (Table 3): compared with random alone.
-            return np.full(own.shape, beats_random), own & ~random
-        opponent = result.plays[others[0]].mask
-        beats_opponent = np.sign(score[player] - score[others[0]])
-        R = np.full(own.shape, min(beats_random, beats_opponent))
-        R[random] = beats_opponent
-        R[opponent] = beats_random
-        return R, own & ~(random & opponent)
-
-    def relabel(self, R: np.ndarray, hidden: np.ndarray) -> np.ndarray:
-        """Rewards (K,) of actions in replay, as they are seen now; hidden (K, H): states of the tokens."""
-        return R
-
-
-class Regression(SelfPlay):
-    """not the paper's: what a token's hidden state is worth, from a regression over all plays so far"""
-
-    def observe(self, result: EpisodeResult) -> None:
-        new = np.stack([self.outcomes(result, play) for play in result.plays.values()])
-        new = (new - new.mean(0)).reshape(-1, new.shape[-1])                        # (players U, H + 1)
-        self.history = np.concatenate((self.history.reshape(-1, new.shape[1]), new))
-        scale = result.states.hidden.float().std(0).numpy()
-        hidden, score = self.history[:, :-1] / scale, self.history[:, -1]
-        self.worth = ridge(hidden, score, len(result.plays)) / scale
-
-    def rewards(self, result: EpisodeResult, player: str) -> tuple[np.ndarray, np.ndarray]:
-        mask = result.plays[player].mask
-        R = np.zeros(mask.shape)
-        R[mask] = result.states.at(*mask.nonzero()) @ self.worth
-        return R, mask
-
-    def relabel(self, R: np.ndarray, hidden: np.ndarray) -> np.ndarray:
-        return hidden @ self.worth
-
-    def outcomes(self, result: EpisodeResult, play: Play) -> np.ndarray:
-        """(U, H + 1): the mean hidden state of what was masked, and the mean score that came of it. A row
-        for each document with contexts and validation examples; one for all, where no document has both."""
-        context, position = play.mask.nonzero()
-        hidden = result.states.at(context, position)
-        val = result.subtask.val
-        first_piece = np.unique(val.example_ids, return_index=True)[1]
-        masked_doc, scored_doc = result.subtask.contexts.doc[context], val.doc[first_piece]
-        rows = []
-        for doc in np.intersect1d(masked_doc, scored_doc):
-            masked, scored = hidden[masked_doc == doc], play.scores[scored_doc == doc]
-            rows.append(np.append(masked.mean(0), scored.mean()))
-        return np.stack(rows or [np.append(hidden.mean(0), play.scores.mean())])
-
-
-def ridge(x: np.ndarray, y: np.ndarray, players: int) -> np.ndarray:
-    """(H,) coefficients of y (n,) on x (n, H), in standard deviations of y; the penalty by generalised
-    cross-validation. y is centred over the players, which takes 1 / players of its degrees of freedom."""
-    eigenvalues, vectors = np.linalg.eigh(x.T @ x)
-    xy = vectors.T @ (x.T @ y)
-    freedom = len(y) * (1 - 1 / players)
-    least, best = np.inf, np.zeros(len(xy))
-    for penalty in eigenvalues[-1] * np.logspace(-5, 5, 41):
-        beta = xy / (eigenvalues + penalty)
-        used = (eigenvalues / (eigenvalues + penalty)).sum()
-        error = (y @ y - 2 * beta @ xy + eigenvalues @ beta**2) / (1 - used / freedom)**2
-        if used < 0.9 * freedom and error < least:
-            least, best = error, vectors @ beta
-    return best / max(y.std(), 1e-9)
-
-
-# A reward of your own: a subclass of SelfPlay with a docstring, which every run prints, and its name here.
-REWARDS = {"self_play": SelfPlay, "regression": Regression}
+    A reward of your own goes here: of masks (N, L) and scores (V,) of all players, of states, or of text."""
+    score = {name: play.scores.mean() for name, play in plays.items()}
+    own, random = plays[player].mask, plays["random"].mask
+    beats_random = np.sign(score[player] - score["random"])
+    others = [name for name in plays if name not in (player, "random")]
+    if not others:
+        # Without self-play (Table 3): compared with random alone.
+        return np.full(own.shape, beats_random), own & ~random
+    opponent = plays[others[0]].mask
+    beats_opponent = np.sign(score[player] - score[others[0]])
+    R = np.full(own.shape, min(beats_random, beats_opponent))
+    R[random] = beats_opponent
+    R[opponent] = beats_random
+    return R, own & ~(random & opponent)
 
 
 # ---------------------------------------------------------------- replay and learning
@@ -303,7 +230,7 @@ class Agent:
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
         self.replay = np.zeros(0, ACTION)
 
-    def learn(self, states_of: dict[int, States], reward: SelfPlay, rng: np.random.Generator,
+    def learn(self, states_of: dict[int, States], rng: np.random.Generator,
               cfg: Config) -> tuple[float, float]:
         """Updates on prioritised minibatches (section 3.3); returns policy and value loss an action."""
         total, count = np.zeros(2), 0
@@ -316,17 +243,14 @@ class Agent:
             chosen = np.argsort(-keys, kind="stable")[:cfg.minibatch]
             a = self.replay[chosen]
             contexts = [(states_of[episode], i) for episode, i in a[["episode", "context"]].tolist()]
-            hidden = [states.at([i], a["position"][k, None]) for k, (states, i) in enumerate(contexts)]
-            R = reward.relabel(a["R"], np.concatenate(hidden)).astype(np.float32)
-
             logits, value = policy_forward(self.policy, contexts)
-            given = [torch.from_numpy(x.copy()).to(device()) for x in (a["position"], a["log_prob"], R)]
+            given = [torch.tensor(a[name]).to(device()) for name in ("position", "log_prob", "R")]
             policy_loss, value_loss = losses(logits, value, *given, cfg.entropy_coef)
             self.optimizer.zero_grad()
             (policy_loss + value_loss).backward()
             self.optimizer.step()
 
-            self.replay["priority"][chosen] = np.abs(R - value.detach().cpu().numpy()) * a["rarity"]
+            self.replay["priority"][chosen] = np.abs(a["R"] - value.detach().cpu().numpy()) * a["rarity"]
             total += policy_loss.item(), value_loss.item()
             count += len(chosen)
         for parameter in self.policy.parameters():
@@ -349,10 +273,10 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
 # ---------------------------------------------------------------- checkpoints
 
 def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent], states_of: dict[int, States],
-                    reward: SelfPlay, metrics: list[dict]) -> None:
+                    metrics: list[dict]) -> None:
     """All that the next episode depends on."""
     state = {"lm": lm.state_dict(), "states": {n: vars(states) for n, states in states_of.items()},
-             "history": torch.from_numpy(reward.history), "metrics": json.dumps(metrics), "agents": {}}
+             "metrics": json.dumps(metrics), "agents": {}}
     for name, agent in agents.items():
         state["agents"][name] = {"policy": agent.policy.state_dict(),
                                  "optimizer": agent.optimizer.state_dict(),
@@ -361,13 +285,12 @@ def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent], s
         torch.save(state, partial)
 
 
-def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent], states_of: dict[int, States],
-                    reward: SelfPlay) -> list[dict]:
+def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
+                    states_of: dict[int, States]) -> list[dict]:
     """Puts a checkpoint back, and returns the metrics of the episodes that were done."""
     state = torch.load(file, weights_only=True, map_location="cpu")
     lm.load_state_dict(state["lm"])
     states_of.update({n: States(**tensors) for n, tensors in state["states"].items()})
-    reward.history = state["history"].numpy()
     for name, saved in state["agents"].items():
         agents[name].policy.load_state_dict(saved["policy"])
         agents[name].optimizer.load_state_dict(saved["optimizer"])
@@ -386,13 +309,12 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
     master = runs.is_main_process()
     players = PLAYERS if cfg.self_play else ("random", "learner")
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
-    reward = REWARDS[cfg.reward]()
     agents, states_of, metrics = {}, {}, []
     for name in players[1:]:
         torch_seed(cfg.seed, name)
         agents[name] = Agent(Policy(lm.config.hidden_size), cfg.rl_lr)
     if (folder / "checkpoint.pt").exists():
-        metrics = load_checkpoint(folder / "checkpoint.pt", lm, agents, states_of, reward)
+        metrics = load_checkpoint(folder / "checkpoint.pt", lm, agents, states_of)
     bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not master)
 
     for episode in bar:
@@ -414,7 +336,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
         scores, learners_lm = {}, None
         for name in players[rank::world]:
-            adapted, scores[name] = inner_loop(lm, subtask, plays[name].mask, task, cfg)
+            adapted, measured = inner_loop(lm, subtask, plays[name].mask, task, cfg)
+            scores[name] = measured[cfg.metric]
             if name == "learner":
                 learners_lm = adapted.cpu().state_dict()
         for theirs in all_gather(scores):
@@ -423,11 +346,9 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         if master:
             # 4. Outer loop: what each agent masked is rewarded by how it did against the others, and stored.
-            result = EpisodeResult(subtask, states, plays)
-            reward.observe(result)
             row = {"episode": episode + 1}
             for name, agent in agents.items():
-                R, rewarded = reward.rewards(result, name)
+                R, rewarded = rewards(plays, name)
                 actions = actions_of(episode, plays[name], R, rewarded, batch.input_ids)
                 agent.replay = np.concatenate((agent.replay, actions))[-cfg.replay_size:]
                 row[f"{name}_reward"] = float(actions["R"].mean()) if len(actions) else 0.0
@@ -437,7 +358,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             states_of = {e: states for e, states in states_of.items() if e in used}
             for name, agent in agents.items():
                 rng = stream(cfg.seed, f"{name} learns {episode}")
-                policy_loss, value_loss = agent.learn(states_of, reward, rng, cfg)
+                policy_loss, value_loss = agent.learn(states_of, rng, cfg)
                 row |= {f"{name}_policy_loss": policy_loss, f"{name}_value_loss": value_loss}
 
         # 6. Continual adaptation: the next episode starts from the LM that the learner pre-trained.
@@ -453,41 +374,45 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             bar.set_postfix_str(f"learner {won_lost(metrics)}")
             if (episode + 1) % cfg.save_every == 0 or episode + 1 == cfg.episodes:
                 curves(metrics, folder / "curves.png")
-                save_checkpoint(folder / "checkpoint.pt", lm, agents, states_of, reward, metrics)
+                save_checkpoint(folder / "checkpoint.pt", lm, agents, states_of, metrics)
     return agents["learner"].policy
 
 
 # ---------------------------------------------------------------- the script
 
-def main(cfg: Config) -> None:
+def open_task(cfg: BaseConfig, defaults: dict,
+              spacy_model: str | None = None) -> tuple[Data, torch.nn.Module, ModuleType]:
+    """The data, the LM, and the module of the task; fills the flags that are None from the toy world's inner
+    loop, where it is meant, the defaults given, and the paper's inner loop."""
     loop.use_fast_path(cfg.fast)
-    data = data_prep.load(cfg.dataset, data_prep.load_tokenizer(cfg.lm), cfg.raw)
+    tokenizer = data_prep.load_tokenizer(cfg.lm)
+    data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, spacy_model=spacy_model)
     if data.kind == "text":
         raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from")
     task = importlib.import_module(f"finetune_{data.kind}")
     lm = load_lm(cfg.lm).to(device())
-
-    # Flags that are None: the toy world's own, else the paper's.
     if cfg.lm == "tiny" and cfg.dataset in toy.TASKS:
-        runs.fill(cfg, toy.TRAIN_NMG[data.kind])
-    runs.fill(cfg, PAPER | task.INNER_LOOP | {"metric": task.METRICS[0]})
+        runs.fill(cfg, toy.INNER_LOOP[data.kind])
+    runs.fill(cfg, PAPER | task.INNER_LOOP | {"metric": task.METRICS[0]} | defaults)
     cfg.max_len = max_len_of(lm, cfg.max_len, data.block_len)
     cfg.ft_max_len = max_len_of(lm, cfg.ft_max_len, task.DEFAULTS["max_len"], "ft_max_len")
-    for flag, value, allowed in (("metric", cfg.metric, task.METRICS), ("reward", cfg.reward, REWARDS)):
-        if value not in allowed:
-            raise UserError(f"--{flag}={value}: allowed are {', '.join(allowed)}")
+    if cfg.metric not in task.METRICS:
+        raise UserError(f"--metric={cfg.metric}: allowed are {', '.join(task.METRICS)}")
+    return data, lm, task
+
+
+def main(cfg: Config) -> None:
+    data, lm, task = open_task(cfg, {})
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
 
     # With an edited reward or task it is another run.
     known = {"data": data.checksum, "weights": weights_of(cfg.lm),
              "task_code": runs.digest(inspect.getsource(task)),
-             "reward_code": runs.digest(list(map(inspect.getsource, REWARDS[cfg.reward].__mro__[:-1])))}
+             "reward_code": runs.digest(inspect.getsource(rewards))}
     run = Run(cfg.out, runs.settings_of(cfg, "save_every", **known))
     if run.done:
         return
-    if runs.is_main_process():
-        print(f"--reward={cfg.reward}: {REWARDS[cfg.reward].__doc__}", flush=True)
     policy = meta_train(cfg, run.folder, data, lm, task)
     if runs.is_main_process():
         policy.about = run.settings

@@ -158,7 +158,7 @@ def test_the_best_spans_are_those_of_brute_force(questions, tok, monkeypatch):
     pieces = windows(split, 40, 10, 20)
     model = loop.with_head(random_lm("bert", len(tok)), AutoModelForQuestionAnswering, 0, num_labels=2)
     torch.nn.init.normal_(model.qa_outputs.weight, std=3.0)
-    predicted = finetune_qa.predict(model, pieces, quiet=True)
+    predicted, _ = finetune_qa.predict(model, pieces, quiet=True)
     for question in range(len(split.questions)):
         spans = {}
         for piece in np.flatnonzero(pieces.question_ids == question):
@@ -201,10 +201,10 @@ def test_scores_of_texts(texts, tok):
     logits = torch.stack(logits).detach()
     gold = torch.from_numpy(by_rising_id % 4)
     likelihood = -torch.nn.functional.cross_entropy(logits, gold, reduction="none")
-    found = finetune_cls.example_scores(model, pieces, "likelihood")
-    np.testing.assert_allclose(found, likelihood, rtol=1e-4)
-    found = finetune_cls.example_scores(model, pieces, "accuracy")
-    np.testing.assert_array_equal(found, (logits.argmax(1) == gold).float())
+    found = finetune_cls.example_scores(model, pieces)
+    assert list(found) == list(finetune_cls.METRICS)
+    np.testing.assert_allclose(found["likelihood"], likelihood, rtol=1e-4)
+    np.testing.assert_array_equal(found["accuracy"], (logits.argmax(1) == gold).float())
 
 
 def test_likelihood_of_answers(questions, tok):
@@ -228,14 +228,37 @@ def test_likelihood_of_answers(questions, tok):
                 log_p = model.table[ids].log_softmax(0)
                 log_probs.append((log_p[first, 0] + log_p[last, 1]).item())
         expected.append(np.mean(log_probs))
-    found = finetune_qa.example_scores(model, windows(split, 64, 16, 32), "likelihood")
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    pieces = windows(split, 64, 16, 32)
+    found = finetune_qa.example_scores(model, pieces)
+    assert list(found) == list(finetune_qa.METRICS)
+    np.testing.assert_allclose(found["likelihood"], expected, rtol=1e-4)
+    np.testing.assert_array_equal(finetune_qa.predict(model, pieces, quiet=True)[1], found["likelihood"])
 
 
-@pytest.mark.parametrize(("kind", "metric"), [
-    ("cls", "accuracy"), ("cls", "likelihood"), ("qa", "em"), ("qa", "f1"), ("qa", "likelihood"),
-])
-def test_scores_come_by_rising_example_id(kind, metric, texts, questions, tok):
+def test_em_and_f1_of_examples_are_those_of_their_best_answers(questions, tok):
+    split, model = questions["train"], Known(len(tok), 2)
+    with torch.no_grad():
+        model.table[tok.convert_tokens_to_ids(["purred", "big"]), 0] += 9
+        model.table[tok.convert_tokens_to_ids(["purred", "ones"]), -1] += 9
+    pieces = finetune_qa.pieces_of(split, 64)
+    found = finetune_qa.example_scores(model, pieces)
+    answers, _ = finetune_qa.predict(model, pieces, quiet=True)
+    for i, question in enumerate(split.questions):
+        best = answers[i][0]["text"]
+        assert found["em"][i] == finetune_qa.exact_match(best, question["references"])
+        assert found["f1"][i] == finetune_qa.f1_score(best, question["references"])
+    assert 0 < found["em"].mean() < 1
+
+
+def test_the_mean_over_windows_by_hand():
+    """Of those that hold the answer; a question of which none does counts 0."""
+    log_prob = np.array([-3.0, np.nan, -1.0, np.nan, -5.0])
+    found = finetune_qa.mean_over_windows(log_prob, np.array([7, 7, 7, 2, 9]))
+    assert found.tolist() == [0, -2, -5]
+
+
+@pytest.mark.parametrize("kind", ["cls", "qa"])
+def test_scores_come_by_rising_example_id(kind, texts, questions, tok):
     """Whatever the order of the pieces, and none for an example of which there is no piece."""
     module = {"cls": finetune_cls, "qa": finetune_qa}[kind]
     split = {"cls": texts, "qa": questions}[kind]["train"]
@@ -243,13 +266,15 @@ def test_scores_come_by_rising_example_id(kind, metric, texts, questions, tok):
     with torch.no_grad():
         model.table[tok.convert_tokens_to_ids(["purred", "big", "many"]), 0] += 9
         model.table[tok.convert_tokens_to_ids(["purred", "ones"]), -1] += 9
-    whole = module.example_scores(model, pieces, metric)
-    assert len(whole) == len(np.unique(pieces.example_ids)) and len(set(whole)) > 1
+    whole = module.example_scores(model, pieces)
+    for values in whole.values():
+        assert len(values) == len(np.unique(pieces.example_ids)) and len(set(values)) > 1
     some = np.array([9, 2, 7, 3])
     order = np.random.default_rng(0).permutation(len(pieces))
     chosen = order[np.isin(pieces.example_ids[order], some)]
-    found = module.example_scores(model, pieces.take(chosen), metric)
-    np.testing.assert_allclose(found, whole[np.sort(some)], rtol=1e-5)
+    found = module.example_scores(model, pieces.take(chosen))
+    for metric, values in whole.items():
+        np.testing.assert_allclose(found[metric], values[np.sort(some)], rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["cls", "qa"])
@@ -259,13 +284,13 @@ def test_predictions_are_without_dropout(kind, texts, questions, tok):
     if kind == "cls":
         pieces = finetune_cls.pieces_of(texts["test"], 48)
         model = loop.with_head(lm, AutoModelForSequenceClassification, 0, num_labels=4)
-        predict = finetune_cls.predict
+        module = finetune_cls
     else:
         pieces = finetune_qa.pieces_of(questions["test"], 48)
         model = loop.with_head(lm, AutoModelForQuestionAnswering, 0, num_labels=2)
-        predict = finetune_qa.log_likelihood
-    once = predict(model.train(), pieces)
-    again = predict(model.train(), pieces)
+        module = finetune_qa
+    once = module.example_scores(model.train(), pieces)["likelihood"]
+    again = module.example_scores(model.train(), pieces)["likelihood"]
     np.testing.assert_array_equal(once, again)
 
 
@@ -281,7 +306,7 @@ def test_predictions_are_not_all_the_same(texts, questions, tok):
     assert len(np.unique(together.round(5), axis=0)) > 4
     pieces = finetune_qa.pieces_of(questions["test"], 48)
     model = loop.with_head(lm, AutoModelForQuestionAnswering, 0, num_labels=2)
-    answers = finetune_qa.predict(model, pieces, quiet=True)
+    answers, _ = finetune_qa.predict(model, pieces, quiet=True)
     assert len({found[0]["score"] for found in answers}) == len(answers) == 5
 
 
@@ -302,7 +327,7 @@ def test_a_classifier_learns(texts, tok):
     """Fine-tuning fits what can be fitted: a few examples, many epochs."""
     pieces = finetune_cls.pieces_of(texts["train"], 64)
     model = finetune_cls.finetune(random_lm("bert", len(tok)), pieces, **TRAINING)
-    assert finetune_cls.example_scores(model, pieces, "accuracy").mean() > 0.95
+    assert finetune_cls.example_scores(model, pieces)["accuracy"].mean() > 0.95
 
 
 @pytest.mark.slow
@@ -314,7 +339,7 @@ def test_a_reader_learns(tmp_path, tok):
     # As that of a LM that was fine-tuned to classify.
     lm.config.num_labels = 4
     model = finetune_qa.finetune(lm, pieces, **TRAINING)
-    assert finetune_qa.example_scores(model, pieces, "em").mean() == 1
+    assert finetune_qa.example_scores(model, pieces)["em"].mean() == 1
 
 
 @pytest.mark.parametrize("kind", ["cls", "qa"])
@@ -406,7 +431,7 @@ def test_predictions_scores_and_model_agree(script, auto_class, tmp_path, lm_fol
     else:
         assert row["em"] == pytest.approx(100 * np.mean([line["em"] for line in lines]))
         assert row["f1"] == pytest.approx(100 * np.mean([line["f1"] for line in lines]))
-        answers = finetune_qa.predict(model, finetune_qa.pieces_of(test, 64), quiet=True)
+        answers, _ = finetune_qa.predict(model, finetune_qa.pieces_of(test, 64), quiet=True)
         assert [found[0]["text"] for found in answers] == [line["n_best"][0]["text"] for line in lines]
         assert [line["id"] for line in lines] == [question["id"] for question in test.questions]
     assert row["predictions"] == "o/predictions.jsonl" and row["masker"] == "none"

@@ -15,19 +15,42 @@ import data_prep
 import maskers
 import toy
 from data import Batch, blocks, collate
+from policies import LinearPolicy, Policy, load_policy
 from runs import UserError
+from scores import SCORES
 
-LEARNED = ["nmg", "sampled"]
+LEARNED = ["nmg", "sampled", "search"]
 HEURISTICS = sorted(set(maskers.MASKERS) - set(LEARNED))
 # Maskers whose units are single tokens: they use all of the budget.
-EXACT = ["random", "span", "punct", "oracle", "anti", *LEARNED]
+EXACT = ["random", "span", *SCORES, *LEARNED]
+
+
+class Corpus:
+    """The split of a batch: every row is a text, every token has two characters, some of them << >> [[ ]]."""
+
+    def __init__(self, input_ids, entity_ids):
+        texts, self.length = input_ids.shape
+        self.input_ids, self.entity_ids = input_ids.ravel(), entity_ids.ravel()
+        self.token_start = np.arange(texts + 1) * self.length
+        self.char_begin = np.tile(3 * np.arange(self.length), texts)
+        self.char_end = self.char_begin + 2
+        self.label = np.arange(texts) % 3
+        self.labelled = np.ones(texts, bool)
+        self.train = self
+        self.special = SimpleNamespace(vocabulary_size=200)
+
+    def __len__(self):
+        return len(self.label)
+
+    def text(self, i):
+        return " ".join((["ab", "<<", "ab", "ab", ">>", "ab", "[[", "ab", "]]"] * self.length)[:self.length])
 
 
 def batch_of(input_ids, maskable, word_ids, is_punct, entity_ids):
     """A batch without a data set; row b has [CLS], its maskable tokens, [SEP], and padding."""
     attention_mask = np.arange(input_ids.shape[1]) < maskable.sum(1)[:, None] + 2
     token_at = np.arange(input_ids.size).reshape(input_ids.shape)
-    split = SimpleNamespace(entity_ids=entity_ids.ravel())
+    split = Corpus(input_ids, entity_ids)
     return Batch(input_ids, attention_mask, maskable, word_ids, is_punct, None, np.arange(len(input_ids)),
                  token_at, maskable, split)
 
@@ -43,7 +66,8 @@ def batches(draw):
     word_ids = np.where(maskable, np.cumsum(rng.random((B, L)) < 0.6, 1), -1)
     entity_ids = np.where(maskable & (word_ids % 5 == 0), word_ids // 5, -1)
     is_punct = maskable & (rng.random((B, L)) < 0.2)
-    return batch_of(rng.integers(5, 100, (B, L)), maskable, word_ids, is_punct, entity_ids)
+    input_ids = np.where(maskable, rng.integers(5, 100, (B, L)), 0)
+    return batch_of(input_ids, maskable, word_ids, is_punct, entity_ids)
 
 
 def plain_batch(rows=4000, n=40, words_of=2):
@@ -59,7 +83,7 @@ def with_entity(batch, begin, end):
     """The same batch with one named entity in every row, columns begin to end."""
     entity_ids = np.full(batch.maskable.shape, -1)
     entity_ids[:, begin:end] = 0
-    return replace(batch, split=SimpleNamespace(entity_ids=entity_ids.ravel()))
+    return replace(batch, split=Corpus(batch.input_ids, entity_ids))
 
 
 def rng_of(batch, seed=0, epoch=0):
@@ -67,21 +91,39 @@ def rng_of(batch, seed=0, epoch=0):
 
 
 def mask_of(name, batch, p, seed=0):
-    return maskers.find(name)(batch, maskers.budget_of(batch, p), rng_of(batch, seed))
+    return maskers.find(name)(batch, maskers.budget_of(batch, p), rng_of(batch, seed), LM())
 
 
-def lm(batch):
-    """Hidden states (B, L, 16) that depend on token and place."""
-    table = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
-    return table[batch.input_ids] + table[100:100 + batch.input_ids.shape[1]]
+class LM:
+    """Hidden states (B, L, 16) and logits (B, L, 200) that depend on token and place."""
+
+    def __init__(self):
+        self.table = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
+
+    def __call__(self, batch):
+        return self.table[batch.input_ids] + self.table[100:100 + batch.input_ids.shape[1]]
+
+    def logits(self, batch):
+        return self(batch) @ self.table.T
 
 
 def masker_of(name):
-    """A registered masker; a learned one with a network of random weights."""
+    """A registered masker; a learned one with random weights."""
     if name not in LEARNED:
-        return maskers.find(name)
+        return functools.partial(maskers.find(name), lm=LM())
+    return functools.partial(maskers.MASKERS[name], lm=LM(), policy=wide_policy(name))
+
+
+def wide_policy(name):
+    """A policy for hidden states of size 16, with weights so wide that probabilities differ."""
     torch.manual_seed(0)
-    return functools.partial(maskers.MASKERS[name], lm=lm, policy=maskers.Policy(16))
+    if name == "search":
+        components = torch.randn(16, 3).numpy()
+        return LinearPolicy(["frequent", "punct"], components, np.zeros(5), np.eye(5), np.arange(5) - 2.0)
+    policy = Policy(16)
+    for layer in (policy.logit[0], policy.logit[2]):
+        torch.nn.init.normal_(layer.weight, std=0.5)
+    return policy
 
 
 # ---------------------------------------------------------------- the contract
@@ -106,13 +148,13 @@ def test_contract(name, batch, p, seed):
 def test_a_row_alone_gets_the_same_mask(name, batch, seed):
     """Neither the other rows of a batch, nor its order, nor its padding change a row's mask."""
     mask = mask_of(name, batch, 0.3, seed)
-    entity_ids = batch.entity_ids
     for i in range(len(mask)):
         # [CLS] and the tokens that may be masked
         row = (slice(i, i + 1), slice(0, 1 + batch.maskable[i].sum()))
-        alone = batch_of(batch.input_ids[row], batch.maskable[row], batch.word_ids[row], batch.is_punct[row],
-                         entity_ids[row])
-        alone.indices = np.array([i])
+        cut = {}
+        for field in ("input_ids", "attention_mask", "maskable", "word_ids", "is_punct", "token_at"):
+            cut[field] = getattr(batch, field)[row]
+        alone = replace(batch, **cut, in_text=cut["maskable"], indices=np.array([i]))
         assert (mask_of(name, alone, 0.3, seed) == mask[row]).all()
 
 
@@ -315,7 +357,9 @@ def test_a_masker_from_a_file(tmp_path):
     ("mine.py:rars", "mine.py has no function 'rars'"),
     ("none.py:rare", "no such file: none.py"),
     ("rndom", "did you mean 'random'"),
-    ("nmg:nowhere", "nowhere: no policy of train_nmg.py in this folder"),
+    ("rar", "did you mean 'rare'"),
+    ("nmg:nowhere", "nowhere: no policy of train_nmg.py or search_masks.py in this folder"),
+    ("search:nowhere", "nowhere: no policy of train_nmg.py or search_masks.py in this folder"),
 ])
 def test_a_masker_that_is_not_there(name, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -331,9 +375,11 @@ def test_a_masker_that_was_edited_has_another_checksum(tmp_path, monkeypatch):
     for content in ("one", "two"):
         (tmp_path / "mine.py").write_text(content)
         (tmp_path / "policy.safetensors").write_text(content)
-        found.append([maskers.checksum(name) for name in ("mine.py:rare", "nmg:.", "sampled:.")])
+        found.append([maskers.checksum(name) for name in ("mine.py:rare", "nmg:.", "search:.", "sampled:.")])
     assert not set(found[0]) & set(found[1])
-    assert maskers.checksum("punct") == maskers.checksum("punct") != maskers.checksum("random")
+    names = ("random", "whole", *SCORES)
+    assert len({maskers.checksum(name) for name in names}) == len(names)
+    assert maskers.checksum("punct") == maskers.checksum("punct")
 
 
 def test_masks_that_were_chosen_before_are_repeated():
@@ -394,33 +440,52 @@ def test_random_numbers_of_a_row_are_its_own():
 
 # ---------------------------------------------------------------- the policy network
 
-def test_nmg_masks_the_most_probable_tokens():
-    policy = maskers.Policy(16)
+@pytest.mark.parametrize("name", ["nmg", "search"])
+def test_the_most_probable_tokens_are_masked(name):
+    policy = wide_policy(name)
     batch = plain_batch(rows=6, n=20)
     batch.input_ids = np.random.default_rng(0).integers(5, 100, batch.input_ids.shape)
-    masks = [torch.from_numpy(mask) for mask in (batch.attention_mask, batch.maskable)]
-    logits, _ = policy(lm(batch), *masks)
+    logits = torch.from_numpy(policy.logits(batch, LM()))
     expected = torch.zeros(logits.shape, dtype=bool).scatter(1, logits.topk(3).indices, True)
-    mask = maskers.nmg(batch, np.full(6, 3), rng_of(batch), lm, policy)
+    mask = maskers.MASKERS[name](batch, np.full(6, 3), rng_of(batch), LM(), policy)
     assert (torch.from_numpy(mask) == expected).all()
 
 
-def test_sampled_draws_from_the_softmax():
-    """With a budget of one token, each is drawn as often as the policy's softmax says."""
+def test_logits_of_a_policy_are_those_of_its_network():
+    policy, batch = wide_policy("nmg"), plain_batch(rows=3, n=20)
+    masks = [torch.from_numpy(mask) for mask in (batch.attention_mask, batch.maskable)]
+    with torch.no_grad():
+        expected, _ = policy(LM()(batch), *masks)
+    np.testing.assert_array_equal(policy.logits(batch, LM()), expected.numpy())
+
+
+def test_a_policy_starts_from_small_weights_and_no_biases():
     torch.manual_seed(0)
-    policy = maskers.Policy(16)
-    torch.nn.init.normal_(policy.logit[2].weight, std=3.0)
+    for name, weight in Policy(128).named_parameters():
+        if name == "norm.weight":
+            assert (weight == 1).all()
+        elif name.endswith("bias"):
+            assert (weight == 0).all()
+        else:
+            assert weight.std().item() == pytest.approx(0.02, rel=0.2)
+            assert abs(weight.mean().item()) < 0.005
+
+
+@pytest.mark.parametrize("kind", ["nmg", "search"])
+def test_sampled_draws_from_the_softmax(kind):
+    """With a budget of one token, each is drawn as often as the policy's softmax says."""
+    policy = wide_policy(kind)
     batch = plain_batch(rows=4000, n=6)
-    logits = maskers.policy_logits(batch, lm, policy)
+    logits = policy.logits(batch, LM())
     expected = torch.from_numpy(logits).softmax(1)[0].numpy()
     assert expected.max() > 0.25
-    found = maskers.sampled(batch, np.full(4000, 1), rng_of(batch), lm, policy).mean(0)
+    found = maskers.sampled(batch, np.full(4000, 1), rng_of(batch), LM(), policy).mean(0)
     assert (abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / 4000)).all()
 
 
 def test_padding_changes_no_logit():
     torch.manual_seed(0)
-    policy, hidden = maskers.Policy(16), torch.randn(2, 9, 16)
+    policy, hidden = wide_policy("nmg"), torch.randn(2, 9, 16)
     real = torch.arange(9).expand(2, 9) < torch.tensor([[9], [6]])
     logits, values = policy(hidden, real, real)
     alone, value = policy(hidden[1:, :6], real[1:, :6], real[1:, :6])
@@ -431,14 +496,14 @@ def test_padding_changes_no_logit():
 
 def test_the_policy_is_that_of_the_paper():
     """Section 3.3 at the size of BERT-base: 12 heads, Linear(768, 128), Linear(128, 1)."""
-    policy = maskers.Policy(768)
+    policy = Policy(768)
     assert policy.attention.num_heads == 12
     shapes = [tuple(layer.weight.shape) for layer in policy.logit if hasattr(layer, "weight")]
     assert shapes == [(128, 768), (1, 128)]
 
 
 def test_a_saved_policy_is_the_same(tmp_path):
-    policy = maskers.Policy(32, {"lm": "tiny"})
+    policy = Policy(32, {"lm": "tiny"})
     policy.save(tmp_path)
     opened = maskers.find(f"nmg:{tmp_path}").keywords["policy"]
     assert opened.about == {"lm": "tiny"}
@@ -447,23 +512,24 @@ def test_a_saved_policy_is_the_same(tmp_path):
 
 
 def test_a_policy_that_was_cut_short(tmp_path):
-    maskers.Policy(32).save(tmp_path)
+    Policy(32).save(tmp_path)
     weights = tmp_path / "policy.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(UserError, match="no policy"):
-        maskers.Policy.load(tmp_path)
+        load_policy(tmp_path)
 
 
 def test_a_policy_for_a_lm_of_another_size():
     batch = plain_batch(rows=2)
     with pytest.raises(UserError, match="reads hidden states of size 32, this LM has 16"):
-        maskers.nmg(batch, np.full(2, 1), rng_of(batch), lm, maskers.Policy(32))
+        maskers.most_probable(batch, np.full(2, 1), rng_of(batch), LM(), Policy(32))
 
 
-def test_nmg_without_a_folder():
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_learned_masker_without_a_folder(name):
     batch = plain_batch(rows=2)
     with pytest.raises(UserError, match="need the folder of a policy, such as nmg:FOLDER"):
-        maskers.find("nmg")(batch, np.full(2, 1), rng_of(batch), lm)
+        maskers.find(name)(batch, np.full(2, 1), rng_of(batch), LM())
 
 
 # ---------------------------------------------------------------- on real tokenizers

@@ -224,7 +224,7 @@ def test_masks_once_are_by_the_lm_as_it_came(tokenizer, pieces):
         train(model, pieces, masker, epochs=2, lr=1e-2, remask=remask)
         return weights(model)
 
-    lm = pretrain.hidden_states(bert(tokenizer))
+    lm = pretrain.LMReader(bert(tokenizer))
     chosen = np.zeros((len(pieces), 32), bool)
     for i in range(len(pieces)):
         _, mask, _ = pretrain.mask_batch(pieces, by_lm, 0.15, 0, 0, np.array([i]), lm)
@@ -236,21 +236,25 @@ def test_masks_once_are_by_the_lm_as_it_came(tokenizer, pieces):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_masker_reads_the_lm_without_dropout(training, tokenizer, pieces):
-    """And leaves it in training, or in evaluation, as it was."""
+    """Its states and its logits; and leaves it in training, or in evaluation, as it was."""
     batch = mask_batch(pieces, "random")[0]
     model = bert(tokenizer, dropout=0.5).train(training)
-    hidden = pretrain.hidden_states(model)(batch)
+    lm = pretrain.LMReader(model)
+    hidden, logits = lm(batch), lm.logits(batch)
     assert model.training == training
     assert hidden.shape == (*batch.input_ids.shape, 32) and not hidden.requires_grad
-    expected = model.eval().bert(**batch.tensors()).last_hidden_state
-    torch.testing.assert_close(hidden, expected)
+    assert logits.shape == (*batch.input_ids.shape, len(tokenizer)) and not logits.requires_grad
+    torch.testing.assert_close(hidden, model.eval().bert(**batch.tensors()).last_hidden_state)
+    torch.testing.assert_close(logits, model(**batch.tensors()).logits)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hidden_states_of_every_architecture(kind, tokenizer, pieces):
+def test_states_and_logits_of_every_architecture(kind, tokenizer, pieces):
     batch = mask_batch(pieces, "random")[0]
-    hidden = pretrain.hidden_states(random_lm(kind, len(tokenizer)))(batch)
+    lm = pretrain.LMReader(random_lm(kind, len(tokenizer)))
+    hidden, logits = lm(batch), lm.logits(batch)
     assert hidden.shape == (*batch.input_ids.shape, 32) and hidden.dtype == torch.float32
+    assert logits.shape == (*batch.input_ids.shape, len(tokenizer)) and logits.dtype == torch.float32
 
 
 # ---------------------------------------------------------------- common random numbers
@@ -386,7 +390,7 @@ def test_every_architecture_end_to_end(kind, tmp_path, cls_folder, qa_folder):
     assert len(predicted) == 9
     data = data_prep.load(str(qa_folder), tokenizer)
     model = finetune_qa.finetune(lm, finetune_qa.pieces_of(data["train"], 48, 12, 20), **settings)
-    answers = finetune_qa.predict(model, finetune_qa.pieces_of(data["test"], 48, 12, 20), quiet=True)
+    answers, _ = finetune_qa.predict(model, finetune_qa.pieces_of(data["test"], 48, 12, 20), quiet=True)
     assert len(answers) == 5
 
 
@@ -473,6 +477,8 @@ def filled_in(**given):
 @pytest.mark.parametrize(("given", "expected"), [
     ({"lm": "bert-base-uncased"}, (0.15, 1, 2e-5, 16)),
     ({"lm": "bert-base-uncased", "masker": "nmg:runs/x"}, (0.05, 3, 2e-5, 16)),
+    ({"lm": "bert-base-uncased", "masker": "search:runs/x"}, (0.05, 3, 2e-5, 16)),
+    ({"lm": "bert-base-uncased", "masker": "rare"}, (0.15, 1, 2e-5, 16)),
     ({"lm": "bert-base-uncased", "p": 0.2, "epochs": 9}, (0.2, 9, 2e-5, 16)),
     ({"lm": "tiny"}, (0.05, 3, 1e-3, 32)),
 ])
@@ -602,7 +608,7 @@ def test_the_script_in_two_processes(tmp_path, flags, lm_folder):
 @pytest.mark.parametrize(("flags", "said"), [
     (["--mask=random"], "unknown flag --mask; did you mean 'masker'?"),
     (["--masker=hwole"], "did you mean 'whole'?"),
-    (["--masker=nmg:nowhere"], "nowhere: no policy of train_nmg.py in this folder"),
+    (["--masker=nmg:nowhere"], "nowhere: no policy of train_nmg.py or search_masks.py in this folder"),
     (["--dataset=toycl"], "did you mean 'toycls'?"),
     (["--lm=no/such_model"], "--lm=no/such_model: cannot be opened"),
     (["--p=0"], "must be above 0 and at most 1"),
@@ -669,5 +675,5 @@ def test_every_flag_reaches_the_training(tmp_path, lm_folder, cls_folder, monkey
     assert {name: seen[0][name] for name in wanted} == wanted
     assert seen[0]["distributed"] is True
     assert seen[0]["checkpoint"].name == "checkpoint.pt" and seen[0]["checkpoint"].parent.name == "o"
-    assert seen[0]["masker"] is maskers.punct
+    assert seen[0]["masker"] is maskers.MASKERS["punct"]
     assert seen[0]["pieces"].length.max() == 20

@@ -261,6 +261,18 @@ def test_ablations_and_rewards_have_rows_of_their_own(tmp_path):
     assert (found["NMG"]["EM"], table_of(tmp_path, "f1")["NMG"]["F1"]) == ("**40.00**", "**60.00**")
 
 
+def test_what_a_search_found_is_no_row_of_the_papers_nmg(tmp_path):
+    """And its seeds, whose policies lie in folders of their own, are one row."""
+    for seed in range(2):
+        policy = {"features": "rare,label", "pairs": 48, "seed": seed}
+        for kind in ("search", "sampled"):
+            add(tmp_path, f"{kind}:runs/search-reviews-{seed}", seed, policy=policy)
+    found = table_of(tmp_path)
+    assert len(found) == 2
+    assert not any(row.startswith("NMG") for row in found)
+    assert all(cells["seeds"] == "2" for cells in found.values())
+
+
 def test_each_metric_has_its_own_differences(tmp_path):
     for masker, f1 in (("random", 50.0), ("whole", 70.0)):
         for seed in range(2):
@@ -438,6 +450,42 @@ def test_forest(study, shown):
         d = found[name]
         assert (low, high) == pytest.approx((d.mean() - half_width(d), d.mean() + half_width(d)))
         assert names[round(y)] == name
+
+
+# ---------------------------------------------------------------- searches
+
+def test_the_worth_of_features_best_first():
+    worth = {"likelihood": (np.array([0.01, -0.02, 0.034]), np.array([0.005, 0.01, 0.1])),
+             "accuracy": (np.array([0.5, 0.25, 0.0]), np.array([0.1, 0.2, 0.3]))}
+    header, *rows = report.worth_table(["rare", "punct", "component 1"], worth).splitlines()
+    assert header.split()[-2:] == ["likelihood", "accuracy"]
+    assert [re.split(r"  +", row)[0] for row in rows] == ["component 1", "rare", "punct"]
+    numbers = [[float(x) for x in re.findall(r"-?\d+\.\d+", row)] for row in rows]
+    assert numbers == [[3.4, -6.6, 13.4, 0, -30, 30], [1, 0.5, 1.5, 50, 40, 60], [-2, -3, -1, 25, 5, 45]]
+
+
+def test_how_well_outcomes_were_predicted(rng):
+    """The correlation, with the interval of Fisher's z."""
+    expected = rng.normal(size=40)
+    y = expected + rng.normal(size=40)
+    r = np.corrcoef(expected, y)[0, 1]
+    low, high = np.tanh(np.arctanh(r) + np.array([-1, 1]) * stats.norm.ppf(0.975) / np.sqrt(37))
+    said = report.predicted(expected, y)
+    assert "of 40 outcomes" in said
+    assert said.endswith(f": {r:.2f} ({low:.2f} to {high:.2f})")
+    assert "too few pairs" in report.predicted(expected[:3], y[:3])
+
+
+def test_the_picture_of_a_search(tmp_path, shown):
+    worth, half = np.array([0.02, -0.01, 0.03]), np.array([0.01, 0.02, 0.005])
+    expected, y = np.array([0.1, 0.2]), np.array([0.3, -0.4])
+    report.draw_worth(["a", "b", "c"], worth, half, expected, y, tmp_path / "w.png")
+    left, right = shown[0].axes
+    assert [label.get_text() for label in left.get_yticklabels()] == ["b", "a", "c"]
+    bars = left.containers[0].lines[2][0].get_segments()
+    for bar, i in zip(bars, [1, 0, 2], strict=True):
+        assert bar[:, 0] == pytest.approx([100 * (worth[i] - half[i]), 100 * (worth[i] + half[i])])
+    np.testing.assert_allclose(right.lines[1].get_xydata(), [[10, 30], [20, -40]])
 
 
 # ---------------------------------------------------------------- the script

@@ -121,6 +121,15 @@ def test_what_has_nothing_to_mask_is_no_context(tmp_path):
     assert collate(contexts, np.arange(len(contexts))).maskable.any(1).all()
 
 
+def test_only_the_labels_of_training_documents_may_choose_masks(world):
+    sampler = sampler_of(world, 0.5)
+    train = world["train"]
+    assert set(train.doc[train.labelled]) == set(sampler.train_docs)
+    assert set(train.doc[~train.labelled]) == set(sampler.val_docs)
+    # The corpus knows them as its training split.
+    assert world.corpus.train is train and world["test"].train is train
+
+
 def test_the_same_stream_draws_the_same_sub_task(world):
     """And another stream another one, with another seed for its plays."""
     sampler = sampler_of(world, 0.5)

@@ -53,13 +53,13 @@ def finetune(lm, pieces, *, epochs, lr, batch_size, seed, quiet):
 
 
 @torch.no_grad()
-def example_scores(model, pieces, metric):
+def example_scores(model, pieces):
     error = torch.zeros(len(pieces))
     model.to(device()).eval()
     for indices in length_batches(pieces.length):
         tensors = to_device(collate(pieces, indices).tensors())
         error[indices] = predict(model, tensors).cpu() - numbers_of(pieces)[indices]
-    return -error.square().double().numpy()[np.argsort(pieces.example_ids)]
+    return {"closeness": -error.square().double().numpy()[np.argsort(pieces.example_ids)]}
 '''
 
 

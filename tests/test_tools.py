@@ -23,6 +23,7 @@ import pretrain
 import toy
 import train_nmg
 from data import Pieces, blocks, collate
+from policies import Policy
 from runs import UserError
 from tools import bench, show_masks, toy_compare
 
@@ -37,11 +38,11 @@ HOSTILE = ["</script><img src=x onerror=alert(1)> on the <b>mat</b> & \"dogs\" d
 
 @pytest.fixture
 def policy(tmp_path):
-    """A policy for hidden states of size 32; its last layer is scaled up, so that probabilities differ."""
+    """A policy for hidden states of size 32, with weights so wide that probabilities differ."""
     torch.manual_seed(0)
-    net = maskers.Policy(32)
-    with torch.no_grad():
-        net.logit[2].weight *= 30
+    net = Policy(32)
+    for layer in (net.logit[0], net.logit[2]):
+        torch.nn.init.normal_(layer.weight, std=0.3)
     net.save(tmp_path / "policy")
     return f"nmg:{tmp_path / 'policy'}"
 
@@ -109,7 +110,7 @@ def test_masks_are_those_of_pretraining(qa_folder, lm_folder, policy, tmp_path):
                 seed=3)
     assert page["maskers"] == ["punct", policy, "whole"] and len(page["contexts"]) == 7
     pieces = corpus_blocks(qa_folder, lm_folder)
-    lm = pretrain.hidden_states(pretrain.load_lm(str(lm_folder)))
+    lm = pretrain.LMReader(pretrain.load_lm(str(lm_folder)))
     for context in page["contexts"]:
         i = int(re.match(r"text (\d+)", context["name"])[1])
         start = pieces.split.token_start[i]
@@ -276,7 +277,7 @@ def test_parts_of_speech_against_a_naive_count(lm_folder, policy, pipeline, tmp_
 
     pieces, nlp = corpus_blocks(folder, lm_folder), spacy.load(pipeline)
     tokenizer = data_prep.load_tokenizer(str(lm_folder))
-    lm = pretrain.hidden_states(pretrain.load_lm(str(lm_folder)))
+    lm = pretrain.LMReader(pretrain.load_lm(str(lm_folder)))
     assert len(pieces) > len(texts)
     counts = {}
     for name, masker, p in (("random", "random", 0.3), (policy, policy, 0.3), ("in the text", "random", 1.0)):
@@ -570,26 +571,23 @@ def test_the_oracle_beats_no_masking_by_far(tmp_path, monkeypatch):
     assert f"{row['accuracy']:.2f}" == score["oracle"]
 
 
-def test_a_policy_is_compared_with_what_it_started_from(tmp_path, monkeypatch):
-    """The trained network, sampled and greedy, beside the one that train_nmg.py makes for its learner."""
-    hidden = pretrain.load_lm("tiny").config.hidden_size
+def test_what_a_search_found_is_compared_by_seed(tmp_path, monkeypatch):
+    """Sampled and greedy, between random masks and the oracle."""
     for seed in (7, 8):
-        loop.torch_seed(seed, "learner")
-        start = maskers.Policy(hidden, {"seed": seed}).state_dict()
-        maskers.Policy(hidden, {"seed": seed}).save(tmp_path / f"runs/nmg-toycls-tiny-{seed}")
+        Policy(128).save(tmp_path / f"runs/search-toycls-tiny-{seed}")
     monkeypatch.setattr(toy_compare, "test_score", lambda data, masker, seed: seed + len(masker) % 2)
     monkeypatch.setattr(toy_compare, "informative_share", lambda data, masker: len(masker))
-    result = call("tools/toy_compare.py", "--seed=7", "--seeds=2", "--untrained", "--out=toy.png",
-                  cwd=tmp_path)
+    result = call("tools/toy_compare.py", "--seed=7", "--seeds=2", "--out=toy.png", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    names = ["none", "random", "nmg sampled", "nmg greedy", "oracle", "untrained sampled", "untrained greedy"]
+    names = ["none", "random", "search, sampled", "search, greedy", "oracle"]
     lines = result.stdout.split("among the masked\n")[1].splitlines()
     assert [re.split(r"  | \d", line)[0] for line in lines[:-1]] == names
     # The mean, each seed, and their shares of informative words.
     assert lines[0].split()[1:] == ["7.50", "7.00", "8.00"]
     assert lines[4].split()[1:] == ["7.50", "7.00", "8.00", "6", "6"]
-    untrained = maskers.Policy.load(tmp_path / "runs/nmg-toycls-tiny-8/untrained").state_dict()
-    assert all(torch.equal(untrained[name], value) for name, value in start.items())
+    sampled, greedy = "sampled:runs/search-toycls-tiny-7", "search:runs/search-toycls-tiny-7"
+    assert lines[2].split()[-2:] == [str(len(sampled))] * 2
+    assert lines[3].split()[-2:] == [str(len(greedy))] * 2
     assert (tmp_path / "toy.png").read_bytes()[:4] == PNG
 
 
@@ -597,7 +595,7 @@ def test_a_policy_is_compared_with_what_it_started_from(tmp_path, monkeypatch):
     (["--seeds=0"], "--seeds=0: must be 1 or more"),
     (["--maskers=none,rndom"], "did you mean 'random'?"),
     (["--dataset=imdb"], "must be toycls or toyqa"),
-    (["--seed=3"], "runs/nmg-toycls-tiny-3: no policy"),
+    (["--seed=3"], "runs/search-toycls-tiny-3: no policy"),
 ])
 def test_wrong_flags_of_toy_compare(flags, said, tmp_path):
     result = call("tools/toy_compare.py", *flags, cwd=tmp_path)

@@ -144,7 +144,7 @@ class Padded(Ours):
 
     def learn(self) -> None:
         pad = padded_to(self.cfg.max_len)
-        lm_states = pretrain.hidden_states(self.lm)
+        lm_states = pretrain.LMReader(self.lm)
         parts = np.array_split(self.batch.indices, -(-len(self.contexts) // self.cfg.batch_size))
         hidden = torch.cat([lm_states(pad(self.contexts, part)).cpu() for part in parts])   # (N, max_len, H)
         batch = pad(self.contexts, self.batch.indices)

@@ -25,8 +25,8 @@ import maskers
 import runs
 from data import Pieces, Split, blocks, collate
 from loop import length_batches, stream
-from maskers import Policy
-from pretrain import hidden_states, load_lm, mask_batch, max_len_of
+from policies import Policy
+from pretrain import LMReader, load_lm, mask_batch, max_len_of
 from runs import UserError
 
 TEMPLATE = Path(__file__).with_name("show_masks.html")
@@ -66,7 +66,7 @@ def probabilities(pieces: Pieces, indices: np.ndarray, policy: Policy, lm) -> np
     probability = np.zeros(len(pieces.split.input_ids), np.float32)
     for some in length_batches(pieces.length[indices]):
         batch = collate(pieces, indices[some])
-        logits = torch.from_numpy(maskers.policy_logits(batch, lm, policy))                     # (B, L)
+        logits = torch.from_numpy(policy.logits(batch, lm))                     # (B, L)
         probability[batch.token_at[batch.maskable]] = logits.softmax(1).numpy()[batch.maskable]
     return probability
 
@@ -201,7 +201,7 @@ def main(cfg: Config) -> None:
     counted = order[:cfg.counted] if nlp else order[:0]
     of_both = np.flatnonzero(np.isin(pieces.text_ids, np.concatenate((counted, shown))))
     of_shown = np.flatnonzero(np.isin(pieces.text_ids, shown))
-    lm = hidden_states(model)
+    lm = LMReader(model)
     masked, probability = {}, {}
     for name, masker in found.items():
         masked[name] = masked_tokens(pieces, of_both, masker, cfg.p, cfg.seed, lm)

@@ -1,11 +1,10 @@
 """What masks are worth in the toy world: test accuracy after each way of masking, and a picture.
 
-    python -m tools.toy_compare                                 # with the policy of `python train_nmg.py`
-    python -m tools.toy_compare --seeds=5 --untrained           # and of `--seed=1`, ... `--seed=4`
+    python -m tools.toy_compare                                 # with what `python search_masks.py` found
+    python -m tools.toy_compare --seeds=5                       # and with `--seed=1`, ... `--seed=4`
     python -m tools.toy_compare --maskers=none,random,whole,oracle --seeds=5
 
-The policy is shown twice: masks drawn from it (sampled), and its most probable tokens (greedy). --untrained
-adds the same of the network that it started from, as a control.
+What was found is shown twice: masks drawn from it (sampled), and its most probable tokens (greedy).
 """
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,7 @@ import maskers
 import runs
 import toy
 from data import Data, blocks
-from loop import torch_seed
-from maskers import Policy
-from pretrain import hidden_states, load_lm, mask_batch, pretrain
+from pretrain import LMReader, load_lm, mask_batch, pretrain
 from runs import UserError
 
 TASKS = {"cls": finetune_cls, "qa": finetune_qa}
@@ -32,8 +29,7 @@ TASKS = {"cls": finetune_cls, "qa": finetune_qa}
 @dataclass
 class Config:
     dataset: str = "toycls"             # toycls or toyqa
-    maskers: str | None = None          # with commas between; None: none, random, the policies, oracle
-    untrained: bool = False             # also show the policies' networks before they learned anything
+    maskers: str | None = None          # with commas between; None: none, random, what was found, oracle
     seeds: int = 1                      # how many: of policy, masks, order and head
     seed: int = 0                       # the first of them
     fast: bool = True                   # bf16 where native, cheaper dropout and attention on a CPU
@@ -49,32 +45,26 @@ def test_score(data: Data, masker: str, seed: int) -> float:
                  desc=f"seed {seed}, {masker}")
     train, test = task.pieces_of(data["train"], 128), task.pieces_of(data["test"], 128)
     model = task.finetune(lm, train, **toy.FINETUNE[data.kind], seed=seed, quiet=True)
-    return 100 * float(task.example_scores(model, test, task.METRICS[0]).mean())
+    return 100 * float(task.example_scores(model, test)[task.METRICS[0]].mean())
 
 
 def informative_share(data: Data, masker: str) -> float:
     """The share of informative words among the tokens that a masker chooses in the corpus, in percent."""
     pieces = blocks(data.corpus, 128)
-    lm = hidden_states(load_lm("tiny"))
+    lm = LMReader(load_lm("tiny"))
     every = np.arange(len(pieces))
     batch, mask, _ = mask_batch(pieces, maskers.find(masker), toy.PRETRAIN["p"], 0, 0, every, lm)
     return 100 * float(toy.informative()[batch.input_ids[mask]].mean())
 
 
 def compared(cfg: Config, seed: int) -> dict[str, str]:
-    """What is shown -> masker: what was asked for, or the policy of this seed between random and oracle."""
+    """What is shown -> masker: what was asked for, or what the search of this seed found, between random and
+    oracle."""
     if cfg.maskers:
         return {name: name for name in cfg.maskers.split(",")}
-    folder = Path(f"runs/nmg-{cfg.dataset}-tiny-{seed}")
-    shown = {"none": "none", "random": "random", "nmg sampled": f"sampled:{folder}",
-             "nmg greedy": f"nmg:{folder}", "oracle": "oracle"}
-    policy = Policy.load(folder)
-    if not cfg.untrained:
-        return shown
-    torch_seed(policy.about["seed"], "learner")
-    Policy(policy.hidden_size, policy.about | {"episodes": 0}).save(folder / "untrained")
-    return shown | {"untrained sampled": f"sampled:{folder / 'untrained'}",
-                    "untrained greedy": f"nmg:{folder / 'untrained'}"}
+    folder = f"runs/search-{cfg.dataset}-tiny-{seed}"
+    return {"none": "none", "random": "random", "search, sampled": f"sampled:{folder}",
+            "search, greedy": f"search:{folder}", "oracle": "oracle"}
 
 
 def draw(scores: dict[str, list[float]], chance: float, measure: str, file: Path) -> None:

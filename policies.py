@@ -1,0 +1,164 @@
+"""The policies that are learned: which tokens to mask, as logits. Both are saved as policy.json and
+policy.safetensors.
+
+    Policy          the network of the paper, learned by train_nmg.py
+    LinearPolicy    a product of few features of a token, found by search_masks.py
+"""
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from data import Batch
+from runs import UserError, atomic_write
+from scores import SCORES
+
+
+class Policy(torch.nn.Module):
+    """The Neural Mask Generator: BERT's self-attention block (no dropout), then Linear(H, 128) - gelu -
+    Linear(128, 1) for each token, the logit of masking it. The value of a context is its mean hidden state
+    through layers of its own.
+
+    hidden_size: H of the LM that it reads; about: what it was trained on, kept in policy.json."""
+
+    def __init__(self, hidden_size: int, about: dict | None = None):
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.about = about or {}
+        # BERT-base has 12 heads of size 64.
+        heads = max(1, hidden_size // 64)
+        while hidden_size % heads:
+            heads -= 1
+        self.attention = torch.nn.MultiheadAttention(hidden_size, heads, batch_first=True)
+        self.norm = torch.nn.LayerNorm(hidden_size, eps=1e-12)
+        self.logit = self.two_layers(hidden_size)
+        self.value = self.two_layers(hidden_size)
+        # As in the official code. torch's own start makes logits four times as wide.
+        for name, weight in self.named_parameters():
+            if "norm" not in name:
+                std = 0.0 if name.endswith("bias") else 0.02
+                torch.nn.init.normal_(weight, 0.0, std)
+
+    @staticmethod
+    def two_layers(hidden_size: int) -> torch.nn.Sequential:
+        first, second = torch.nn.Linear(hidden_size, 128), torch.nn.Linear(128, 1)
+        return torch.nn.Sequential(first, torch.nn.GELU(), second)
+
+    def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
+                maskable: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden (B, L, H), masks (B, L) bool -> logits (B, L), -inf where not maskable, and values (B,)."""
+        mixed, _ = self.attention(hidden, hidden, hidden, key_padding_mask=~attention_mask,
+                                  need_weights=False)
+        logits = self.logit(self.norm(hidden + mixed)).squeeze(-1).masked_fill(~maskable, -torch.inf)
+        mean = (hidden * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)    # (B, H)
+        return logits, self.value(mean).squeeze(-1)
+
+    @torch.no_grad()
+    def logits(self, batch: Batch, lm: Callable[[Batch], torch.Tensor]) -> np.ndarray:
+        """(B, L), -inf where nothing may be masked."""
+        hidden = lm(batch)                                                                      # (B, L, H)
+        check_hidden_size(self.hidden_size, hidden)
+        masks = [torch.tensor(mask).to(hidden.device) for mask in (batch.attention_mask, batch.maskable)]
+        return self.to(hidden.device)(hidden, *masks)[0].cpu().numpy()
+
+    def save(self, folder: Path) -> None:
+        """folder/policy.json and folder/policy.safetensors."""
+        weights = {name: weight.contiguous().cpu() for name, weight in self.state_dict().items()}
+        save_policy(folder, {"hidden_size": self.hidden_size, "about": self.about}, weights)
+
+
+class LinearPolicy:
+    """The policy of search_masks.py: a token's logit is the product of its features with `weight`.
+
+    Features are scores and principal components of the LM's hidden states, whitened over the corpus: mean 0,
+    standard deviation 1, uncorrelated, and as close to the plain ones as that allows (ZCA).
+
+    names: of SCORES; components (H, C); mean (d,) and whitener (d, d) of the d = len(names) + C features;
+    weight (d,); about: what it was searched on, kept in policy.json"""
+
+    def __init__(self, names: list[str], components: np.ndarray, mean: np.ndarray, whitener: np.ndarray,
+                 weight: np.ndarray, about: dict | None = None):
+        self.names = names
+        self.components, self.mean, self.whitener, self.weight = components, mean, whitener, weight
+        self.about = about or {}
+
+    @classmethod
+    def favouring_nothing(cls, names: list[str], n_components: int, batches: list[Batch],
+                          lm: Callable) -> "LinearPolicy":
+        """With features whitened over some batches, and weight 0. A score that is the same for all tokens is
+        left out."""
+        scores, hidden = [], []
+        for batch in batches:
+            scores.append(plain_features(batch, lm, names)[batch.maskable])
+            hidden.append(lm(batch).cpu().numpy()[batch.maskable])
+        scores, hidden = np.concatenate(scores), np.concatenate(hidden).astype(float)       # (T, ...)
+        varies = scores.std(0) > 0
+        names = [name for name, use in zip(names, varies, strict=True) if use]
+
+        _, vectors = np.linalg.eigh(np.cov(hidden.T))
+        components = vectors[:, ::-1][:, :n_components]                                     # (H, C)
+        plain = np.concatenate((scores[:, varies], hidden @ components), 1)                 # (T, d)
+        # A little on the diagonal, so that features that say the same do not blow each other up.
+        values, vectors = np.linalg.eigh(np.corrcoef(plain.T) + 0.01 * np.eye(plain.shape[1]))
+        whitener = np.diag(1 / plain.std(0)) @ (vectors / np.sqrt(values)) @ vectors.T
+        return cls(names, components, plain.mean(0), whitener, np.zeros(plain.shape[1]))
+
+    def features(self, batch: Batch, lm: Callable) -> np.ndarray:
+        """(B, L, d) whitened."""
+        return (plain_features(batch, lm, self.names, self.components) - self.mean) @ self.whitener
+
+    def logits(self, batch: Batch, lm: Callable) -> np.ndarray:
+        """(B, L), -inf where nothing may be masked."""
+        return np.where(batch.maskable, self.features(batch, lm) @ self.weight, -np.inf)
+
+    def save(self, folder: Path) -> None:
+        """folder/policy.json and folder/policy.safetensors."""
+        arrays = {name: torch.tensor(getattr(self, name).copy()) for name in LINEAR_ARRAYS}
+        save_policy(folder, {"names": self.names, "about": self.about}, arrays)
+
+
+LINEAR_ARRAYS = ("components", "mean", "whitener", "weight")
+
+
+def plain_features(batch: Batch, lm: Callable, names: list[str],
+                   components: np.ndarray | None = None) -> np.ndarray:
+    """(B, L, d): the named scores and, along `components` (H, C), the hidden states."""
+    scores = [SCORES[name](batch, lm) for name in names]
+    if components is not None and components.shape[1]:
+        hidden = lm(batch)
+        check_hidden_size(len(components), hidden)
+        scores.extend(np.moveaxis(hidden.cpu().numpy() @ components, -1, 0))
+    return np.stack(scores, -1)
+
+
+def check_hidden_size(size: int, hidden: torch.Tensor) -> None:
+    if hidden.shape[-1] != size:
+        raise UserError(f"the policy reads hidden states of size {size}, this LM has {hidden.shape[-1]}; "
+                        "use an LM of that size, or train a policy for this one")
+
+
+def save_policy(folder: Path, settings: dict, weights: dict[str, torch.Tensor]) -> None:
+    with atomic_write(folder / "policy.json") as partial:
+        partial.write_text(json.dumps(settings, indent=1))
+    with atomic_write(folder / "policy.safetensors") as partial:
+        save_file(weights, partial)
+
+
+def load_policy(folder: str | Path) -> Policy | LinearPolicy:
+    """The policy of a folder; UserError where there is none."""
+    try:
+        settings = json.loads((Path(folder) / "policy.json").read_text())
+        weights = load_file(Path(folder) / "policy.safetensors")
+        if "names" in settings:
+            return LinearPolicy(**settings, **{name: weights[name].numpy() for name in LINEAR_ARRAYS})
+        policy = Policy(**settings)
+        policy.load_state_dict(weights)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:
+        reason = str(e).splitlines()[0]
+        raise UserError(f"{folder}: no policy of train_nmg.py or search_masks.py in this folder "
+                        f"({reason})") from None
+    return policy

@@ -1,0 +1,298 @@
+"""Each score against plain loops over a small data set; and that a score, as a masker, draws by its softmax."""
+import math
+import string
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from conftest import fast_tokenizer, random_lm, write_jsonl
+
+import data_prep
+import finetune_cls
+import maskers
+import scores
+import toy
+from data import blocks, collate
+from maskers import RowRandom
+from pretrain import LMReader
+from scores import FIRST, SCORES
+from subtasks import SubTaskSampler
+
+MARKED = [
+    "The << cat >> sat on the [[ mat ]], and purred.",
+    "Dogs (big ones) bark; << electroencephalographic dogs >> don't purr!",
+    "<< Big [[ dogs ]] ones >> bark << into pieces.",
+    "Short, and short again.",
+    "<<cat>> and [[unbelievable]] measurements sat on measurements.",
+]
+
+
+@pytest.fixture(scope="module")
+def tok():
+    return fast_tokenizer("wordpiece")
+
+
+@pytest.fixture
+def data(tmp_path, tok):
+    """Labelled texts, and a corpus of other texts."""
+    rows = [{"text": f"{MARKED[i % 5]} {i}", "label": "xyz"[i % 3], "doc": i} for i in range(30)]
+    write_jsonl(tmp_path / "scored/train.jsonl", rows)
+    rows = [{"text": f"{MARKED[i % 4]} {MARKED[i % 3]} in {i}", "doc": i} for i in range(20)]
+    write_jsonl(tmp_path / "scored/corpus.jsonl", rows)
+    return data_prep.load(str(tmp_path / "scored"), tok)
+
+
+@pytest.fixture(scope="module")
+def lm(tok):
+    return LMReader(random_lm("bert", len(tok)).eval())
+
+
+def batch_of(split, max_len=64):
+    pieces = blocks(split, max_len)
+    return collate(pieces, np.arange(len(pieces)))
+
+
+def check(name, batch, expected, lm=None, rtol=1e-6):
+    """The score of every token that may be masked is expected(row, column)."""
+    found = SCORES[name](batch, lm)
+    assert found.shape == batch.input_ids.shape
+    places = np.argwhere(batch.maskable).tolist()
+    assert len(places) > 100
+    wanted = [expected(b, column) for b, column in places]
+    assert len(set(wanted)) > 1
+    np.testing.assert_allclose([found[b, column] for b, column in places], wanted, rtol=rtol, atol=1e-9)
+
+
+def texts_of(split):
+    """The token ids of each text."""
+    texts = []
+    for i in range(len(split)):
+        texts.append(split.input_ids[split.token_start[i]:split.token_start[i + 1]].tolist())
+    return texts
+
+
+# ---------------------------------------------------------------- what is counted in the corpus
+
+@pytest.mark.parametrize(("name", "sign"), [("frequent", 1), ("rare", -1)])
+def test_frequent_and_rare_count_in_the_corpus(name, sign, data):
+    batch = batch_of(data.corpus)
+    n = Counter(sum(texts_of(data.corpus), []))
+    check(name, batch, lambda b, column: sign * math.log(n[batch.input_ids[b, column]]))
+
+
+@pytest.mark.parametrize("max_len", [64, 12])
+def test_tfidf(max_len, data):
+    """tf counts within a piece, df texts of the corpus."""
+    batch, texts = batch_of(data.corpus, max_len), texts_of(data.corpus)
+
+    def expected(b, column):
+        token = batch.input_ids[b, column]
+        tf = batch.input_ids[b].tolist().count(token)
+        df = sum(token in text for text in texts)
+        return math.log(tf * math.log((len(texts) + 1) / df))
+
+    check("tfidf", batch, expected)
+
+
+# ---------------------------------------------------------------- labels
+
+def information(ids, labels, classes, token):
+    """KL(p(label | token), p(label)), smoothed by 5 tokens of p(label); ids and labels of all tokens."""
+    p_label = [(labels.count(c) + 1) / (len(labels) + classes) for c in range(classes)]
+    of_token = [label for i, label in zip(ids, labels, strict=True) if i == token]
+    kl = 0.0
+    for c, p in enumerate(p_label):
+        p_given = (of_token.count(c) + 5 * p) / (len(of_token) + 5)
+        kl += p_given * math.log(p_given / p)
+    return math.log(kl + 1e-4)
+
+
+def test_label_tells_of_the_classes_of_train(data):
+    """In the corpus, by what was counted in train; a token that train does not have tells nothing."""
+    ids, labels = [], []
+    for text, label in zip(texts_of(data["train"]), data["train"].label.tolist(), strict=True):
+        ids += text
+        labels += [label] * len(text)
+    batch = batch_of(data.corpus)
+    assert not set(batch.input_ids[batch.maskable]) <= set(ids)
+    check("label", batch, lambda b, column: information(ids, labels, 3, batch.input_ids[b, column]))
+    unknown = ~np.isin(batch.input_ids, ids) & batch.maskable
+    np.testing.assert_allclose(SCORES["label"](batch)[unknown], math.log(1e-4))
+
+
+def test_label_of_a_question_is_whether_a_token_stands_in_an_answer(qa_folder, tok):
+    split = data_prep.load(str(qa_folder), tok)["train"]
+    ids, labels = split.input_ids.tolist(), [0] * len(split.input_ids)
+    for text_id, question in zip(split.question_text, split.questions, strict=True):
+        answer = question["references"][0]
+        begin = split.text(text_id).index(answer)
+        for t in range(split.token_start[text_id], split.token_start[text_id + 1]):
+            if split.char_begin[t] >= begin and split.char_end[t] <= begin + len(answer):
+                labels[t] = 1
+    assert 0 < sum(labels) < 100
+    batch = batch_of(split)
+    check("label", batch, lambda b, column: information(ids, labels, 2, batch.input_ids[b, column]))
+    best = batch.input_ids[SCORES["label"](batch) == SCORES["label"](batch)[batch.maskable].max()]
+    assert set(tok.convert_ids_to_tokens(best)) <= {"purred", "big", "ones", "many", "pieces"}
+
+
+def test_label_knows_only_the_labels_that_it_may(data):
+    """Those of split.labelled: as if train had no other text."""
+    train = data["train"]
+    train.labelled = np.arange(len(train)) < 12
+    ids, labels = [], []
+    for text, label in zip(texts_of(train)[:12], train.label.tolist(), strict=False):
+        ids += text
+        labels += [label] * len(text)
+    batch = batch_of(data.corpus)
+    check("label", batch, lambda b, column: information(ids, labels, 3, batch.input_ids[b, column]))
+
+
+def test_labels_of_validation_documents_change_no_score(tmp_path, data, tok):
+    """Of two data sets that differ in these labels alone, cut as for the sub-tasks of a search."""
+    sampler = SubTaskSampler(data, finetune_cls, 64, 64, 0.5)
+    train = data["train"]
+    rows = [{"text": train.text(i), "label": data.labels[train.label[i]], "doc": i} for i in range(30)]
+    for row in rows:
+        if row["doc"] in sampler.val_docs:
+            row["label"] = "x"
+    write_jsonl(tmp_path / "other/train.jsonl", rows)
+    other = data_prep.load(str(tmp_path / "other"), tok)
+    SubTaskSampler(other, finetune_cls, 64, 64, 0.5)
+    assert (other["train"].label != train.label).any()
+    found = [SCORES["label"](batch_of(split)) for split in (train, other["train"])]
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+# ---------------------------------------------------------------- places
+
+def naive_marked(text):
+    """The characters between << and the next >>, and between [[ and the next ]]."""
+    marked, at = set(), 0
+    while at < len(text):
+        close = {"<<": ">>", "[[": "]]"}.get(text[at:at + 2])
+        end = text.find(close, at + 2) if close else -1
+        if end < 0:
+            at += 1
+        else:
+            marked |= set(range(at + 2, end))
+            at = end + 2
+    return marked
+
+
+@pytest.mark.parametrize("max_len", [64, 9])
+def test_marked_tokens_stand_inside_of_markers(max_len, data):
+    """Also in a block that begins or ends between them."""
+    split = data["train"]
+    batch = batch_of(split, max_len)
+    text_of = np.searchsorted(split.token_start, batch.token_at, side="right") - 1
+
+    def expected(b, column):
+        t = batch.token_at[b, column]
+        inside = naive_marked(split.text(text_of[b, column]))
+        return FIRST * (set(range(split.char_begin[t], split.char_end[t])) <= inside)
+
+    check("marked", batch, expected)
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("the << big cat >> sat on [[ purred ]].", "big cat purred"),
+    ("<< unbelievable >> cat", "u n b e l i e v a b l e"),
+    ("<<cat>>, [[mat]]", "cat mat"),
+    ("<< big [[ dogs ]] ones >> bark", "big [UNK] [UNK] dogs [UNK] [UNK] ones"),
+    ("<< cat, [[ mat", ""),
+    ("<<>> the cat ]]", ""),
+    ("the cat sat", ""),
+])
+def test_what_is_marked(text, expected, tmp_path, tok):
+    write_jsonl(tmp_path / "marked/corpus.jsonl", [{"text": "the cat"}, {"text": text}])
+    batch = batch_of(data_prep.load(str(tmp_path / "marked"), tok).corpus)
+    found = batch.input_ids[SCORES["marked"](batch) > 0]
+    assert " ".join(tok.convert_ids_to_tokens(found)).replace("##", "") == expected
+
+
+def test_subwords_are_second_and_later_tokens_of_words(data, tok):
+    batch = batch_of(data.corpus)
+
+    def expected(b, column):
+        return FIRST * tok.convert_ids_to_tokens(int(batch.input_ids[b, column])).startswith("##")
+
+    check("subword", batch, expected)
+
+
+def test_punctuation(data):
+    split = data.corpus
+    batch = batch_of(split)
+    text_of = np.searchsorted(split.token_start, batch.token_at, side="right") - 1
+
+    def expected(b, column):
+        t = batch.token_at[b, column]
+        return FIRST * (split.text(text_of[b, column])[split.char_begin[t]] in string.punctuation)
+
+    check("punct", batch, expected)
+
+
+def test_tokens_of_entities(data):
+    """One by one, of the whole corpus, of which a batch is a part."""
+    split = data.corpus
+    split.find_entities = lambda split: np.where(np.arange(len(split.input_ids)) % 7 < 2, 5, -1)
+    batch = batch_of(split, 12)
+    check("in_entity", batch, lambda b, column: FIRST * (batch.token_at[b, column] % 7 < 2))
+
+
+@pytest.mark.parametrize(("name", "sign"), [("oracle", 1), ("anti", -1)])
+def test_the_oracle_and_its_opposite(name, sign):
+    tokenizer = toy.tokenizer()
+    pieces = blocks(data_prep.load("toycls", tokenizer).corpus, 64)
+    batch = collate(pieces, np.arange(40))
+    words = set(toy.NAMES + toy.ATTRIBUTES)
+
+    def expected(b, column):
+        return sign * FIRST * (tokenizer.convert_ids_to_tokens(int(batch.input_ids[b, column])) in words)
+
+    check(name, batch, expected)
+
+
+# ---------------------------------------------------------------- the LM
+
+def test_loss_is_that_of_the_lm_at_the_token_itself(data, lm):
+    """Against Hugging Face's own logits of each piece alone."""
+    pieces = blocks(data.corpus, 40)
+    batch = collate(pieces, np.arange(len(pieces)))
+    expected = np.zeros(batch.input_ids.shape)
+    for b, n in enumerate(pieces.length):
+        ids = torch.from_numpy(batch.input_ids[b, None, :n].astype(np.int64))
+        with torch.no_grad():
+            logits = lm.model(input_ids=ids).logits[0]
+        loss = torch.nn.functional.cross_entropy(logits, ids[0], reduction="none")
+        expected[b, :n] = (loss + 1e-3).log()
+    check("loss", batch, lambda b, column: expected[b, column], lm, rtol=1e-4)
+
+
+# ---------------------------------------------------------------- scores as maskers
+
+def test_every_score_is_a_masker_of_its_name():
+    for name, score in SCORES.items():
+        assert maskers.find(name) is maskers.MASKERS[name]
+        assert maskers.MASKERS[name].__doc__ == score.__doc__ and score.__doc__
+
+
+@pytest.mark.parametrize("name", sorted(set(SCORES) - {"oracle", "anti"}))
+def test_a_score_draws_tokens_by_its_softmax(name, data, lm):
+    """With a budget of one token, how often each is drawn."""
+    split, rows = data["train"], 3000
+    split.find_entities = lambda split: np.where(np.arange(len(split.input_ids)) % 7 < 2, 5, -1)
+    batch = collate(blocks(split, 64).take(np.zeros(rows, int)), np.arange(rows))
+    score = SCORES[name](collate(blocks(split, 64), np.zeros(1, int)), lm)[0]
+    weight = np.where(batch.maskable[0], np.exp(score - score.max()), 0)
+    expected = weight / weight.sum()
+    rng = RowRandom(0, "mask", 0, batch.indices)
+    mask = maskers.find(name)(batch, np.ones(rows, int), rng, lm)
+    assert (mask.sum(1) == 1).all()
+    assert (abs(mask.mean(0) - expected) <= 5 * np.sqrt(expected * (1 - expected) / rows) + 1e-6).all()
+
+
+def test_counts_are_made_once(data):
+    assert scores.token_counts(data.corpus) is scores.token_counts(data.corpus)
+    assert scores.token_counts(data.corpus) is not scores.token_counts(data["train"])
