@@ -1,4 +1,5 @@
 """run_all.sh: which commands it makes; a failed row says so and the rest go on; nothing is run twice."""
+import itertools
 import json
 import os
 import re
@@ -6,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
+import spacy
+from conftest import ROOT, TEXTS, fast_tokenizer, mrqa_files, random_lm, write_jsonl
 
 QUICK = {"QUICK": "1", "DATASETS": "toycls", "PYTHON": sys.executable, "PYTHONWARNINGS": "ignore"}
 
@@ -189,3 +192,94 @@ def test_rows_of_the_toy_world_are_run_once(tmp_path):
     assert sorted(rows) == [("entity", 0), ("entity", 1), ("none", 0), ("none", 1)]
     # Each seed has an LM of its own, and yet they are one row.
     assert re.search(r"\| Entity-Random \| [^|]+±[^|]+\|", second.stdout)
+
+
+# ---------------------------------------------------------------- the paper's tables, on stand-ins
+
+FORK_PYTHON = Path(__file__).with_name("fork_python.py")
+
+
+def paper_data(cache: Path, raw: Path) -> None:
+    """A few records in the place of each download, and of emrQA, which is not for download."""
+    for name in ("SQuAD", "NewsQA"):
+        mrqa_files(cache / "raw", name, 12)
+    for name, labels in (("chemprot", ["ACTIVATOR", "INHIBITOR", "SUBSTRATE"]), ("imdb", ["0", "1"])):
+        for split, n in (("train", 12), ("dev", 6), ("test", 6)):
+            rows = []
+            for i in range(n):
+                rows.append({"text": f"{split} {i}. {TEXTS[i % 4]}", "label": labels[i % len(labels)]})
+            write_jsonl(cache / "raw" / name / f"{split}.jsonl", rows)
+    notes = []
+    for i in range(12):
+        qa = {"question": ["what sat?"], "answers": [{"evidence": "the mat", "text": "mat"}]}
+        text = [f"Note {i}\n", "The cat sat on the mat\n"]
+        notes.append({"note_id": str(i), "context": text, "qas": [qa]})
+    (raw / "emrqa").mkdir(parents=True)
+    articles = [{"title": "medication", "paragraphs": notes}]
+    (raw / "emrqa/data.json").write_text(json.dumps({"data": articles}))
+
+
+def hub_cache(hub: Path) -> None:
+    """Small random LMs under the names of the paper's, as Hugging Face keeps what it has downloaded."""
+    tokenizer = fast_tokenizer("wordpiece")
+    for kind in ("bert", "distilbert"):
+        folder = hub / f"models--{kind}-base-uncased"
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs/main").write_text("0" * 40)
+        random_lm(kind, len(tokenizer), 0.1, layers=1).save_pretrained(folder / "snapshots" / ("0" * 40))
+        tokenizer.save_pretrained(folder / "snapshots" / ("0" * 40))
+
+
+@pytest.fixture
+def stand_ins(tmp_path):
+    """Variables for run_all.sh: small local LMs and data under the names of the real ones, and a PYTHON that
+    starts at once."""
+    paper_data(tmp_path / "cache", tmp_path / "raw")
+    hub_cache(tmp_path / "hf/hub")
+    nlp = spacy.blank("en")
+    nlp.add_pipe("entity_ruler").add_patterns([{"label": "THING", "pattern": "cat"}])
+    nlp.to_disk(tmp_path / "spacy")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {FORK_PYTHON} {tmp_path}/socket "$@"\n')
+    python.chmod(0o755)
+    env = {"PYTHON": str(python), "OUT": str(tmp_path / "out"), "NMG_CACHE": str(tmp_path / "cache"),
+           "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "RAW": str(tmp_path / "raw"),
+           "SPACY_MODEL": str(tmp_path / "spacy"), "PYTHONWARNINGS": "ignore"}
+    server = subprocess.Popen([sys.executable, str(FORK_PYTHON), f"{tmp_path}/socket"], env=os.environ | env,
+                              stdout=subprocess.PIPE, text=True)
+    assert server.stdout.readline() == "ready\n"
+    yield env
+    server.kill()
+    server.wait()
+
+
+@pytest.mark.slow
+def test_every_row_of_the_paper_is_run(stand_ins, tmp_path):
+    """Tables 1 to 3, three seeds, with all defaults but one: 1 episode of meta-training instead of 200."""
+    result = run_all(**stand_ins, NMG_FLAGS="--episodes=1", JOBS="2")
+    assert result.returncode == 0, result.stderr
+    out = tmp_path / "out"
+    assert not (out / "failed").exists()
+
+    bert, distilbert = "bert-base-uncased", "distilbert-base-uncased"
+    groups = [(data, lm) for lm in (bert, distilbert) for data in ("squad", "emrqa", "newsqa")]
+    groups += [("chemprot", bert), ("imdb", bert)]
+    expected = []
+    for data, lm in groups:
+        maskers = ["none", "random", "whole", "span", "entity", "punct", f"nmg:{out}/nmg-{data}-{lm}"]
+        if (data, lm) == ("newsqa", distilbert):
+            maskers += [f"nmg:{out}/{name}-{data}-{lm}" for name in ("nmg-alone", "nmg-fresh")]
+        expected += itertools.product([data], [lm], maskers, [0, 1, 2])
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    rows = [(line["dataset"], line["lm"], line["masker"], line["seed"]) for line in lines]
+    assert sorted(rows) == sorted(expected)
+
+    # The tables of the report, by data set and LM.
+    _, *parts = (out / "report/results.md").read_text().split("\n## ")
+    assert sorted(part.partition("\n")[0] for part in parts) == sorted(map(", ".join, groups))
+    for part in parts:
+        names = set(re.findall(r"^\| ([A-Z][^|]*?) \|.* 3 \|", part, re.MULTILINE))
+        ablations = {"NMG, self_play=False", "NMG, continual=False"}
+        assert names - ablations == {"No PT", "Random", "Whole-Random", "Span-Random", "Entity-Random",
+                                     "Punct.-Random", "NMG"}
+        assert (names >= ablations) == part.startswith(f"newsqa, {distilbert}")
