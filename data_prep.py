@@ -28,7 +28,7 @@ import runs
 import toy
 from data import ARRAYS, TOKEN_ARRAYS, Data, SpecialTokens, Split, cut_docs
 from runs import UserError
-from sources import CACHE, EMBEDDED, SPLITS, Source, find_source, located, with_docs
+from sources import CACHE, SPLITS, Source, find_source, located, with_docs
 
 FORMAT = 3              # goes up when the arrays change, so that old caches are not read
 KINDS = {"label": "cls", "qas": "qa"}   # the kind of a data set by a field of its records; "text" without
@@ -70,7 +70,7 @@ def load(name: str, tokenizer, raw: str | None = None, dev_share: float | None =
     if kind not in (None, meta["kind"]):
         raise UserError(f"--dataset={name}: holds {meta['kind']!r} data, not {kind!r}; 'cls' is for "
                         "finetune_cls.py, 'qa' for finetune_qa.py, and all, also 'text', for pretrain.py")
-    default_model = "toy" if name in EMBEDDED else "en_core_web_sm"
+    default_model = "toy" if name in toy.TASKS else "en_core_web_sm"
     entities = functools.partial(find_entities, model=spacy_model or default_model)
     splits = {split: Split(folder / split, special, meta["labels"], entities) for split in meta["splits"]}
     block_len = BLOCK_LEN.get(meta["kind"], 256)
