@@ -323,7 +323,7 @@ def test_the_top_six_are_the_learned_maskers():
     (["--split=test"], "no test split. Allowed: train"),
     (["--spacy_model=en_nothing"], "python -m spacy download en_nothing"),
     (["--spacy_model=blank"], "tells no parts of speech"),
-    (["--p=2"], "--p=2.0: a share"),
+    (["--p=2"], "--p=2: a share"),
     (["--contexts=0"], "--contexts=0: must be 1 or more"),
     (["--contexs=3"], "did you mean 'contexts'"),
     (["--out=train.txt"], "train.txt"),

@@ -982,7 +982,7 @@ def test_chemprot_with_a_real_lm(tmp_path):
     (["--reward=selfplay"], "--reward=selfplay: allowed are self_play, regression"),
     (["--metric=f1"], "--metric=f1: allowed are accuracy, likelihood"),
     (["--episodes=0"], "--episodes=0: must be 1 or more"),
-    (["--val_share=2"], "--val_share=2.0: a share must be above 0"),
+    (["--val_share=2"], "--val_share=2: a share must be above 0"),
     (["--selfplay=False"], "did you mean 'self_play'?"),
     (["--dataset=corpus.txt"], "has no labelled examples to learn a policy from"),
     (["--max_len=4096"], "--max_len=4096: this LM takes at most 128 tokens"),
