@@ -1,7 +1,7 @@
 """A python for many short commands: a server imports what they need, and each command is a fork of it.
 
-    python fork_python.py SOCKET                     # the server; prints "ready", runs until it is killed
-    python -IS fork_python.py SOCKET SCRIPT ...      # a script in a fork, in this folder, with this output
+    python fork_python.py SOCKET                   # the server; prints "ready", runs until it is killed
+    python -IS fork_python.py SOCKET SCRIPT ...    # a script in a fork, in this folder, with this output
 """
 import os
 import socket
@@ -23,7 +23,7 @@ def serve(path: str) -> None:
     import importlib
     import signal
 
-    # All that the scripts import, some of it only when they need it, and what opening an LM keeps in memory.
+    # All that the scripts import, some of it only when they need it, and what opening an LM compiles.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     late = ("transformers.models.distilbert.modeling_distilbert", "spacy.lang.en",
             "spacy.pipeline.entityruler")

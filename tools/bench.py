@@ -8,9 +8,10 @@
              torch's dropout and attention
     Trainer  batches padded to their longest row, bf16 where that is native, no search for the best answers
 
-An episode is three plays of MLM, fine-tuning and scoring; what the policies take besides is not measured.
-Each side has a process of its own; they take turns on sub-tasks as train_nmg.py draws them. Ratios carry
-over to other machines, seconds do not. The last line is JSON, for programs. Needs `pip install accelerate`.
+An episode is three plays of MLM, fine-tuning and scoring; what the policies add to it is not measured.
+Each side has a process of its own; they take turns on sub-tasks as train_nmg.py draws them. Ratios
+carry over to other machines, seconds do not. The last line is JSON, for programs.
+Needs `pip install accelerate`.
 """
 import contextlib
 import copy
@@ -270,7 +271,7 @@ def main(cfg: Config) -> None:
 
     # 1. each side in a process of its own; another one is first in every repeat
     pools = {side: ProcessPoolExecutor(1, get_context("spawn")) for side in SIDES}
-    measured = {side: [] for side in SIDES}
+    measured = {side: [] for side in SIDES}         # of each repeat: seconds of the stages, of an episode
     gb = {}
     rates = []
     for repeat in range(cfg.repeats):
@@ -286,17 +287,14 @@ def main(cfg: Config) -> None:
     others = [side for side in SIDES if side != "ours"]
     heading = ["seconds", *SIDES, *(f"{side} / ours" for side in others)]
     print(f"\n| {' | '.join(heading)} |\n|{' --- |' * len(heading)}")
-    medians = {side: {} for side in SIDES}
     for i, stage in enumerate([*STAGES, "episode"]):
         seconds = {side: np.array(found)[:, i] for side, found in measured.items()}         # (repeats,) each
         ratios = [seconds[side] / seconds["ours"] for side in others]
         print("|", " | ".join([stage, *map(spread, seconds.values()), *map(spread, ratios)]), "|")
-        for side in SIDES:
-            medians[side][stage] = float(np.median(seconds[side]))
     peaks = ", ".join(f"{side} {gb[side]:.2f}" for side in SIDES)
     print(f"\nmedian of {cfg.repeats} (least to most); peak GB: {peaks}; our MLM reaches {share:.0%} of the "
           "rate of large products")
-    figures = {"gflops": limit / 1e9, "mlm_share": share, "seconds": medians, "gb": gb}
+    figures = {"gflops": limit / 1e9, "mlm_share": share, "seconds": measured, "gb": gb}
     print(json.dumps(vars(cfg) | figures))
 
 

@@ -52,8 +52,8 @@ class Config:
 
 def choices(pieces: Pieces, indices: np.ndarray, masker: maskers.Masker, cfg: Config, lm,
             policy: Policy | None) -> tuple[np.ndarray, np.ndarray]:
-    """(T,) bool: the tokens of the split that a masker chooses in some pieces; and (T,) what its policy gives
-    to each token there, a softmax over the maskable tokens of a piece (0 elsewhere, and without a policy)."""
+    """(T,) bool: the tokens of the split that a masker chooses in some pieces; and (T,) what its policy
+    gives to each of them, a softmax over the maskable tokens of a piece (0 elsewhere or without policy)."""
     masked = np.zeros(len(pieces.split.input_ids), bool)
     probability = np.zeros(len(masked), np.float32)
     for some in length_batches(pieces.length[indices]):
@@ -90,8 +90,8 @@ def context(split: Split, i: int, masked: dict[str, np.ndarray], probability: di
 
 
 def segments(text: str, begin: np.ndarray, end: np.ndarray, answers: list[tuple[int, int]]) -> list[list]:
-    """The text, cut wherever a token begins or ends: [characters, first token, token after the last, whether
-    in an answer]. begin, end: (n,) characters of its tokens."""
+    """The text, cut wherever a token begins or ends: [characters, first token, token after the last,
+    whether in an answer]. begin, end: (n,) characters of its tokens."""
     cuts = {0, len(text), *begin.tolist(), *end.tolist()}
     found = []
     for a, b in itertools.pairwise(sorted(cuts)):
