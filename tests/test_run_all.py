@@ -1,4 +1,5 @@
 """run_all.sh: which commands it makes; a failed row says so and the rest go on; nothing is run twice."""
+import contextlib
 import itertools
 import json
 import os
@@ -12,8 +13,6 @@ from pathlib import Path
 import pytest
 import spacy
 from conftest import ROOT, TEXTS, fast_tokenizer, mrqa_files, random_lm, write_jsonl
-
-QUICK = {"QUICK": "1", "DATASETS": "toycls", "PYTHON": sys.executable, "PYTHONWARNINGS": "ignore"}
 
 
 def run_all(*flags, **env):
@@ -158,6 +157,22 @@ def test_rows_do_not_take_a_policy_that_failed(stub, tmp_path):
     assert sum("finetune_cls.py" in line for line in ran) == 3
 
 
+@contextlib.contextmanager
+def quick_python(folder, **env):
+    """A PYTHON for run_all.sh whose commands need not import torch (fork_python.py)."""
+    fork_python, python = ROOT / "tests/fork_python.py", folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {fork_python} {folder}/socket "$@"\n')
+    python.chmod(0o755)
+    command = [sys.executable, str(fork_python), f"{folder}/socket"]
+    env = os.environ | {"PYTHONWARNINGS": "ignore"} | env
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout.readline() == "ready\n"
+            yield str(python)
+        finally:
+            server.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", ["SIGTERM", "Ctrl-C"])
 def test_when_it_is_stopped_the_row_at_work_ends_and_no_other_starts(stop, stub, tmp_path):
@@ -179,12 +194,15 @@ def test_when_it_is_stopped_the_row_at_work_ends_and_no_other_starts(stop, stub,
 @pytest.mark.slow
 def test_rows_of_the_toy_world_are_run_once(tmp_path):
     """A row fails, is mended and run again; what is finished is not."""
-    first = run_all(**QUICK, MASKERS="none entity", OUT=str(tmp_path), SPACY_MODEL="xx_none")
+    with quick_python(tmp_path) as python:
+        env = {"PYTHON": python, "QUICK": "1", "DATASETS": "toycls", "MASKERS": "none entity",
+               "OUT": str(tmp_path)}
+        first = run_all(**env, SPACY_MODEL="xx_none")
+        second = run_all(**env, SEEDS="0 1")
     assert first.returncode == 1
     assert "1 failed" in first.stderr
     assert "xx_none" in (tmp_path / "logs/score-toycls-tiny-entity-0.log").read_text()
     assert "| No PT |" in first.stdout
-    second = run_all(**QUICK, MASKERS="none entity", SEEDS="0 1", OUT=str(tmp_path))
     assert second.returncode == 0, second.stderr
     assert "already done" in (tmp_path / "logs/score-toycls-tiny-none-0.log").read_text()
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
@@ -195,9 +213,6 @@ def test_rows_of_the_toy_world_are_run_once(tmp_path):
 
 
 # ---------------------------------------------------------------- the paper's tables, on stand-ins
-
-FORK_PYTHON = Path(__file__).with_name("fork_python.py")
-
 
 def paper_data(cache: Path, raw: Path) -> None:
     """A few records in the place of each download, and of emrQA, which is not for download."""
@@ -239,18 +254,10 @@ def stand_ins(tmp_path):
     nlp = spacy.blank("en")
     nlp.add_pipe("entity_ruler").add_patterns([{"label": "THING", "pattern": "cat"}])
     nlp.to_disk(tmp_path / "spacy")
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {FORK_PYTHON} {tmp_path}/socket "$@"\n')
-    python.chmod(0o755)
-    env = {"PYTHON": str(python), "OUT": str(tmp_path / "out"), "NMG_CACHE": str(tmp_path / "cache"),
-           "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "RAW": str(tmp_path / "raw"),
-           "SPACY_MODEL": str(tmp_path / "spacy"), "PYTHONWARNINGS": "ignore"}
-    server = subprocess.Popen([sys.executable, str(FORK_PYTHON), f"{tmp_path}/socket"], env=os.environ | env,
-                              stdout=subprocess.PIPE, text=True)
-    assert server.stdout.readline() == "ready\n"
-    yield env
-    server.kill()
-    server.wait()
+    env = {"OUT": str(tmp_path / "out"), "NMG_CACHE": str(tmp_path / "cache"), "RAW": str(tmp_path / "raw"),
+           "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "SPACY_MODEL": str(tmp_path / "spacy")}
+    with quick_python(tmp_path, **env) as python:
+        yield env | {"PYTHON": python}
 
 
 @pytest.mark.slow
