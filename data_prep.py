@@ -204,6 +204,10 @@ def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: 
         # Special tokens that stand in a text may have no word: None, nan, -1.
         word_ids = np.nan_to_num(np.array(encoding.word_ids, float), nan=-1)
         begin, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
+        # Combining marks that the tokenizer drops (accents, vowel signs of Hindi, Thai, Arabic) belong to the
+        # token before them, or an answer that ends in one would differ from the text of its tokens.
+        following = np.append(begin[1:], len(text))
+        end = np.maximum(end, np.minimum(after_marks(text)[end], following))
         arrays["input_ids"].append(ids)
         arrays["word_ids"].append(np.where(is_special[ids], -1, word_ids))
         arrays["char_begin"].append(begin)
@@ -218,6 +222,16 @@ def encode(tokenizer, texts: list[str]) -> list:
     return tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
 
 
+def after_marks(text: str) -> np.ndarray:
+    """(len(text) + 1,): the first position without a combining mark, from each position on."""
+    marks = {c for c in set(text) if unicodedata.category(c)[0] == "M"}
+    positions = np.arange(len(text) + 1)
+    if marks:
+        positions[:-1][[c in marks for c in text]] = len(text)
+        positions = np.minimum.accumulate(positions[::-1])[::-1]
+    return positions
+
+
 def label_id(label: str, labels: list[str]) -> int:
     if label not in labels:
         raise ValueError(f"the label {label!r} is not among those of train: {', '.join(labels)}")
@@ -229,10 +243,11 @@ def question_arrays(chunk: list[dict], arrays: dict, tokenizer, folder: Path, n:
     found = {"question_text": [], "answer": []}
     questions = []
     for i, record in enumerate(chunk):
+        end_of = after_marks(record["text"])
         for qa in record["qas"]:
             check_answers(record["text"], qa)
             answer = qa["answers"][0]
-            end = answer["start"] + len(answer["text"].rstrip())
+            end = end_of[answer["start"] + len(answer["text"].rstrip())]
             first = np.searchsorted(arrays["char_end"][i], answer["start"], "right")
             last = np.searchsorted(arrays["char_begin"][i], end) - 1
             if first > last:

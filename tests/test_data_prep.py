@@ -171,6 +171,42 @@ def test_answers_survive_every_tokenizer(kind, tmp_path):
     assert [answer_of(split, j) for j in range(4)] == answers
 
 
+# Words that end in combining marks, which a tokenizer that strips accents drops, their offsets with them.
+MARKED = {"Hindi": ("वह नदी में है आज", "नदी में"), "Thai": ("เรา อยู่ ที่ นี้ แล้ว", "อยู่ ที่ นี้"),
+          "Arabic": ("هذا كتابٌ جديدٌ هنا", "كتابٌ جديدٌ"), "accents": ("the cafe\u0301 is open",
+     "cafe\u0301"),
+          "Vietnamese": ("ông ở Hà Nội\u0323\u0302 nay", "Nội\u0323\u0302"), "the end": ("यह है हैं", "हैं")}
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+@pytest.mark.parametrize("script", MARKED)
+def test_answers_keep_their_combining_marks(script, kind, tmp_path):
+    context, answer = MARKED[script]
+    write_json(tmp_path / "train.json", squad([context], [answer]))
+    split = load(str(tmp_path), fast_tokenizer(kind))["train"]
+    assert answer_of(split, 0) == answer == split.questions[0]["references"][0]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_an_answer_whose_span_ends_before_its_marks(kind, tmp_path):
+    """MRQA's spans were found up to marks; the reference has them."""
+    context, answer = MARKED["Hindi"]
+    begin = context.index(answer)
+    found = {"text": answer, "char_spans": [[begin, begin + len(answer) - 3]]}
+    qa = {"qid": "1", "question": "where?", "answers": [answer], "detected_answers": [found]}
+    file = write_jsonl(tmp_path / "d.jsonl", [{"context": context, "qas": [qa]}])
+    split = load(str(file), fast_tokenizer(kind))["train"]
+    assert answer_of(split, 0) == answer
+
+
+@needs_shared
+def test_answers_keep_their_combining_marks_under_a_real_tokenizer(tmp_path):
+    contexts, answers = zip(*MARKED.values(), strict=True)
+    write_json(tmp_path / "train.json", squad(contexts, answers))
+    split = load(str(tmp_path), data_prep.load_tokenizer(str(SHARED / "lm/minilm")))["train"]
+    assert [answer_of(split, j) for j in range(len(answers))] == list(answers)
+
+
 def note_qas(i):
     """The questions of one note: two are kept (the first is asked in two ways)."""
     def qa(questions, *answers):
