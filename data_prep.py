@@ -13,7 +13,6 @@ import functools
 import hashlib
 import itertools
 import json
-import re
 import string
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -28,7 +27,7 @@ import runs
 import toy
 from data import ARRAYS, TOKEN_ARRAYS, Data, SpecialTokens, Split, cut_docs
 from runs import UserError
-from sources import CACHE, EMBEDDED, SPLITS, Source, find_source, located, with_docs
+from sources import CACHE, SPLITS, Source, find_source, located, with_docs
 
 FORMAT = 3              # goes up when the arrays change, so that old caches are not read
 KINDS = {"label": "cls", "qas": "qa"}   # the kind of a data set by a field of its records; "text" without
@@ -70,7 +69,7 @@ def load(name: str, tokenizer, raw: str | None = None, dev_share: float | None =
     if kind not in (None, meta["kind"]):
         raise UserError(f"--dataset={name}: holds {meta['kind']!r} data, not {kind!r}; 'cls' is for "
                         "finetune_cls.py, 'qa' for finetune_qa.py, and all, also 'text', for pretrain.py")
-    default_model = "toy" if name in EMBEDDED else "en_core_web_sm"
+    default_model = "toy" if name in toy.TASKS else "en_core_web_sm"
     entities = functools.partial(find_entities, model=spacy_model or default_model)
     splits = {split: Split(folder / split, special, meta["labels"], entities) for split in meta["splits"]}
     for split in splits.values():
@@ -204,7 +203,8 @@ def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: 
     texts = [record["text"] for record in chunk]
     for record, encoding in zip(chunk, encode(tokenizer, texts), strict=True):
         text, ids = record["text"], np.array(encoding.ids, np.int32)
-        word_ids = np.array([-1 if word is None else word for word in encoding.word_ids], np.int32)
+        # Special tokens that stand in a text may have no word: None, nan, -1.
+        word_ids = np.nan_to_num(np.array(encoding.word_ids, float), nan=-1)
         begin, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
         # Combining marks that the tokenizer drops (accents, vowel signs of Hindi, Thai, Arabic) belong to the
         # token before them, or an answer that ends in one would differ from the text of its tokens.
@@ -308,26 +308,15 @@ def run_spacy(split: Split, nlp) -> np.ndarray:
                         f"{', '.join(nlp.pipe_names) or 'none'}")
     nlp.select_pipes(enable=["tok2vec", "transformer", *finders])
     entity_ids = np.full(len(split.input_ids), -1, np.int32)
-    parts = tqdm(text_parts(split), desc="named entities", unit="text", disable=None)
-    text_id, count = -1, 0
-    for doc, (i, offset) in nlp.pipe(parts, as_tuples=True, batch_size=64):
-        if i != text_id:
-            text_id, count = i, 0
+    texts = (split.text(i) for i in range(len(split)))
+    docs = tqdm(nlp.pipe(texts, batch_size=64), desc="named entities", total=len(split), disable=None)
+    for i, doc in enumerate(docs):
         tokens = slice(split.token_start[i], split.token_start[i + 1])
-        for entity in doc.ents:
-            first = np.searchsorted(split.char_end[tokens], offset + entity.start_char, "right")
-            stop = np.searchsorted(split.char_begin[tokens], offset + entity.end_char)
-            entity_ids[tokens][first:stop] = count
-            count += 1
+        for n, entity in enumerate(doc.ents):
+            first = np.searchsorted(split.char_end[tokens], entity.start_char, "right")
+            stop = np.searchsorted(split.char_begin[tokens], entity.end_char)
+            entity_ids[tokens][first:stop] = n
     return entity_ids
-
-
-def text_parts(split: Split) -> Iterator[tuple[str, tuple[int, int]]]:
-    """(part, (index of its text, its first character)): long texts are cut at white space, as spaCy's memory
-    grows with their length."""
-    for i in range(len(split)):
-        for part in re.finditer(r"(?s).{1,50000}(?:\s|\Z)|.{1,50000}", split.text(i)):
-            yield part[0], (i, part.start())
 
 
 # ---------------------------------------------------------------- tokenizer and LM by name
@@ -380,13 +369,10 @@ class Config:
     lm: str = "tiny"                    # whose tokenizer: tiny, a Hugging Face folder, or a hub name
     raw: str | None = None              # folder with the raw files of a named data set, instead of downloads
     dev_share: float | None = None      # share of train to cut as dev where there is none; paths: 0.1
-    spacy_model: str | None = None      # find named entities now, with this spaCy model; None: when needed
 
 
 def main(cfg: Config) -> None:
-    data = load(cfg.dataset, load_tokenizer(cfg.lm), cfg.raw, cfg.dev_share, cfg.spacy_model)
-    if cfg.spacy_model:
-        print(f"{np.mean(data.corpus.entity_ids >= 0):.1%} of the corpus' tokens are in a named entity")
+    load(cfg.dataset, load_tokenizer(cfg.lm), cfg.raw, cfg.dev_share)
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ import subprocess
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import fire
 from filelock import FileLock, Timeout
 
-# Flags that are shares of something, and counts that may be 0; every other count must be 1 at least.
+# Numbers that are shares of something, and whole numbers that may be 0.
 SHARES = {"p", "val_share", "dev_share"}
 MAY_BE_ZERO = {"seed", "overlap", "explore", "components", "random_pairs"}
 
@@ -78,8 +78,7 @@ def parse_flags(config: type, args: list[str]) -> object:
     for name in flags:
         if name not in kinds:
             raise UserError(f"unknown flag --{name}{nearest(name, kinds)}")
-    values = {name: convert(name, text, kinds[name]) for name, text in flags.items()}
-    return check_numbers(config(**values))
+    return config(**{name: convert(name, text, kinds[name]) for name, text in flags.items()})
 
 
 def convert(name: str, text: str, kind: type) -> object:
@@ -97,23 +96,15 @@ def convert(name: str, text: str, kind: type) -> object:
             raise UserError(f"--{name} takes True or False, not {text!r}")
         return text.lower() in ("true", "1")
     try:
-        return kind(text)
+        number = kind(text)
     except ValueError:
         raise UserError(f"--{name} takes {kind.__name__}, not {text!r}") from None
-
-
-def check_numbers(cfg: object) -> object:
-    """The same config; UserError where a number cannot be meant."""
-    for field in fields(cfg):
-        value = getattr(cfg, field.name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if field.name in SHARES and not 0 < value <= 1:
-            raise UserError(f"--{field.name}={value}: a share must be above 0 and at most 1")
-        least = 1 if isinstance(value, int) and field.name not in MAY_BE_ZERO else 0
-        if not least <= value < float("inf"):
-            raise UserError(f"--{field.name}={value}: must be {least} or more")
-    return cfg
+    if name in SHARES and not 0 < number <= 1:
+        raise UserError(f"--{name}={text}: a share must be above 0 and at most 1")
+    least = 0 if kind is float or name in MAY_BE_ZERO else 1
+    if not least <= number < float("inf"):
+        raise UserError(f"--{name}={text}: must be {least} or more")
+    return number
 
 
 def fill(cfg: object, defaults: dict) -> None:
@@ -161,10 +152,6 @@ def checksum(file: Path) -> str:
 
 # ---------------------------------------------------------------- the folder of a run
 
-# What the first process of torchrun, or one that was killed at once, has made of a folder so far.
-OF_A_START = {".lock", ".started.json.partial", "started.json"}
-
-
 class Run:
     """The folder of one run: its settings at the start (started.json), and all of it at the end (run.json).
 
@@ -179,18 +166,15 @@ class Run:
         self.settings = json.loads(json.dumps(settings))
         self.done = (self.folder / "run.json").exists()
         started = self.folder / "started.json"
-        if self.folder.exists() and not self.folder.is_dir():
-            raise UserError(f"--out={folder}: is a file; choose a folder")
         if self.done:
             self.refuse_others(self.folder / "run.json")
             if is_main_process():
                 print(f"already done: {self.folder}")
             return
-        names = {file.name for file in self.folder.glob("*")}
-        if "checkpoint.pt" in names:
+        if (self.folder / "checkpoint.pt").exists():
             # Without one nothing would be lost: a start with other flags begins anew.
             self.refuse_others(started)
-        elif "started.json" not in names and names - OF_A_START:
+        elif not started.exists() and any(self.folder.glob("[!.]*")):
             raise UserError(f"--out={folder}: exists and is no run of this script; choose another folder")
         if is_main_process():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -284,12 +268,9 @@ def add_result(path: Path, run: Run) -> None:
            "predictions": str(run.folder / "predictions.jsonl"), "config": run.settings,
            "versions": facts["versions"]}
     with FileLock(f"{path}.lock"):
-        if any(line.get("config") == row["config"] for line in read_results(path)):
+        lines = read_results(path)
+        if any(line.get("config") == row["config"] for line in lines):
             return
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        # A file that was edited by hand may lack its last newline.
-        gap = "" if text.endswith("\n") or not text else "\n"
-        with open(path, "a", encoding="utf-8") as f:
-            f.write(gap + json.dumps(row) + "\n")
+        write_jsonl(path, [*lines, row])
     shown = {name: value for name, value in row.items() if name not in ("config", "versions")}
     print(json.dumps(shown))

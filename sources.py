@@ -13,7 +13,6 @@ import gzip
 import json
 import os
 import re
-import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -30,8 +29,7 @@ CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent / "cach
 SPLITS = ("train", "dev", "test", "corpus")
 
 # What reading a broken file raises; anything else is a defect of the program.
-BROKEN = (TypeError, ValueError, AttributeError, EOFError, csv.Error, tarfile.TarError, zlib.error,
-          gzip.BadGzipFile)
+BROKEN = (TypeError, ValueError, AttributeError, EOFError, csv.Error, zlib.error, gzip.BadGzipFile)
 
 
 # ---------------------------------------------------------------- raw files -> records
@@ -60,8 +58,6 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
     open_text = gzip.open if path.name.lower().endswith(".gz") else open
     with located(path), open_text(path, "rt", encoding="utf-8-sig") as f:
         for n, line in enumerate(f, 1):
-            if "\0" in line:
-                raise ValueError("not a text file")
             yield f"{path}:{n}", line
 
 
@@ -215,24 +211,6 @@ def read_note(note: dict) -> Iterator[dict]:
         yield {"text": text, "qas": qas}
 
 
-def read_aclimdb(path: Path, split: str) -> Iterator[dict]:
-    """The original IMDb release: the folder, or the archive, read in place."""
-    if path.is_dir():
-        for label in ("neg", "pos"):
-            for file in sorted(path.glob(f"{split}/{label}/*.txt")):
-                with located(file):
-                    yield {"text": file.read_text("utf-8"), "label": label}
-        return
-    with located(path), tarfile.open(path) as tar:
-        for member in tar:
-            place = member.name.split("/")[1:3]
-            if member.isfile() and place in ([split, "neg"], [split, "pos"]):
-                yield {"text": tar.extractfile(member).read().decode("utf-8"), "label": place[1]}
-        # On to gzip's checksum: to tarfile, a damaged archive is a short one.
-        while tar.fileobj.read(1 << 20):
-            pass
-
-
 def with_docs(reader: Callable[[], Iterable[dict]]) -> Iterator[dict]:
     """The records with "doc", which is the article, or else the same for texts that are equal up to entity
     markers (<< >>, [[ ]]) and white space."""
@@ -299,34 +277,25 @@ def chemprot(raw: Path | None) -> Source:
 
 @dataset
 def imdb(raw: Path | None) -> Source:
-    places = [raw / "aclImdb_v1.tar.gz", raw / "aclImdb", raw] if raw else []
-    for path in places:
-        if path.is_file() or (path / "train/pos").is_dir():
-            files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
-            readers = {split: functools.partial(read_aclimdb, path, split) for split in ("train", "test")}
-            return Source(readers, files, {"dev": 0.2})
-    return dont_stop("imdb", raw, dev=0.2)
+    return dont_stop("imdb", raw)
 
 
 def mrqa(name: str, raw: Path | None, **sha256: str) -> Source:
     """MRQA 2019's release, whose dev file is what the paper reports: the `test` split."""
-    if raw and not (raw / "train").is_dir():
-        files = find_splits(raw)
-    else:
-        files = {}
+    files = find_splits(raw) if raw else {}
+    if not raw:
         for split, checksum in sha256.items():
-            files[split] = (raw or CACHE / "raw") / split / f"{name}.jsonl.gz"
-            if not raw:
-                download(f"{MRQA}{split}/{name}.jsonl.gz", files[split], checksum)
+            files[split] = CACHE / "raw" / split / f"{name}.jsonl.gz"
+            download(f"{MRQA}{split}/{name}.jsonl.gz", files[split], checksum)
     if "dev" in files and "test" not in files:
         files["test"] = files.pop("dev")
     return from_files(files)
 
 
-def dont_stop(name: str, raw: Path | None, **cut: float) -> Source:
-    """The splits of Gururangan et al. 2020; `cut` is for files of your own."""
+def dont_stop(name: str, raw: Path | None) -> Source:
+    """The splits of Gururangan et al. 2020."""
     if raw:
-        return from_files(find_splits(raw), **cut)
+        return from_files(find_splits(raw))
     files = {}
     for split in ("train", "dev", "test"):
         files[split] = CACHE / "raw" / name / f"{split}.jsonl"
@@ -351,17 +320,17 @@ def toy_source(name: str, raw: Path | None = None) -> Source:
     return Source({split: functools.partial(iter, records[split]) for split in SPLITS}, [Path(toy.__file__)])
 
 
-EMBEDDED = tuple(toy.TASKS)
-DATASETS |= {name: functools.partial(toy_source, name) for name in EMBEDDED}
+DATASETS |= {name: functools.partial(toy_source, name) for name in toy.TASKS}
 
 
 def find_source(name: str, raw: str | None) -> Source:
     """The source of --dataset: a registered name, a folder, or a file."""
     if raw and not Path(raw).is_dir():
         raise UserError(f"--raw={raw}: no such folder")
-    path = Path(name)
     if name in DATASETS:
-        return DATASETS[name](Path(raw) if raw else None)
+        folder = Path(raw) if raw else None
+        return DATASETS[name](folder)
+    path = Path(name)
     if path.is_dir():
         return from_files(find_splits(path), dev=0.1)
     if not path.is_file():
@@ -371,27 +340,31 @@ def find_source(name: str, raw: str | None) -> Source:
     return from_files({"train": path}, dev=0.1)
 
 
-def from_files(files: dict[str, Path], kind: str | None = None, **cut: float) -> Source:
+def from_files(files: dict[str, Path], **cut: float) -> Source:
+    """The source of some files; cut: the share of train that becomes a split which has no file."""
     readers = {split: functools.partial(read, file) for split, file in files.items()}
     missing = {split: share for split, share in cut.items() if split not in files}
-    return Source(readers, list(files.values()), missing, kind)
+    return Source(readers, list(files.values()), missing)
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
     """Files named train, dev, test or corpus, also dev-v1.1.json, val-00000-of-00001.jsonl and the like; a
     file that is alone is train."""
-    ending = r"\.(jsonl?|csv|tsv|txt)(\.gz)?$"
-    named = r"(train|dev|val|valid|validation|test|corpus)(-v\d[\d.]*|-\d+-of-\d+)?(\..*)?" + ending
-    files = [file for file in sorted(folder.iterdir()) if re.search(ending, file.name.lower())]
+    files = []
     found = {}
-    for file in files:
-        match = re.match(named, file.name.lower())
-        if match:
-            split = "dev" if match[1].startswith("val") else match[1]
-            if split in found:
-                raise UserError(f"{folder}: {found[split].name} and {file.name} could be {split}; keep one")
+    for file in sorted(folder.iterdir()):
+        name = file.name.lower()
+        if not re.search(r"\.(jsonl?|csv|tsv|txt)(\.gz)?$", name):
+            continue
+        files.append(file)
+        split = re.split(r"\W", name)[0]
+        if split in ("val", "valid", "validation"):
+            split = "dev"
+        if split in found:
+            raise UserError(f"{folder}: {found[split].name} and {file.name} could be {split}; keep one")
+        if split in SPLITS:
             found[split] = file
-    if not found and len(files) == 1 and not (folder / "train").is_dir():
+    if not found and len(files) == 1:
         found["train"] = files[0]
     if not found:
         raise UserError(f"{folder}: no file named train, dev, test or corpus (.json .jsonl .csv .tsv .txt, "

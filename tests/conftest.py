@@ -1,10 +1,12 @@
 """Fixtures: a cache of its own for the whole run, tiny random LMs of several architectures, small data
 files."""
 import contextlib
+import gzip
 import importlib
 import io
 import json
 import os
+import random
 import re
 import signal
 import string
@@ -134,10 +136,10 @@ def fast_tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
                                                 model_max_length=64, **SPECIAL)
 
 
-def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0) -> torch.nn.Module:
+def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0, layers: int = 2) -> torch.nn.Module:
     """A small masked LM with random weights, of one of the architectures that people adapt. Hidden size
     32."""
-    size = {"vocab_size": vocab, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    size = {"vocab_size": vocab, "hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2,
             "intermediate_size": 64, "max_position_embeddings": 66, "pad_token_id": 0}
     drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     ends = {"bos_token_id": 2, "eos_token_id": 3}
@@ -147,7 +149,7 @@ def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0) -> torch.nn.Mod
         return t.BertForMaskedLM(t.BertConfig(**size, **drop))
     if kind == "distilbert":
         return t.DistilBertForMaskedLM(t.DistilBertConfig(
-            vocab_size=vocab, dim=32, n_layers=2, n_heads=2, hidden_dim=64, pad_token_id=0,
+            vocab_size=vocab, dim=32, n_layers=layers, n_heads=2, hidden_dim=64, pad_token_id=0,
             max_position_embeddings=66, dropout=dropout, attention_dropout=dropout))
     if kind == "roberta":
         return t.RobertaForMaskedLM(t.RobertaConfig(**size, **drop, **ends))
@@ -221,3 +223,21 @@ def qa_folder(tmp_path):
         answers = [["purred", "big ones", "many pieces"][i % 3] for i in range(len(part))]
         (folder / f"{split}.json").write_text(json.dumps(squad(part, answers)))
     return folder
+
+
+def mrqa_files(folder: Path, name: str, train: int = 30) -> None:
+    """Small files of MRQA in the place of a data set's downloads."""
+    rng = random.Random(0)
+    for split, n in (("train", train), ("dev", 6)):
+        rows = [{"header": {"dataset": name, "split": split}}]
+        for i in range(n):
+            words = rng.choices(" ".join(TEXTS).split(), k=40)
+            context = f"Story {i} of {split}: " + " ".join(words)
+            begin = context.index(words[5])
+            answer = {"text": words[5], "char_spans": [[begin, begin + len(words[5]) - 1]]}
+            qa = {"qid": f"{split}{i}", "question": "What sat?", "answers": [words[5]],
+                  "detected_answers": [answer]}
+            rows.append({"context": context, "qas": [qa]})
+        file = write_jsonl(folder / split / "rows.jsonl", rows)
+        (folder / split / f"{name}.jsonl.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()

@@ -1,4 +1,6 @@
 """run_all.sh: which commands it makes; a failed row says so and the rest go on; nothing is run twice."""
+import contextlib
+import itertools
 import json
 import os
 import re
@@ -6,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
-
-QUICK = {"QUICK": "1", "DATASETS": "toycls", "PYTHON": sys.executable, "PYTHONWARNINGS": "ignore"}
+import spacy
+from conftest import ROOT, TEXTS, fast_tokenizer, mrqa_files, random_lm, write_jsonl
 
 
 def run_all(*flags, **env):
@@ -155,6 +157,22 @@ def test_rows_do_not_take_a_policy_that_failed(stub, tmp_path):
     assert sum("finetune_cls.py" in line for line in ran) == 3
 
 
+@contextlib.contextmanager
+def quick_python(folder, **env):
+    """A PYTHON for run_all.sh whose commands need not import torch (fork_python.py)."""
+    fork_python, python = ROOT / "tests/fork_python.py", folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {fork_python} {folder}/socket "$@"\n')
+    python.chmod(0o755)
+    command = [sys.executable, str(fork_python), f"{folder}/socket"]
+    env = os.environ | {"PYTHONWARNINGS": "ignore"} | env
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout.readline() == "ready\n"
+            yield str(python)
+        finally:
+            server.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", ["SIGTERM", "Ctrl-C"])
 def test_when_it_is_stopped_the_row_at_work_ends_and_no_other_starts(stop, stub, tmp_path):
@@ -176,12 +194,15 @@ def test_when_it_is_stopped_the_row_at_work_ends_and_no_other_starts(stop, stub,
 @pytest.mark.slow
 def test_rows_of_the_toy_world_are_run_once(tmp_path):
     """A row fails, is mended and run again; what is finished is not."""
-    first = run_all(**QUICK, MASKERS="none entity", OUT=str(tmp_path), SPACY_MODEL="xx_none")
+    with quick_python(tmp_path) as python:
+        env = {"PYTHON": python, "QUICK": "1", "DATASETS": "toycls", "MASKERS": "none entity",
+               "OUT": str(tmp_path)}
+        first = run_all(**env, SPACY_MODEL="xx_none")
+        second = run_all(**env, SEEDS="0 1")
     assert first.returncode == 1
     assert "1 failed" in first.stderr
     assert "xx_none" in (tmp_path / "logs/score-toycls-tiny-entity-0.log").read_text()
     assert "| No PT |" in first.stdout
-    second = run_all(**QUICK, MASKERS="none entity", SEEDS="0 1", OUT=str(tmp_path))
     assert second.returncode == 0, second.stderr
     assert "already done" in (tmp_path / "logs/score-toycls-tiny-none-0.log").read_text()
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
@@ -189,3 +210,83 @@ def test_rows_of_the_toy_world_are_run_once(tmp_path):
     assert sorted(rows) == [("entity", 0), ("entity", 1), ("none", 0), ("none", 1)]
     # Each seed has an LM of its own, and yet they are one row.
     assert re.search(r"\| Entity-Random \| [^|]+±[^|]+\|", second.stdout)
+
+
+# ---------------------------------------------------------------- the paper's tables, on stand-ins
+
+def paper_data(cache: Path, raw: Path) -> None:
+    """A few records in the place of each download, and of emrQA, which is not for download."""
+    for name in ("SQuAD", "NewsQA"):
+        mrqa_files(cache / "raw", name, 12)
+    for name, labels in (("chemprot", ["ACTIVATOR", "INHIBITOR", "SUBSTRATE"]), ("imdb", ["0", "1"])):
+        for split, n in (("train", 12), ("dev", 6), ("test", 6)):
+            rows = []
+            for i in range(n):
+                rows.append({"text": f"{split} {i}. {TEXTS[i % 4]}", "label": labels[i % len(labels)]})
+            write_jsonl(cache / "raw" / name / f"{split}.jsonl", rows)
+    notes = []
+    for i in range(12):
+        qa = {"question": ["what sat?"], "answers": [{"evidence": "the mat", "text": "mat"}]}
+        text = [f"Note {i}\n", "The cat sat on the mat\n"]
+        notes.append({"note_id": str(i), "context": text, "qas": [qa]})
+    (raw / "emrqa").mkdir(parents=True)
+    articles = [{"title": "medication", "paragraphs": notes}]
+    (raw / "emrqa/data.json").write_text(json.dumps({"data": articles}))
+
+
+def hub_cache(hub: Path) -> None:
+    """Small random LMs under the names of the paper's, as Hugging Face keeps what it has downloaded."""
+    tokenizer = fast_tokenizer("wordpiece")
+    for kind in ("bert", "distilbert"):
+        folder = hub / f"models--{kind}-base-uncased"
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs/main").write_text("0" * 40)
+        random_lm(kind, len(tokenizer), 0.1, layers=1).save_pretrained(folder / "snapshots" / ("0" * 40))
+        tokenizer.save_pretrained(folder / "snapshots" / ("0" * 40))
+
+
+@pytest.fixture
+def stand_ins(tmp_path):
+    """Variables for run_all.sh: small local LMs and data under the names of the real ones, and a PYTHON that
+    starts at once."""
+    paper_data(tmp_path / "cache", tmp_path / "raw")
+    hub_cache(tmp_path / "hf/hub")
+    nlp = spacy.blank("en")
+    nlp.add_pipe("entity_ruler").add_patterns([{"label": "THING", "pattern": "cat"}])
+    nlp.to_disk(tmp_path / "spacy")
+    env = {"OUT": str(tmp_path / "out"), "NMG_CACHE": str(tmp_path / "cache"), "RAW": str(tmp_path / "raw"),
+           "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "SPACY_MODEL": str(tmp_path / "spacy")}
+    with quick_python(tmp_path, **env) as python:
+        yield env | {"PYTHON": python}
+
+
+@pytest.mark.slow
+def test_every_row_of_the_paper_is_run(stand_ins, tmp_path):
+    """Tables 1 to 3, three seeds, with all defaults but one: 1 episode of meta-training instead of 200."""
+    result = run_all(**stand_ins, NMG_FLAGS="--episodes=1", JOBS="2")
+    assert result.returncode == 0, result.stderr
+    out = tmp_path / "out"
+    assert not (out / "failed").exists()
+
+    bert, distilbert = "bert-base-uncased", "distilbert-base-uncased"
+    groups = [(data, lm) for lm in (bert, distilbert) for data in ("squad", "emrqa", "newsqa")]
+    groups += [("chemprot", bert), ("imdb", bert)]
+    expected = []
+    for data, lm in groups:
+        maskers = ["none", "random", "whole", "span", "entity", "punct", f"nmg:{out}/nmg-{data}-{lm}"]
+        if (data, lm) == ("newsqa", distilbert):
+            maskers += [f"nmg:{out}/{name}-{data}-{lm}" for name in ("nmg-alone", "nmg-fresh")]
+        expected += itertools.product([data], [lm], maskers, [0, 1, 2])
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    rows = [(line["dataset"], line["lm"], line["masker"], line["seed"]) for line in lines]
+    assert sorted(rows) == sorted(expected)
+
+    # The tables of the report, by data set and LM.
+    _, *parts = (out / "report/results.md").read_text().split("\n## ")
+    assert sorted(part.partition("\n")[0] for part in parts) == sorted(map(", ".join, groups))
+    for part in parts:
+        names = set(re.findall(r"^\| ([A-Z][^|]*?) \|.* 3 \|", part, re.MULTILINE))
+        ablations = {"NMG, self_play=False", "NMG, continual=False"}
+        assert names - ablations == {"No PT", "Random", "Whole-Random", "Span-Random", "Entity-Random",
+                                     "Punct.-Random", "NMG"}
+        assert (names >= ablations) == part.startswith(f"newsqa, {distilbert}")

@@ -1,7 +1,6 @@
 """Meta-training: equations against naive transcriptions of the paper, learning with a known reward, kills."""
 import copy
 import gc
-import gzip
 import importlib
 import inspect
 import itertools
@@ -23,10 +22,10 @@ from conftest import (
     call,
     fast_tokenizer,
     kill_when,
+    mrqa_files,
     needs_shared,
     random_lm,
     torchrun,
-    write_jsonl,
 )
 
 import data_prep
@@ -699,25 +698,6 @@ def stopped(*args, **kwargs):
     raise UserError("stop")
 
 
-def newsqa_like(folder):
-    """Small files of MRQA in the place of NewsQA's downloads."""
-    rng = random.Random(0)
-    for split, n in (("train", 30), ("dev", 6)):
-        rows = [{"header": {"dataset": "NewsQA", "split": split}}]
-        for i in range(n):
-            words = rng.choices(" ".join(TEXTS).split(), k=40)
-            context = f"Story {i} of {split}: " + " ".join(words)
-            begin = context.index(words[5])
-            answer = {"text": words[5], "char_spans": [[begin, begin + len(words[5]) - 1]]}
-            qa = {"qid": f"{split}{i}", "question": "What sat?", "answers": [words[5]],
-                  "detected_answers": [answer]}
-            rows.append({"context": context, "qas": [qa]})
-        write_jsonl(folder / "rows.jsonl", rows)
-        (folder / split).mkdir()
-        packed = gzip.compress((folder / "rows.jsonl").read_bytes())
-        (folder / split / "NewsQA.jsonl.gz").write_bytes(packed)
-
-
 @dataclass
 class TwoEpisodes(Config):
     episodes: int = 2
@@ -727,7 +707,7 @@ class TwoEpisodes(Config):
 def test_the_first_commands_of_a_user(tmp_path, monkeypatch):
     """Those of the docstrings, verbatim, on small files under the names of the real ones. Only the paper's
     numbers of episodes and contexts are smaller."""
-    newsqa_like(tmp_path / "cache/raw")
+    mrqa_files(tmp_path / "cache/raw", "NewsQA")
     for module in (sources, data_prep):
         monkeypatch.setattr(module, "CACHE", tmp_path / "cache")
     tok = fast_tokenizer("wordpiece")
@@ -845,7 +825,7 @@ def test_chemprot_with_a_real_lm(tmp_path):
     (["--reward=regression"], "unknown flag --reward"),
     (["--metric=f1"], "--metric=f1: allowed are accuracy, likelihood"),
     (["--episodes=0"], "--episodes=0: must be 1 or more"),
-    (["--val_share=2"], "--val_share=2.0: a share must be above 0"),
+    (["--val_share=2"], "--val_share=2: a share must be above 0"),
     (["--selfplay=False"], "did you mean 'self_play'?"),
     (["--dataset=corpus.txt"], "has no labelled examples to learn a policy from"),
     (["--max_len=4096"], "--max_len=4096: this LM takes at most 128 tokens"),

@@ -5,13 +5,13 @@
 
     ours     the functions that train_nmg.py calls
     padded   as the official code does it: rows padded to the maximum, the MLM head on every position, fp32,
-             torch's dropout and attention; policies that learn from padded states
-    Trainer  batches padded to their longest row, bf16 where that is native, no search for the best answers;
-             policies as in padded
+             torch's dropout and attention
+    Trainer  batches padded to their longest row, bf16 where that is native, no search for the best answers
 
-An episode is three plays of MLM, fine-tuning and scoring, and then both policies. Each side has a process of
-its own; they take turns on sub-tasks as train_nmg.py draws them. Ratios carry over to other machines, seconds
-do not. The last line is JSON, for programs. Needs `pip install accelerate`.
+An episode is three plays of MLM, fine-tuning and scoring; what the policies add to it is not measured.
+Each side has a process of its own; they take turns on sub-tasks as train_nmg.py draws them. Ratios
+carry over to other machines, seconds do not. The last line is JSON, for programs.
+Needs `pip install accelerate`.
 """
 import contextlib
 import copy
@@ -27,14 +27,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from unittest.mock import patch
+from types import ModuleType
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
-from tqdm import tqdm
 
 import data_prep
 import finetune_cls
@@ -46,18 +45,16 @@ import runs
 import train_nmg
 from data import Batch, Pieces, collate
 from loop import device, stream, with_head
-from maskers import Policy, RowRandom
 from runs import UserError
 from subtasks import SubTaskSampler
 
-STAGES = ("MLM", "fine-tuning", "scoring", "policies", "episode")
+STAGES = ("MLM", "fine-tuning", "scoring")
 
 
 @dataclass
 class Config:
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name
-    raw: str | None = None          # folder with the raw files of a named data set
     contexts: int = 64              # texts of a sub-task
     examples: int = 64              # labelled examples, at most
     validation: int = 300           # validation examples, at most
@@ -65,105 +62,51 @@ class Config:
     batch_size: int = 8             # pieces a step
     max_len: int | None = None      # tokens a context; None: 512 for question answering, else 256
     ft_max_len: int | None = None   # tokens of a labelled piece; None: 384 for question answering, else 256
-    repeats: int = 3                # episodes, each on a sub-task of its own; the tables show medians
+    repeats: int = 3                # sub-tasks; the table shows medians
 
 
 # ---------------------------------------------------------------- the work, in three ways
 
 class Ours:
-    """The stages of an episode, with the functions that train_nmg.py calls."""
+    """The stages of a play, with the functions that train_nmg.py calls."""
     fast = True
 
     def __init__(self, cfg: Config, repeat: int):
-        loop.use_fast_path(self.fast)
         self.tokenizer = data_prep.load_tokenizer(cfg.lm)
-        data = data_prep.load(cfg.dataset, self.tokenizer, cfg.raw)
-        if data.kind == "text":
-            raise UserError(f"--dataset={cfg.dataset}: has no labelled examples")
-        self.task = importlib.import_module(f"finetune_{data.kind}")
-        self.lm = pretrain.load_lm(cfg.lm).to(device())
-        self.policies = [Policy(self.lm.config.hidden_size) for _ in ("opponent", "learner")]
-
-        # The flags of train_nmg.py, resolved as there.
         flags = {name: value for name, value in vars(cfg).items() if name != "repeats"}
-        self.cfg = train_nmg.Config(**flags, seed=repeat)
-        runs.fill(self.cfg, train_nmg.PAPER | self.task.INNER_LOOP | {"metric": self.task.METRICS[0]})
-        self.cfg.max_len = pretrain.max_len_of(self.lm, cfg.max_len, data.block_len)
-        ft_max_len = self.task.DEFAULTS["max_len"]
-        self.cfg.ft_max_len = pretrain.max_len_of(self.lm, cfg.ft_max_len, ft_max_len, "ft_max_len")
+        self.cfg = train_nmg.Config(**flags, seed=repeat, fast=self.fast)
+        data, self.lm, self.task = train_nmg.open_task(self.cfg, {})
 
-        # The first sub-task with this seed, and random masks.
+        # The first sub-task with this seed.
         sampler = SubTaskSampler(data, self.task, self.cfg.max_len, self.cfg.ft_max_len, self.cfg.val_share)
         rng = stream(repeat, "sub-task 0")
-        self.subtask = sampler.sample(rng, cfg.contexts, None, cfg.examples, cfg.validation)
-        self.contexts = self.subtask.contexts
-        self.batch = collate(self.contexts, np.arange(len(self.contexts)))
-        self.rng = RowRandom(repeat, "random acts", 0, self.batch.indices)
-        self.mask = maskers.random(self.batch, maskers.budget_of(self.batch, cfg.p), self.rng)      # (N, L)
+        self.subtask = sampler.sample(rng, cfg.contexts, self.cfg.docs, cfg.examples, cfg.validation)
 
     def mlm(self) -> None:
         self.adapted = copy.deepcopy(self.lm)
-        pretrain.pretrain(self.adapted, self.contexts, maskers.fixed(self.mask), p=self.cfg.p,
+        pretrain.pretrain(self.adapted, self.subtask.contexts, maskers.random, p=self.cfg.p,
                           epochs=self.cfg.mlm_epochs, lr=self.cfg.mlm_lr, batch_size=self.cfg.batch_size,
-                          remask=False, quiet=True)
+                          quiet=True)
 
     def finetune(self) -> None:
         self.model = self.task.finetune(self.adapted, self.subtask.train, epochs=self.cfg.ft_epochs,
                                         lr=self.cfg.ft_lr, batch_size=self.cfg.batch_size, quiet=True)
 
-    def score(self) -> None:
-        self.task.example_scores(self.model, self.subtask.val, self.cfg.metric)
-
-    def learn(self) -> None:
-        states = train_nmg.encode(self.lm, self.contexts)
-        rng = np.random.default_rng(0)
-        for policy in self.policies:
-            agent = train_nmg.Agent(policy, self.cfg.rl_lr)
-            play = train_nmg.act(agent, states, self.batch, self.rng, self.cfg.p, explore=False)
-            R = rng.choice([-1.0, 1.0], play.mask.shape)
-            agent.replay = train_nmg.actions_of(0, play, R, play.mask, self.batch.input_ids)
-            agent.learn({0: states}, train_nmg.SelfPlay(), rng, self.cfg)
+    def score(self) -> np.ndarray:
+        return self.task.example_scores(self.model, self.subtask.val)
 
 
 class Padded(Ours):
-    """The same functions, with padded batches and without what makes MLM fast."""
+    """The same functions, with padded batches and without what makes MLM fast.
+
+    They stay patched, as each side has a process of its own."""
     fast = False
 
-    def mlm(self) -> None:
-        with patch.multiple(pretrain, collate=padded_to(self.cfg.max_len), mlm_loss=mlm_loss_everywhere,
-                            choose_masks=lambda *_: self.mask):
-            super().mlm()
-
-    def finetune(self) -> None:
-        with patch.object(self.task, "collate", padded_to(self.cfg.ft_max_len)):
-            super().finetune()
-
-    def score(self) -> None:
-        with patch.object(self.task, "collate", padded_to(self.cfg.ft_max_len)):
-            super().score()
-
-    def learn(self) -> None:
-        pad = padded_to(self.cfg.max_len)
-        lm_states = pretrain.LMReader(self.lm)
-        parts = np.array_split(self.batch.indices, -(-len(self.contexts) // self.cfg.batch_size))
-        hidden = torch.cat([lm_states(pad(self.contexts, part)).cpu() for part in parts])   # (N, max_len, H)
-        batch = pad(self.contexts, self.batch.indices)
-        masks = [torch.from_numpy(batch.attention_mask), torch.from_numpy(batch.maskable)]
-        actions = np.argwhere(self.mask)                                                    # (A, 2)
-        rng = np.random.default_rng(0)
-        for policy in self.policies:
-            policy.to(device())
-            optimizer = torch.optim.Adam(policy.parameters(), lr=self.cfg.rl_lr)
-            for _ in range(self.cfg.updates_per_episode):
-                context, position = actions[rng.integers(len(actions), size=self.cfg.minibatch)].T
-                R = rng.choice([-1.0, 1.0], len(context)).astype(np.float32)
-                log_prob = -np.log(batch.maskable.sum(1)[context]).astype(np.float32)
-                inputs = [x[context].to(device()) for x in (hidden, *masks)]
-                given = [torch.from_numpy(x.copy()).to(device()) for x in (position, log_prob, R)]
-                policy_loss, value_loss = train_nmg.losses(*policy(*inputs), *given, self.cfg.entropy_coef)
-                optimizer.zero_grad()
-                (policy_loss + value_loss).backward()
-                optimizer.step()
+    def __init__(self, cfg: Config, repeat: int):
+        super().__init__(cfg, repeat)
+        pretrain.collate = padded_to(self.cfg.max_len)
+        pretrain.mlm_loss = mlm_loss_everywhere
+        self.task.collate = padded_to(self.cfg.ft_max_len)
 
 
 def padded_to(length: int) -> Callable[[Pieces, np.ndarray], Batch]:
@@ -188,27 +131,15 @@ def mlm_loss_everywhere(model: torch.nn.Module, tensors: dict[str, torch.Tensor]
     return F.cross_entropy(logits, labels, reduction="sum")
 
 
-class Trainer(Padded):
-    """The same with Hugging Face's Trainer, but for the policies."""
+class Trainer(Ours):
+    """The same with Hugging Face's Trainer."""
+    fast = False
 
     def __init__(self, cfg: Config, repeat: int):
         super().__init__(cfg, repeat)
-        self.corpus = self.examples(self.contexts)
-        self.train, self.val = self.examples(self.subtask.train), self.examples(self.subtask.val)
-
-    def examples(self, pieces: Pieces) -> list[dict]:
-        """A dictionary of lists for each piece."""
-        found = []
-        for i in range(len(pieces)):
-            batch = collate(pieces, np.array([i]))
-            example = {name: tensor[0].tolist() for name, tensor in batch.tensors().items()}
-            if pieces.question_ids is not None:
-                first, last = finetune_qa.targets(batch, pieces)[0].tolist()
-                example |= {"start_positions": first, "end_positions": last}
-            elif pieces is not self.contexts:
-                example["labels"] = int(finetune_cls.labels_of(pieces)[i])
-            found.append(example)
-        return found
+        self.corpus = examples_of(self.subtask.contexts)
+        self.train = examples_of(self.subtask.train, self.task)
+        self.val = examples_of(self.subtask.val, self.task)
 
     def trainer(self, model: torch.nn.Module, examples: list[dict], epochs: int, lr: float,
                 collator: Callable | None = None) -> transformers.Trainer:
@@ -229,7 +160,7 @@ class Trainer(Padded):
         auto_class, labels = transformers.AutoModelForQuestionAnswering, 2
         if self.task is finetune_cls:
             auto_class = transformers.AutoModelForSequenceClassification
-            labels = len(self.contexts.split.labels)
+            labels = len(self.subtask.train.split.labels)
         self.model = with_head(self.adapted, auto_class, 0, num_labels=labels)
         self.trainer(self.model, self.train, self.cfg.ft_epochs, self.cfg.ft_lr).train()
 
@@ -237,39 +168,43 @@ class Trainer(Padded):
         self.trainer(self.model, [], 1, self.cfg.ft_lr).predict(self.val)
 
 
+def examples_of(pieces: Pieces, task: ModuleType | None = None) -> list[dict]:
+    """A dictionary of lists for each piece, as Trainer reads them; with the labels of a task."""
+    found = []
+    for i in range(len(pieces)):
+        batch = collate(pieces, np.array([i]))
+        example = {name: tensor[0].tolist() for name, tensor in batch.tensors().items()}
+        if task is finetune_cls:
+            example["labels"] = int(finetune_cls.labels_of(pieces)[i])
+        elif task:
+            first, last = finetune_qa.targets(batch, pieces)[0].tolist()
+            example |= {"start_positions": first, "end_positions": last}
+        found.append(example)
+    return found
+
+
 SIDES = {"ours": Ours, "padded": Padded, "Trainer": Trainer}
 
 
 # ---------------------------------------------------------------- measuring
 
-def measure(side: str, cfg: Config, repeat: int) -> tuple[list[tuple[float, float]], float]:
-    """(seconds, peak GB of the GPU or else of this process) of each stage, and the operations of MLM."""
-    found = []
+def measure(side: str, cfg: Config, repeat: int) -> tuple[list[float], float, float]:
+    """The seconds of each stage, the peak memory of this process in GB, and the operations of MLM."""
+    seconds = []
     # Trainer prints every result.
     with contextlib.redirect_stdout(io.StringIO()):
         work = SIDES[side](cfg, repeat)
-        for stage in (work.mlm, work.finetune, work.score, work.learn):
-            reset_peak()
+        for stage in (work.mlm, work.finetune, work.score):
             started = time.perf_counter()
             stage()
             if device().type == "cuda":
                 torch.cuda.synchronize()
-            found.append((time.perf_counter() - started, peak_gb()))
-    seconds, peaks = zip(*found, strict=True)
-    episode = (3 * sum(seconds[:3]) + seconds[3], max(peaks))
-    return [*found, episode], mlm_operations(work)
-
-
-def reset_peak() -> None:
-    if device().type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    # Linux: the peak counts from the memory of now on.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+            seconds.append(time.perf_counter() - started)
+    return seconds, peak_gb(), mlm_operations(work)
 
 
 def peak_gb() -> float:
-    """The peak since reset_peak; 0 on a system that does not tell it."""
+    """The peak of the GPU, or else of this process; 0 on a system that does not tell it."""
     if device().type == "cuda":
         return torch.cuda.max_memory_allocated() / 1e9
     status = Path("/proc/self/status")
@@ -281,15 +216,15 @@ def peak_gb() -> float:
 def mlm_operations(work: Ours) -> float:
     """Floating-point operations of the products that MLM cannot do without: the encoder on real tokens, the
     head on masked ones. A backward pass counts twice its forward pass."""
-    length = round(work.contexts.length.mean())
-    row = torch.ones(1, length, dtype=torch.long, device=device())
+    length = work.subtask.contexts.length
+    row = torch.ones(1, round(length.mean()), dtype=torch.long, device=device())
     counts = []
     for module in (work.lm.base_model, work.lm):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             module(input_ids=row)
-        counts.append(counter.get_total_flops() / length)
+        counts.append(counter.get_total_flops() / row.shape[1])
     encoder, head = counts[0], counts[1] - counts[0]
-    return float(3 * work.cfg.mlm_epochs * (encoder * work.contexts.length.sum() + head * work.mask.sum()))
+    return float(3 * work.cfg.mlm_epochs * length.sum() * (encoder + work.cfg.p * head))
 
 
 def product_rate() -> float:
@@ -307,13 +242,6 @@ def product_rate() -> float:
 
 # ---------------------------------------------------------------- the script
 
-def table(heading: list[str], rows: list[list[str]]) -> None:
-    """Prints a table in Markdown."""
-    print()
-    for row in (heading, ["---"] + ["---:"] * (len(heading) - 1), *rows):
-        print("| " + " | ".join(row) + " |")
-
-
 def spread(values: np.ndarray) -> str:
     return f"{np.median(values):.2f} ({values.min():.2f} to {values.max():.2f})"
 
@@ -325,42 +253,38 @@ def main(cfg: Config) -> None:
         raise UserError("Trainer would take all GPUs, ours takes one; set CUDA_VISIBLE_DEVICES=0")
     work = Ours(cfg, 0)
     limit = product_rate()
-    length = work.contexts.length
+    length = work.subtask.contexts.length
     print(f"\n{len(length)} contexts of {length.mean():.0f} tokens on average, at most {work.cfg.max_len}; "
           f"{len(work.subtask.train)} labelled pieces, {len(work.subtask.val)} to score; {device()}, "
           f"{torch.get_num_threads()} threads, large products {limit / 1e9:,.0f} GFLOP/s", flush=True)
 
-    # Each side in a process of its own; another one is first in every repeat.
+    # 1. each side in a process of its own; another one is first in every repeat
     pools = {side: ProcessPoolExecutor(1, get_context("spawn")) for side in SIDES}
-    measured = {side: [] for side in SIDES}
+    measured = {side: [] for side in SIDES}         # of each repeat: seconds of the stages, of an episode
+    gb = {}
     rates = []
-    with tqdm(total=cfg.repeats * len(SIDES), desc="measuring", disable=None) as bar:
-        for repeat in range(cfg.repeats):
-            for side in np.roll(list(SIDES), repeat).tolist():
-                found, operations = pools[side].submit(measure, side, cfg, repeat).result()
-                measured[side].append(found)
-                if side == "ours":
-                    rates.append(operations / found[0][0])
-                bar.update()
+    for repeat in range(cfg.repeats):
+        for side in np.roll(list(SIDES), repeat).tolist():
+            seconds, gb[side], operations = pools[side].submit(measure, side, cfg, repeat).result()
+            measured[side].append([*seconds, 3 * sum(seconds)])
+            if side == "ours":
+                rates.append(operations / seconds[0])
+            print(f"repeat {repeat}, {side}: a play of {sum(seconds):.1f} s", flush=True)
     share = float(np.median(rates)) / limit
-    measured = {side: np.array(found) for side, found in measured.items()}      # (repeats, stages, 2) each
 
+    # 2. the table, in Markdown
     others = [side for side in SIDES if side != "ours"]
-    times, memory = [], []
-    for i, stage in enumerate(STAGES):
-        seconds = {side: found[:, i, 0] for side, found in measured.items()}
-        ratios = [spread(seconds[side] / seconds["ours"]) for side in others]
-        times.append([stage, *map(spread, seconds.values()), *ratios])
-        memory.append([stage, *(f"{found[:, i, 1].max():.2f}" for found in measured.values())])
-    table(["seconds", *SIDES, *(f"{side} / ours" for side in others)], times)
-    table(["peak GB", *SIDES], memory)
-    print(f"\nseconds: median of {cfg.repeats} (least to most); our MLM reaches {share:.0%} of the rate of "
-          "large products")
-    figures = vars(cfg) | {"gflops": limit / 1e9, "mlm_share": share, "seconds": {}, "gb": {}}
-    for side, found in measured.items():
-        for name, values in zip(("seconds", "gb"), np.median(found, 0).T.tolist(), strict=True):
-            figures[name][side] = dict(zip(STAGES, values, strict=True))
-    print(json.dumps(figures))
+    heading = ["seconds", *SIDES, *(f"{side} / ours" for side in others)]
+    print(f"\n| {' | '.join(heading)} |\n|{' --- |' * len(heading)}")
+    for i, stage in enumerate([*STAGES, "episode"]):
+        seconds = {side: np.array(found)[:, i] for side, found in measured.items()}         # (repeats,) each
+        ratios = [seconds[side] / seconds["ours"] for side in others]
+        print("|", " | ".join([stage, *map(spread, seconds.values()), *map(spread, ratios)]), "|")
+    peaks = ", ".join(f"{side} {gb[side]:.2f}" for side in SIDES)
+    print(f"\nmedian of {cfg.repeats} (least to most); peak GB: {peaks}; our MLM reaches {share:.0%} of the "
+          "rate of large products")
+    figures = {"gflops": limit / 1e9, "mlm_share": share, "seconds": measured, "gb": gb}
+    print(json.dumps(vars(cfg) | figures))
 
 
 if __name__ == "__main__":

@@ -18,18 +18,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
 import data_prep
 import maskers
 import runs
-from data import Pieces, Split, blocks, collate
+from data import Pieces, Split, blocks
 from loop import length_batches, stream
 from policies import Policy
 from pretrain import LMReader, load_lm, mask_batch, max_len_of
 from runs import UserError
 
 TEMPLATE = Path(__file__).with_name("show_masks.html")
+COUNTED = 1000              # texts whose parts of speech are counted, at most
 COLORS = ("#9db8d2", "#1f3b57", "#d08c3c", "#7d9c6c", "#8c5a7c", "#b9b09a")
 ALL = "in the text"         # the name of all maskable tokens, beside the maskers
 
@@ -41,7 +41,6 @@ class Config:
     maskers: str = "random,whole,span,punct"    # with commas between, each as --masker of pretrain.py
     p: float = 0.15                 # share of tokens to mask
     contexts: int = 40              # texts on the page, drawn by seed
-    counted: int = 1000             # texts whose parts of speech are counted, at most
     seed: int = 0                   # of the drawn texts and of the masks
     split: str | None = None        # train dev test corpus; None: the text that pretrain.py reads
     raw: str | None = None          # folder with the raw files of a named data set
@@ -51,24 +50,19 @@ class Config:
 
 # ---------------------------------------------------------------- what is chosen
 
-def masked_tokens(pieces: Pieces, indices: np.ndarray, masker: maskers.Masker, p: float, seed: int,
-                  lm) -> np.ndarray:
-    """(T,) bool: the tokens of the split that a masker chooses in some pieces."""
+def choices(pieces: Pieces, indices: np.ndarray, masker: maskers.Masker, cfg: Config, lm,
+            policy: Policy | None) -> tuple[np.ndarray, np.ndarray]:
+    """(T,) bool: the tokens of the split that a masker chooses in some pieces; and (T,) what its policy
+    gives to each of them, a softmax over the maskable tokens of a piece (0 elsewhere or without policy)."""
     masked = np.zeros(len(pieces.split.input_ids), bool)
+    probability = np.zeros(len(masked), np.float32)
     for some in length_batches(pieces.length[indices]):
-        batch, mask, _ = mask_batch(pieces, masker, p, seed, 0, indices[some], lm)
+        batch, mask, _ = mask_batch(pieces, masker, cfg.p, cfg.seed, 0, indices[some], lm)
         masked[batch.token_at[mask]] = True
-    return masked
-
-
-def probabilities(pieces: Pieces, indices: np.ndarray, policy: Policy, lm) -> np.ndarray:
-    """(T,) what a policy gives to each token: a softmax over the maskable tokens of a piece, 0 elsewhere."""
-    probability = np.zeros(len(pieces.split.input_ids), np.float32)
-    for some in length_batches(pieces.length[indices]):
-        batch = collate(pieces, indices[some])
-        logits = torch.from_numpy(policy.logits(batch, lm))                     # (B, L)
-        probability[batch.token_at[batch.maskable]] = logits.softmax(1).numpy()[batch.maskable]
-    return probability
+        if policy:
+            logits = torch.from_numpy(policy.logits(batch, lm))                     # (B, L)
+            probability[batch.token_at[batch.maskable]] = logits.softmax(1).numpy()[batch.maskable]
+    return masked, probability
 
 
 # ---------------------------------------------------------------- the page
@@ -83,7 +77,8 @@ def context(split: Split, i: int, masked: dict[str, np.ndarray], probability: di
     answers, questions = [], []
     if hasattr(split, "question_text"):
         for question in np.flatnonzero(split.question_text == i).tolist():
-            begin, end = answer_span(split, question)
+            first, last = split.token_start[i] + split.answer[question]
+            begin, end = split.char_begin[first], split.char_end[last]
             answers.append((begin, end))
             questions.append([split.questions[question]["question"], text[begin:end]])
     return {"name": name,
@@ -94,23 +89,10 @@ def context(split: Split, i: int, masked: dict[str, np.ndarray], probability: di
             "probability": {name: share[tokens].round(6).tolist() for name, share in probability.items()}}
 
 
-def answer_span(split: Split, question: int) -> tuple[int, int]:
-    """Characters begin:end of a question's answer within its text."""
-    i = split.question_text[question]
-    first, last = split.token_start[i] + split.answer[question]
-    begin, end = int(split.char_begin[first]), int(split.char_end[last])
-    # An answer may begin or end within a token: the longest reference among the characters of its tokens.
-    text = split.text(i)[begin:end]
-    references = [reference.strip() for reference in split.questions[question]["references"]]
-    exact = max((reference for reference in references if reference in text), key=len, default=text)
-    begin += text.index(exact)
-    return begin, begin + len(exact)
-
-
 def segments(text: str, begin: np.ndarray, end: np.ndarray, answers: list[tuple[int, int]]) -> list[list]:
-    """The text, cut wherever a token or an answer begins or ends: [characters, first token, token after the
-    last, whether in an answer]. begin, end: (n,) characters of its tokens."""
-    cuts = {0, len(text), *begin.tolist(), *end.tolist(), *itertools.chain(*answers)}
+    """The text, cut wherever a token begins or ends: [characters, first token, token after the last,
+    whether in an answer]. begin, end: (n,) characters of its tokens."""
+    cuts = {0, len(text), *begin.tolist(), *end.tolist()}
     found = []
     for a, b in itertools.pairwise(sorted(cuts)):
         first, stop = int(np.searchsorted(end, a, "right")), int(np.searchsorted(begin, b))
@@ -132,11 +114,8 @@ def parts_of_speech(split: Split, texts: np.ndarray, masked: dict[str, np.ndarra
     spaCy reads the raw text; a token belongs to the word in which its last character stands."""
     masked = masked | {ALL: split.word_ids >= 0}
     counts = {name: Counter() for name in masked}
-    # The limit is for the memory of components that are left out here.
-    nlp.max_length = 2**31
     docs = nlp.pipe(split.text(i) for i in texts)
-    for i, doc in tqdm(zip(texts, docs, strict=True), desc="parts of speech", total=len(texts), unit="text",
-                       disable=None):
+    for i, doc in zip(texts, docs, strict=True):
         tokens = slice(split.token_start[i], split.token_start[i + 1])
         word = np.searchsorted([w.idx for w in doc], split.char_end[tokens] - 1, "right") - 1
         tags = np.array([w.pos_ for w in doc])[word]
@@ -198,15 +177,15 @@ def main(cfg: Config) -> None:
     # 2. what they choose in some texts
     order = stream(cfg.seed, "contexts").permutation(np.flatnonzero(np.diff(split.token_start)))
     shown = np.sort(order[:cfg.contexts])
-    counted = order[:cfg.counted] if nlp else order[:0]
-    of_both = np.flatnonzero(np.isin(pieces.text_ids, np.concatenate((counted, shown))))
-    of_shown = np.flatnonzero(np.isin(pieces.text_ids, shown))
+    counted = order[:COUNTED] if nlp else shown
+    in_them = np.flatnonzero(np.isin(pieces.text_ids, np.union1d(counted, shown)))
     lm = LMReader(model)
     masked, probability = {}, {}
     for name, masker in found.items():
-        masked[name] = masked_tokens(pieces, of_both, masker, cfg.p, cfg.seed, lm)
-        if maskers.is_learned(name):
-            probability[name] = probabilities(pieces, of_shown, masker.keywords["policy"], lm)
+        policy = masker.keywords["policy"] if maskers.is_learned(name) else None
+        masked[name], share = choices(pieces, in_them, masker, cfg, lm, policy)
+        if policy:
+            probability[name] = share
 
     # 3. the page
     title = f"{Path(data.name).name}, {Path(cfg.lm).name}"
