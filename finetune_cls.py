@@ -30,7 +30,7 @@ from runs import Run
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 3, "lr": 2e-5, "batch_size": 16, "max_len": 256}
 INNER_LOOP = {"ft_epochs": 5, "ft_lr": 2e-5}
-# What example_scores measures; the first is the paper's reward.
+# What example_scores measures; the first is the paper's reward, the last is graded.
 METRICS = ("accuracy", "likelihood")
 
 

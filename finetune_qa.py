@@ -32,7 +32,7 @@ from runs import Run
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 2, "lr": 3e-5, "batch_size": 16, "max_len": 384}
 INNER_LOOP = {"ft_epochs": 1, "ft_lr": 3e-5}
-# What example_scores measures; the first is the paper's reward.
+# What example_scores measures; the first is the paper's reward, the last is graded.
 METRICS = ("em", "f1", "likelihood")
 
 MAX_ANSWER = 30     # tokens of the longest answer that is considered

@@ -98,6 +98,8 @@ class LinearPolicy:
         scores, hidden = np.concatenate(scores), np.concatenate(hidden).astype(float)       # (T, ...)
         varies = scores.std(0) > 0
         names = [name for name, use in zip(names, varies, strict=True) if use]
+        if not names and not n_components:
+            raise UserError("--features: all of them are the same for every token of this text")
 
         _, vectors = np.linalg.eigh(np.cov(hidden.T))
         components = vectors[:, ::-1][:, :n_components]                                     # (H, C)

@@ -64,8 +64,10 @@ def row_and_facts(line: dict) -> dict:
     pretraining = line["config"].get("pretraining") or {}
     policy = pretraining.get("policy") or {}
     row = NAMES.get(masker, Path(masker).name)
-    if masker.startswith(("nmg:", "sampled:")):
-        row = "NMG, sampled" if masker.startswith("sampled:") else "NMG"
+    if masker.startswith(("nmg:", "search:", "sampled:")):
+        row = "Search" if "features" in policy else "NMG"
+        if masker.startswith("sampled:"):
+            row += ", sampled"
         for flag, papers in (("self_play", True), ("continual", True), ("reward", "self_play")):
             if policy.get(flag, papers) != papers:
                 row += f", {flag}={policy[flag]}"
@@ -251,6 +253,26 @@ def curves(metrics: list[dict], file: Path) -> None:
         fig.savefig(partial, dpi=120, format="png")
 
 
+def least_squares(d: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(D,) worth of each feature, from n pairs d (n, D), y (n,), and half of its t 95 % interval; without a
+    prior, which would make small what is large. NaN where n <= D."""
+    n, D = d.shape
+    if n <= D:
+        return np.full(D, np.nan), np.full(D, np.nan)
+    worth = np.linalg.lstsq(d, y)[0]
+    noise = ((y - d @ worth) ** 2).sum() / (n - D)
+    half = stats.t.ppf(0.975, n - D) * np.sqrt(noise * np.diag(np.linalg.inv(d.T @ d)))
+    return worth, half
+
+
+def halves(odd: np.ndarray, even: np.ndarray) -> str:
+    """Whether two halves of the pairs found the same direction."""
+    lengths = np.linalg.norm(odd) * np.linalg.norm(even)
+    if not lengths:
+        return "too few pairs to compare odd and even ones"
+    return f"cosine between what odd and even pairs say: {odd @ even / lengths:.2f}"
+
+
 def worth_table(names: list[str], worth: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
     """What a search found, best first: a row a feature, its worth and 95 % interval in each metric.
 
@@ -261,14 +283,17 @@ def worth_table(names: list[str], worth: dict[str, tuple[np.ndarray, np.ndarray]
         line = f"{names[i]:20}"
         for mean, half in worth.values():
             low, high = 100 * (mean[i] - half[i]), 100 * (mean[i] + half[i])
-            line += f"{100 * mean[i]:10.2f} ({low:6.2f} to {high:6.2f})"
+            cell = f"{100 * mean[i]:.2f} ({low:6.2f} to {high:6.2f})"
+            if np.isnan(low):
+                cell = "too few pairs"
+            line += f"{cell:>28}"
         lines.append(line)
     return "\n".join(lines)
 
 
 def predicted(expected: np.ndarray, y: np.ndarray) -> str:
     """How outcomes y (n,) of a search went with what was expected of each before it was seen."""
-    if len(y) < 4:
+    if len(y) < 4 or not expected.std() * y.std():
         return "too few pairs to say how well outcomes were predicted"
     r = stats.pearsonr(expected, y)
     low, high = r.confidence_interval()

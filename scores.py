@@ -17,6 +17,7 @@ import torch
 
 import toy
 from data import Batch, Split
+from runs import UserError
 
 Score = Callable[..., np.ndarray]
 SCORES: dict[str, Score] = {}
@@ -41,6 +42,8 @@ def punct(batch: Batch, lm=None) -> np.ndarray:
 @register("oracle")
 def oracle(batch: Batch, lm=None) -> np.ndarray:
     """The toy world's informative words first, the best that a policy could learn there (--lm=tiny)."""
+    if batch.split.special.vocabulary_size != len(toy.informative()):
+        raise UserError("the maskers oracle and anti know the words of the toy world only; use --lm=tiny")
     return FIRST * toy.informative()[batch.input_ids]
 
 
@@ -64,7 +67,7 @@ def rare(batch: Batch, lm=None) -> np.ndarray:
 
 @register("subword")
 def subword(batch: Batch, lm=None) -> np.ndarray:
-    """The second and later tokens of words first."""
+    """The second and later tokens of words first; the first token of a piece is never one."""
     later = np.zeros(batch.maskable.shape, bool)
     later[:, 1:] = batch.word_ids[:, 1:] == batch.word_ids[:, :-1]
     return FIRST * (later & batch.maskable)

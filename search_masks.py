@@ -10,9 +10,8 @@ its frequency, principal components of its hidden state). For each pair of plays
 drawn. One player masks what it favours, the other the opposite, in the same sub-task. The difference of their
 scores, regressed on the difference of what they masked, tells what each feature is worth, and the next
 direction is drawn from what is believed so far (Thompson sampling). Two such players differ 10 to 80 times
-as much in WHAT they mask as two that explore token by token. Each outcome is predicted before it is seen.
+as much in WHAT they mask as two that explore token by token.
 """
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from scipy import stats
 from tqdm import tqdm
 
 import maskers
@@ -31,14 +29,16 @@ from loop import all_gather, length_batches, rank_and_world, stream
 from maskers import RowRandom
 from policies import LinearPolicy
 from pretrain import LMReader, weights_of
-from report import draw_worth, predicted, worth_table
+from report import draw_worth, halves, least_squares, predicted, worth_table
 from runs import Run, UserError
 from scores import SCORES
 from subtasks import SubTaskSampler
 
-# A search ends with evidence of 50 to 1 that it matters what is masked (where it does not, one search in 50
-# ever sees so much), and a direction whose expected cosine with the true one is 0.9.
-EVIDENCE, SETTLED = 50, 0.9
+# When a search ends: odds of 50 to 1 that it matters what is masked (where it does not, one search in 50 ever
+# sees them), and a direction whose expected cosine with the true one is 0.8.
+EVIDENCE, SETTLED = 50, 0.8
+# What a standard deviation of a feature may be worth: standard deviation, in units of the noise of a pair.
+PRIOR = 0.25
 
 
 @dataclass
@@ -49,24 +49,9 @@ class Config(train_nmg.BaseConfig):
     pairs: int | None = None        # of plays, at most; None: 48 (toy world: 12)
     random_pairs: int = 4           # the first of these, with random masks: they show the noise
     beta: float = 3.0               # how strongly a player follows its direction: logits a standard deviation
-    prior: float = 0.25             # what a feature may be worth: standard deviation, in noises of a pair
     spacy_model: str | None = None  # finds the entities of the feature in_entity; None: en_core_web_sm
     log: str | None = None          # a line a pair; a search goes on from this file; None: pairs.jsonl in out
 
-
-# Validation is half of the documents, and the score is graded: less noise than accuracy on a tenth.
-DEFAULTS = {"val_share": 0.5, "metric": "likelihood"}
-
-
-# ---------------------------------------------------------------- features
-
-def features_of(policy: LinearPolicy, contexts: Pieces, lm: LMReader) -> np.ndarray:
-    """(N, L, d) of N contexts, 0 on padding."""
-    found = np.zeros((len(contexts), contexts.length.max(), len(policy.mean)))
-    for indices in length_batches(contexts.length):
-        batch = collate(contexts, indices)
-        found[indices, :batch.input_ids.shape[1]] = policy.features(batch, lm)
-    return found
 
 
 # ---------------------------------------------------------------- what is believed
@@ -76,34 +61,35 @@ class Belief:
     """What the features are worth, after some pairs: Bayesian linear regression of y on d."""
     mean: np.ndarray            # (d,) the worth of a standard deviation of each feature
     covariance: np.ndarray      # (d, d)
-    freedom: int                # degrees of freedom of the noise's estimate: pairs
+    pairs: int
     evidence: float             # log of how much better than "nothing is worth anything" it fits, fairly
-
-    def intervals(self) -> np.ndarray:
-        """(d,) half of the 95 % interval of each worth."""
-        return stats.t.ppf(0.975, max(1, self.freedom)) * np.sqrt(np.diag(self.covariance))
 
     def agreement(self) -> float:
         """The cosine that one may expect between the best direction and the true one."""
         length = self.mean @ self.mean
         return float(np.sqrt(length / (length + np.trace(self.covariance) + 1e-30)))
 
+    def odds(self) -> str:
+        return f"{np.exp(min(self.evidence, 99)):.2g} to 1"
 
-def believe(d: np.ndarray, y: np.ndarray, prior: float) -> Belief:
+
+def believe(d: np.ndarray, y: np.ndarray, prior: float = PRIOR) -> Belief:
     """From n pairs: d (n, D), the difference of what two players masked, y (n,) of what they scored.
 
     y = d worth + noise; worth ~ N(0, (prior noise)^2), and nothing is known of the size of the noise, which
     random pairs (d near 0) and residuals show alike. Bishop 2006, sections 2.3.6, 3.3 and 3.5."""
     n, D = d.shape
     precision = np.eye(D) / prior**2 + d.T @ d
-    shape = np.linalg.inv(precision)
-    mean = shape @ (d.T @ y)
-    left = y @ y - mean @ precision @ mean
-    if n == 0 or left <= 0:
-        return Belief(mean, shape, n, 0.0)
+    # In units of the noise's variance, which is then estimated.
+    covariance = np.linalg.inv(precision)
+    mean = covariance @ (d.T @ y)
+    squares_left = y @ y - mean @ precision @ mean
+    if n == 0 or squares_left <= 0:
+        return Belief(mean, covariance, n, 0.0)
     # The ratio of the two marginal likelihoods.
-    evidence = 0.5 * np.linalg.slogdet(shape)[1] - D * np.log(prior) + 0.5 * n * np.log(y @ y / left)
-    return Belief(mean, shape * left / n, n, float(evidence))
+    shrunk = 0.5 * np.linalg.slogdet(covariance)[1] - D * np.log(prior)
+    evidence = shrunk + 0.5 * n * np.log(y @ y / squares_left)
+    return Belief(mean, covariance * squares_left / n, n, float(evidence))
 
 
 # ---------------------------------------------------------------- the search
@@ -123,7 +109,7 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
 
     for n in bar:
         started = time.time()
-        belief = believe(*differences(pairs, cfg.metric, len(policy.mean)), cfg.prior)
+        belief = believe(*differences(pairs, cfg.metric, len(policy.mean)))
         if belief.evidence > np.log(EVIDENCE) and belief.agreement() > SETTLED:
             break
         # 1. A sub-task, and a direction of features that may be the best one, for all that is known.
@@ -154,24 +140,30 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
             scores |= theirs
 
         # 4. One line, with what was expected before.
-        pair = {"pair": n, "direction": direction.tolist(), "x": np.stack(x).tolist(),
-                "scores": {name: [scores[0][name], scores[1][name]] for name in scores[0]},
-                "expected": float(belief.mean @ (x[0] - x[1]))}
-        pairs.append(pair | {"seconds": round(time.time() - started, 1)})
+        pairs.append({"pair": n, "direction": direction.tolist(), "x": np.stack(x).tolist(),
+                      "scores": {name: [scores[0][name], scores[1][name]] for name in scores[0]},
+                      "expected": float(belief.mean @ (x[0] - x[1])), "seconds": time.time() - started})
         if rank == 0:
             runs.write_jsonl(file, [settings, *pairs])
-        bar.set_postfix_str(f"evidence {odds(belief)}, settled {belief.agreement():.2f}")
+        bar.set_postfix_str(f"evidence {belief.odds()}, settled {belief.agreement():.2f}")
 
-    belief = believe(*differences(pairs, cfg.metric, len(policy.mean)), cfg.prior)
+    belief = believe(*differences(pairs, cfg.metric, len(policy.mean)))
     policy.weight = cfg.beta * belief.mean / max(np.linalg.norm(belief.mean), 1e-30)
     return policy, pairs
 
 
+def features_of(policy: LinearPolicy, contexts: Pieces, lm: LMReader) -> np.ndarray:
+    """(N, L, d) of N contexts, 0 on padding."""
+    found = np.zeros((len(contexts), contexts.length.max(), len(policy.mean)))
+    for indices in length_batches(contexts.length):
+        batch = collate(contexts, indices)
+        found[indices, :batch.input_ids.shape[1]] = policy.features(batch, lm)
+    return found
+
+
 def read_pairs(file: Path, settings: dict) -> list[dict]:
     """The pairs that were played before; UserError where they are of another search."""
-    if not file.exists():
-        return []
-    there, *pairs = map(json.loads, file.read_text().splitlines())
+    there, *pairs = runs.read_results(file) or [settings]
     changed = [name for name in settings if there.get(name) != settings[name]]
     if changed:
         raise UserError(f"{file}: holds another search ({', '.join(changed)} differ); remove it, or choose "
@@ -192,40 +184,32 @@ def describe(policy: LinearPolicy, pairs: list[dict], cfg: Config, folder: Path)
     """The worth of each feature, how well outcomes were predicted, and what may be said; draws worth.png."""
     names = [*policy.names, *(f"component {i + 1}" for i in range(policy.components.shape[1]))]
     worth = {}
-    for metric in pairs[0]["scores"]:
-        belief = believe(*differences(pairs, metric, len(names)), cfg.prior)
-        worth[metric] = (belief.mean, belief.intervals())
+    for metric in sorted(pairs[0]["scores"], key=lambda metric: metric != cfg.metric):
+        worth[metric] = least_squares(*differences(pairs, metric, len(names)))
     d, y = differences(pairs, cfg.metric, len(names))
     expected = np.array([pair["expected"] for pair in pairs])
-    directed = np.array([any(pair["direction"]) for pair in pairs])
+    directed = slice(cfg.random_pairs, None)
     draw_worth(names, *worth[cfg.metric], expected[directed], y[directed], folder / "worth.png")
-    odd, even = (believe(d[start::2], y[start::2], cfg.prior).mean for start in (0, 1))
-    cosine = odd @ even / np.linalg.norm(odd) / np.linalg.norm(even)
     return "\n".join([worth_table(names, worth), predicted(expected[directed], y[directed]),
-                      f"cosine between what odd and even pairs say: {cosine:.2f}",
-                      verdict(believe(d, y, cfg.prior), names, cfg.metric)])
+                      halves(believe(d[::2], y[::2]).mean, believe(d[1::2], y[1::2]).mean),
+                      verdict(believe(d, y), names, cfg.metric, *worth[cfg.metric])])
 
 
-def verdict(belief: Belief, names: list[str], metric: str) -> str:
+def verdict(belief: Belief, names: list[str], metric: str, worth: np.ndarray, half: np.ndarray) -> str:
     """The sentence that says what was found."""
+    said = f"After {belief.pairs} pairs: odds of {belief.odds()} that it matters which words are masked"
     if belief.evidence > np.log(EVIDENCE):
-        best, worst = names[belief.mean.argmax()], names[belief.mean.argmin()]
-        return (f"After {belief.freedom} pairs: it matters which words are masked (evidence {odds(belief)}). "
-                f"Mask more of: {best}; less of: {worst}.")
-    most = 100 * (np.abs(belief.mean) + belief.intervals()).max()
-    return (f"After {belief.freedom} pairs: no evidence that it matters which words are masked "
-            f"({odds(belief)}); no feature is worth more than {most:.2g} / 100 of {metric} a standard "
-            "deviation (95 %).")
-
-
-def odds(belief: Belief) -> str:
-    return f"{np.exp(min(belief.evidence, 99)):.2g} to 1"
+        return f"{said}. More of: {names[belief.mean.argmax()]}; less of: {names[belief.mean.argmin()]}."
+    most = 100 * (np.abs(worth) + half).max()
+    if np.isnan(most):
+        return f"{said}: no evidence, and too few pairs to say how much a feature may be worth."
+    return f"{said}: no evidence. No feature is worth more than {most:.2g} / 100 of {metric} (each at 95 %)."
 
 
 # ---------------------------------------------------------------- the script
 
 def main(cfg: Config) -> None:
-    data, lm, task = train_nmg.open_task(cfg, DEFAULTS, cfg.spacy_model)
+    data, lm, task = train_nmg.open_task(cfg, graded=True, spacy_model=cfg.spacy_model)
     for name in cfg.features.split(","):
         if name not in SCORES:
             raise UserError(f"--features: {name!r} is no score{runs.nearest(name, SCORES)}")
@@ -244,8 +228,7 @@ def main(cfg: Config) -> None:
         policy.about = run.settings | {"played": len(pairs)}
         policy.save(run.folder)
         text = describe(policy, pairs, cfg, run.folder)
-        with runs.atomic_write(run.folder / "worth.txt") as partial:
-            partial.write_text(text + "\n")
+        (run.folder / "worth.txt").write_text(text + "\n")
         run.finish()
         print(f"{text}\nsaved {run.folder}: worth.txt, worth.png, and the policy for "
               f"--masker=sampled:{run.folder}")

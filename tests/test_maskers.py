@@ -37,7 +37,7 @@ class Corpus:
         self.label = np.arange(texts) % 3
         self.labelled = np.ones(texts, bool)
         self.train = self
-        self.special = SimpleNamespace(vocabulary_size=200)
+        self.special = SimpleNamespace(vocabulary_size=len(toy.informative()))
 
     def __len__(self):
         return len(self.label)

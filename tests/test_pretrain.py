@@ -615,8 +615,6 @@ def test_the_script_in_two_processes(tmp_path, flags, lm_folder):
     (["--epochs=0"], "--epochs=0: must be 1 or more"),
     (["--raw=nowhere"], "--raw=nowhere"),
     (["--out=full"], "exists and is no run of this script"),
-    (["--masker=oracle", "--lm=no/such"], "knows the words of the toy world only"),
-    (["--masker=anti", "--lm=no/such"], "knows the words of the toy world only"),
     (["--max_len=129"], "--max_len=129: this LM takes at most 128 tokens"),
 ])
 def test_wrong_flags(flags, said, tmp_path):

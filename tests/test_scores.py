@@ -209,6 +209,7 @@ def test_marked_tokens_stand_inside_of_markers(max_len, data):
     ("the << big cat >> sat on [[ purred ]].", "big cat purred"),
     ("<< unbelievable >> cat", "u n b e l i e v a b l e"),
     ("<<cat>>, [[mat]]", "cat mat"),
+    ("<< cat >> sat << mat >>; [[ a ]] [[ b ]]", "cat mat a b"),
     ("<< big [[ dogs ]] ones >> bark", "big [UNK] [UNK] dogs [UNK] [UNK] ones"),
     ("<< cat, [[ mat", ""),
     ("<<>> the cat ]]", ""),

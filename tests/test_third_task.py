@@ -85,6 +85,13 @@ def test_a_policy_is_learned_for_a_third_kind_of_task(counting, tmp_path):
     assert -20 < row["learner_score"] < 0 and np.isfinite(list(row.values())).all()
 
 
+def test_a_search_for_a_third_kind_of_task(counting, tmp_path):
+    result = call("search_masks.py", "--dataset=counting", "--metric=closeness", "--contexts=12", "--pairs=2",
+                  "--random_pairs=1", "--features=frequent,label", "--components=1", "--out=o", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "worth of 1 sd, x 100                   closeness" in (tmp_path / "o/worth.txt").read_text()
+
+
 def test_its_metrics_and_lengths_are_its_own(counting, tmp_path):
     result = call("train_nmg.py", "--dataset=counting", "--metric=accuracy", cwd=tmp_path)
     assert result.returncode == 2 and "--metric=accuracy: allowed are closeness" in result.stderr

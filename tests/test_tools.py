@@ -431,11 +431,10 @@ def test_padding_costs_time_and_changes_nothing(folder, steady_lm, request, monk
     ours.mlm()
     ours.finetune()
     padded = bench.Padded(cfg, 0)
-    padded.cfg.metric = "likelihood"
     monkeypatch.setattr(torch.nn.Embedding, "forward", spy)
     padded.mlm()
     padded.finetune()
-    scores = padded.score()
+    scores = padded.score()["likelihood"]
     assert lengths == {padded.cfg.max_len} == {padded.cfg.ft_max_len}
     expected = moved(ours.adapted, ours.lm)
     assert (moved(padded.adapted, ours.lm) - expected).norm() < 1e-3 * expected.norm()
@@ -444,7 +443,7 @@ def test_padding_costs_time_and_changes_nothing(folder, steady_lm, request, monk
         expected = moved(ours.model, ours.lm)
         assert (moved(padded.model, ours.lm) - expected).norm() < 1e-3 * expected.norm()
     monkeypatch.setattr(padded.task, "collate", collate)
-    np.testing.assert_allclose(scores, padded.score(), atol=1e-5)
+    np.testing.assert_allclose(scores, padded.score()["likelihood"], atol=1e-5)
 
 
 def test_the_mlm_loss_on_every_position_is_the_same_loss(steady_lm, cls_folder):

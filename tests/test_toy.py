@@ -1,4 +1,4 @@
-"""The embedded world: what it promises of its texts, its LM, and what a policy learns there."""
+"""The embedded world: what it promises of its texts and its LM."""
 import re
 
 import numpy as np
@@ -6,11 +6,9 @@ import pytest
 from conftest import call
 
 import data_prep
-import maskers
 import toy
 from pretrain import held_out_loss, load_lm
 from tools.make_tiny import general_blocks, untrained
-from tools.toy_compare import informative_share
 
 
 def words_of(text):
@@ -101,14 +99,3 @@ def test_the_lm_can_be_made_again(tmp_path):
     committed, again = (held_out_loss(load_lm(str(lm)), pieces) for lm in ("tiny", tmp_path / "again"))
     assert again == pytest.approx(committed, abs=0.05)
     assert committed < held_out_loss(untrained(), pieces) - 1
-
-
-@pytest.mark.slow
-def test_a_policy_learns_what_to_mask(tmp_path):
-    """In the toy world's own preset, cut short. A quarter of the tokens are informative."""
-    result = call("train_nmg.py", "--episodes=4", "--out=o", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    data = data_prep.load("toycls", toy.tokenizer())
-    assert informative_share(data, "random") == pytest.approx(25, abs=3)
-    assert informative_share(data, f"sampled:{tmp_path / 'o'}") >= 50
-    assert maskers.Policy.load(tmp_path / "o").about["episodes"] == 4

@@ -75,7 +75,7 @@ class Ours:
         self.tokenizer = data_prep.load_tokenizer(cfg.lm)
         flags = {name: value for name, value in vars(cfg).items() if name != "repeats"}
         self.cfg = train_nmg.Config(**flags, seed=repeat, fast=self.fast)
-        data, self.lm, self.task = train_nmg.open_task(self.cfg, {})
+        data, self.lm, self.task = train_nmg.open_task(self.cfg)
 
         # The first sub-task with this seed.
         sampler = SubTaskSampler(data, self.task, self.cfg.max_len, self.cfg.ft_max_len, self.cfg.val_share)

@@ -8,7 +8,6 @@ All maskers of a seed share the sub-task, the order and the head: only their mas
 documents are for validation; test data are not looked at. One line a play goes to --log; started again, it
 goes on from there.
 """
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,6 @@ from report import half_width
 from runs import UserError
 from subtasks import SubTaskSampler
 
-DEFAULTS = {"val_share": 0.5, "metric": "likelihood"}
-
 
 @dataclass
 class Config(train_nmg.BaseConfig):
@@ -37,7 +34,7 @@ class Config(train_nmg.BaseConfig):
 
 
 def main(cfg: Config) -> None:
-    data, lm, task = train_nmg.open_task(cfg, DEFAULTS, cfg.spacy_model)
+    data, lm, task = train_nmg.open_task(cfg, graded=True, spacy_model=cfg.spacy_model)
     names = cfg.maskers.split(",")
     chosen = {name: maskers.find(name) for name in names}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
@@ -45,13 +42,10 @@ def main(cfg: Config) -> None:
                                 weights=weights_of(cfg.lm))
     settings |= {"dataset": Path(cfg.dataset).name, "lm": Path(cfg.lm).name}
     file = Path(cfg.log)
-    lines = []
-    if file.exists():
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        if lines[0] != settings:
-            raise UserError(f"--log={file}: holds plays with other flags; choose another file")
+    lines = runs.read_results(file) or [settings]
+    if lines[0] != settings:
+        raise UserError(f"--log={file}: holds plays with other flags; choose another file")
     done = {(line["seed"], line["masker"]) for line in lines[1:]}
-    lines = lines or [settings]
 
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
     with tqdm(total=len(seeds) * len(names), unit="play", disable=None) as bar:

@@ -1,0 +1,676 @@
+"""The search in policy space: beliefs against other formulas, simulations with a known truth, the linear
+policy, and the script in the toy world: predictions made before, resumed and shared searches."""
+import re
+
+import numpy as np
+import pytest
+import torch
+from conftest import TEXTS, call, torchrun
+from scipy import integrate, stats
+
+import data_prep
+import maskers
+import policies
+import pretrain
+import report
+import runs
+import search_masks
+import toy
+import train_nmg
+from data import blocks, collate
+from maskers import RowRandom
+from policies import LinearPolicy, load_policy
+from pretrain import LMReader, choose_masks
+from runs import UserError
+from search_masks import EVIDENCE, believe, differences
+from subtasks import SubTaskSampler
+from tools import what_matters
+from tools.toy_compare import informative_share
+
+# A pair of a second or less.
+PLAYS = ["--contexts=60", "--docs=12", "--mlm_epochs=1", "--ft_epochs=1", "--fast=False"]
+SMALL = [*PLAYS, "--random_pairs=1", "--features=frequent,subword,label", "--components=1"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Sums in the same order in this process and in those that it starts."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# ---------------------------------------------------------------- what is believed
+
+def some_pairs(seed, n, D, worth=None):
+    rng = np.random.default_rng(seed)
+    d = rng.normal(size=(n, D))
+    worth = rng.normal(size=D) if worth is None else worth
+    return d, d @ worth + rng.normal(size=n)
+
+
+@pytest.mark.parametrize(("n", "D"), [(1, 3), (4, 6), (9, 2), (30, 5)])
+def test_belief_is_that_of_least_squares_with_rows_for_the_prior(n, D):
+    d, y = some_pairs(n, n, D)
+    belief = believe(d, y, 0.25)
+    rows = np.concatenate((d, np.eye(D) / 0.25))
+    outcomes = np.concatenate((y, np.zeros(D)))
+    mean, [left], _, _ = np.linalg.lstsq(rows, outcomes, rcond=None)
+    np.testing.assert_allclose(belief.mean, mean, rtol=1e-8)
+    np.testing.assert_allclose(belief.covariance, np.linalg.inv(rows.T @ rows) * left / n, rtol=1e-8)
+    assert belief.pairs == n
+
+
+def log_marginal_ratio(d, y, prior):
+    """Of student's t with almost no degrees of freedom, which is all sizes of the noise, equally likely."""
+    n = len(y)
+    related = np.eye(n) + prior**2 * d @ d.T
+    return (stats.multivariate_t.logpdf(y, np.zeros(n), related, df=1e-9)
+            - stats.multivariate_t.logpdf(y, np.zeros(n), np.eye(n), df=1e-9))
+
+
+@pytest.mark.parametrize(("n", "D"), [(1, 3), (4, 6), (9, 2), (30, 5)])
+def test_evidence_is_the_ratio_of_marginal_likelihoods(n, D):
+    d, y = some_pairs(n, n, D)
+    assert believe(d, y, 0.25).evidence == pytest.approx(log_marginal_ratio(d, y, 0.25), abs=1e-5)
+
+
+def test_evidence_by_integration_over_worth_and_noise():
+    """One feature: the likelihood times the prior, over a grid of log sigma and of the worth in sigmas."""
+    d, y = some_pairs(3, 4, 1)
+
+    def likelihood(log_sigma, w):
+        sigma = np.exp(log_sigma)
+        return np.prod(stats.norm.pdf(y, d[:, 0] * w * sigma, sigma))
+
+    def with_prior(w, log_sigma):
+        return likelihood(log_sigma, w) * stats.norm.pdf(w, 0, 0.25)
+
+    something, _ = integrate.dblquad(with_prior, -5, 8, -2.5, 2.5)
+    nothing, _ = integrate.quad(likelihood, -5, 8, args=(0,))
+    assert believe(d, y, 0.25).evidence == pytest.approx(np.log(something / nothing), abs=1e-4)
+
+
+def test_without_pairs_the_belief_is_the_prior():
+    belief = believe(np.zeros((0, 4)), np.zeros(0), 0.5)
+    np.testing.assert_allclose(belief.mean, 0)
+    np.testing.assert_allclose(belief.covariance, 0.25 * np.eye(4))
+    assert belief.evidence == 0 and belief.agreement() == pytest.approx(0, abs=1e-6)
+
+
+def test_the_scale_of_scores_changes_no_evidence():
+    d, y = some_pairs(0, 12, 4)
+    one, percent = believe(d, y, 0.25), believe(d, 100 * y, 0.25)
+    assert one.evidence == pytest.approx(percent.evidence)
+    assert one.agreement() == pytest.approx(percent.agreement())
+    np.testing.assert_allclose(100 * one.mean, percent.mean)
+
+
+def test_agreement_is_the_cosine_that_one_may_expect():
+    """With the truths that are believed possible, drawn again and again."""
+    d, y = some_pairs(5, 60, 8)
+    belief = believe(d, y, 0.25)
+    truths = np.random.default_rng(0).multivariate_normal(belief.mean, belief.covariance, 4000)
+    cosine = truths @ belief.mean / np.linalg.norm(truths, axis=1) / np.linalg.norm(belief.mean)
+    assert belief.agreement() == pytest.approx(cosine.mean(), abs=0.02)
+
+
+# ---------------------------------------------------------------- simulated searches, without a LM
+
+FEATURES = 16
+# How far two opposite players move the mean features apart, and two that explore token by token.
+MOVED, BY_CHANCE = 2 * 1.2, 0.05
+
+
+def simulated(seed, worth, noise, directed, n_pairs=48):
+    """The belief after each pair of a search where a standard deviation of feature i is worth worth[i]; and
+    its pairs d (n, FEATURES) and y (n,)."""
+    rng = np.random.default_rng(seed)
+    d, y, beliefs = np.zeros((0, FEATURES)), np.zeros(0), []
+    belief = believe(d, y, 0.25)
+    for pair in range(n_pairs):
+        moved = rng.normal(0, BY_CHANCE, FEATURES)
+        if directed and pair >= 4:
+            direction = rng.multivariate_normal(belief.mean, belief.covariance)
+            moved += MOVED * direction / np.linalg.norm(direction)
+        d = np.concatenate((d, moved[None]))
+        y = np.append(y, moved @ worth + rng.normal(0, noise))
+        belief = believe(d, y, 0.25)
+        beliefs.append(belief)
+    return beliefs, d, y
+
+
+def some_worth(seed):
+    """A random direction, worth 2.07 points a standard deviation."""
+    worth = np.random.default_rng([seed, 1]).normal(size=FEATURES)
+    return worth * 2.07 / np.linalg.norm(worth)
+
+
+def cosine(belief, worth):
+    """Of the belief with the truth."""
+    return belief.mean @ worth / np.linalg.norm(belief.mean) / np.linalg.norm(worth)
+
+
+def cosines(noise, directed):
+    """(pairs,) the mean of 20 searches."""
+    found = []
+    for seed in range(20):
+        worth = some_worth(seed)
+        beliefs, _, _ = simulated(seed, worth, noise, directed)
+        found.append([cosine(belief, worth) for belief in beliefs])
+    return np.mean(found, 0)
+
+
+@pytest.mark.parametrize(("noise", "least"), [(1.3, 0.65), (2.7, 0.45)])
+def test_a_search_finds_what_masks_are_worth(noise, least):
+    """More so with more pairs, and where exploring token by token finds next to nothing."""
+    found = cosines(noise, directed=True)
+    assert found[7] < found[23] < found[47] and found[47] > least
+    assert abs(cosines(noise, directed=False)[47]) < 0.3
+
+
+def test_a_search_in_noise_seldom_sees_evidence():
+    """At any time of 48 pairs: one in 50, by the inequality of Ville."""
+    ever = 0
+    for seed in range(200):
+        beliefs, _, _ = simulated(seed, np.zeros(FEATURES), 1.3, directed=True)
+        ever += max(belief.evidence for belief in beliefs) > np.log(EVIDENCE)
+    assert ever / 200 < 1 / 50 + 3 * np.sqrt(0.02 * 0.98 / 200)
+
+
+def test_a_search_that_has_settled_knows_the_direction():
+    """On average, as well as it says."""
+    said, found = [], []
+    for seed in range(12):
+        worth = some_worth(seed)
+        beliefs, _, _ = simulated(seed, worth, 0.65, directed=True, n_pairs=100)
+        settled = [belief.agreement() > search_masks.SETTLED for belief in beliefs].index(True)
+        assert beliefs[settled].evidence > np.log(EVIDENCE)
+        said.append(beliefs[settled].agreement())
+        found.append(cosine(beliefs[settled], worth))
+    assert np.mean(found) == pytest.approx(np.mean(said), abs=0.06)
+
+
+@pytest.mark.parametrize("shape", ["all", "one", "nothing"])
+def test_intervals_hold_the_truth(shape):
+    """In 95 of 100 cases at least, whether all features are worth something, or one, or none; more often,
+    because a search goes on trying what looks good by chance."""
+    held = []
+    for seed in range(40):
+        worth = some_worth(seed) * (shape == "all")
+        worth[3] += 2.07 * (shape == "one")
+        _, d, y = simulated(seed, worth, 1.3, directed=True)
+        mean, half = report.least_squares(d, y)
+        held.append(np.abs(mean - worth) < half)
+    assert np.mean(held) > 0.94
+
+
+def test_intervals_hold_the_truth_in_95_of_100_cases_if_directions_are_drawn_blindly():
+    held = []
+    for seed in range(100):
+        worth = np.arange(8)
+        mean, half = report.least_squares(*some_pairs(seed, 30, 8, worth))
+        held.append(np.abs(mean - worth) < half)
+    assert np.mean(held) == pytest.approx(0.95, abs=0.025)
+
+
+def test_least_squares_of_one_feature():
+    d, y = some_pairs(0, 12, 1)
+    mean, half = report.least_squares(d, y)
+    slope = (d[:, 0] @ y) / (d[:, 0] @ d[:, 0])
+    error = np.sqrt(((y - slope * d[:, 0]) ** 2).sum() / 11 / (d[:, 0] @ d[:, 0]))
+    assert mean[0] == pytest.approx(slope) and half[0] == pytest.approx(stats.t.ppf(0.975, 11) * error)
+    assert np.isnan(report.least_squares(*some_pairs(0, 4, 4))).all()
+
+
+# ---------------------------------------------------------------- the linear policy
+
+@pytest.fixture(scope="module")
+def world():
+    return data_prep.load("toycls", toy.tokenizer())
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return LMReader(pretrain.load_lm("tiny"))
+
+
+@pytest.fixture(scope="module")
+def batches(world):
+    """300 contexts in three batches."""
+    pieces = blocks(world.corpus, 64)
+    return [collate(pieces, indices) for indices in np.array_split(np.arange(0, 3840, 13)[:300], 3)]
+
+
+def policy_of(batches, lm, names=("frequent", "punct", "subword", "label", "loss"), components=4):
+    return LinearPolicy.favouring_nothing(list(names), components, batches, lm)
+
+
+def features_of(policy, batches, lm):
+    """(T, d) of all tokens that may be masked."""
+    return np.concatenate([policy.features(batch, lm)[batch.maskable] for batch in batches])
+
+
+def test_features_are_whitened_over_the_corpus(batches, lm):
+    """And each stays as close to its plain form as to no other."""
+    policy = policy_of(batches, lm)
+    features = features_of(policy, batches, lm)
+    assert len(features) > 3000 and features.shape[1] == 8
+    np.testing.assert_allclose(features.mean(0), 0, atol=1e-6)
+    assert features.std(0).min() > 0.95 and features.std(0).max() < 1.001
+    assert np.abs(np.corrcoef(features.T) - np.eye(8)).max() < 0.1
+    plain = np.concatenate([policies.plain_features(batch, lm, policy.names, policy.components)
+                            [batch.maskable] for batch in batches])
+    related = np.corrcoef(features.T, plain.T)[:8, 8:]
+    assert (np.diag(related) > 0.6).all() and (related.argmax(1) == np.arange(8)).all()
+
+
+def test_features_that_say_the_same_are_not_blown_up(batches, lm):
+    policy = policy_of(batches, lm, ("frequent", "rare", "punct"), 0)
+    features = features_of(policy, batches, lm)
+    assert np.isfinite(features).all() and features.std(0).max() < 1.01
+    assert np.abs(policy.whitener).max() < 50
+
+
+def test_a_score_that_is_the_same_for_all_tokens_is_left_out(batches, lm):
+    """No word of the toy world has a second token."""
+    policy = policy_of(batches, lm)
+    assert policy.names == ["frequent", "punct", "label", "loss"] and len(policy.weight) == 8
+
+
+def test_components_are_those_that_vary_most(batches, lm):
+    hidden = np.concatenate([lm(batch).numpy()[batch.maskable] for batch in batches]).astype(float)
+    _, _, rows = np.linalg.svd(hidden - hidden.mean(0), full_matrices=False)
+    components = policy_of(batches, lm).components
+    assert components.shape == (128, 4)
+    np.testing.assert_allclose(np.abs(rows[:4] @ components), np.eye(4), atol=1e-4)
+
+
+def test_a_policy_that_favours_nothing(batches, lm):
+    policy = policy_of(batches, lm)
+    logits = policy.logits(batches[0], lm)
+    assert (logits[batches[0].maskable] == 0).all() and (logits[~batches[0].maskable] == -np.inf).all()
+
+
+@pytest.fixture
+def policy(batches, lm):
+    """With a known weight."""
+    found = policy_of(batches, lm)
+    found.weight = np.random.default_rng(0).normal(size=8)
+    found.about = {"lm": "tiny"}
+    return found
+
+
+def test_logits_are_products_of_features_with_the_weight(policy, batches, lm):
+    batch = batches[0]
+    logits, features = policy.logits(batch, lm), policy.features(batch, lm)
+    for b, column in np.argwhere(batch.maskable)[:50]:
+        expected = sum(x * w for x, w in zip(features[b, column], policy.weight, strict=True))
+        assert logits[b, column] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("components", [4, 0])
+def test_a_saved_policy_is_the_same(components, batches, lm, tmp_path):
+    policy = policy_of(batches, lm, components=components)
+    policy.weight, policy.about = np.random.default_rng(0).normal(size=len(policy.mean)), {"lm": "tiny"}
+    policy.save(tmp_path)
+    opened = load_policy(tmp_path)
+    assert opened.about == {"lm": "tiny"} and opened.names == policy.names
+    np.testing.assert_array_equal(opened.logits(batches[0], lm), policy.logits(batches[0], lm))
+
+
+def test_the_maskers_of_a_saved_policy(policy, batches, lm, tmp_path):
+    """search: masks the most probable token, and sampled: draws it."""
+    policy.save(tmp_path)
+    one = collate(blocks(batches[0].split, 64), np.zeros(1000, int))
+    one.indices = np.arange(1000)
+    logits = policy.logits(one, lm)[0]
+    share = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    budget, rng = np.ones(1000, int), RowRandom(0, "mask", 0, one.indices)
+    greedy = maskers.find(f"search:{tmp_path}")(one, budget, rng, lm)
+    assert (greedy.argmax(1) == logits.argmax()).all() and (greedy.sum(1) == 1).all()
+    drawn = maskers.find(f"sampled:{tmp_path}")(one, budget, rng, lm).mean(0)
+    assert (abs(drawn - share) <= 5 * np.sqrt(share * (1 - share) / 1000)).all()
+
+
+def test_a_policy_for_a_lm_of_another_size(policy, batches):
+    class Small:
+        def __call__(self, batch):
+            return torch.zeros(*batch.input_ids.shape, 32)
+
+        def logits(self, batch):
+            return torch.zeros(*batch.input_ids.shape, 500)
+
+    with pytest.raises(UserError, match="reads hidden states of size 128, this LM has 32"):
+        policy.logits(batches[0], Small())
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda folder: (folder / "policy.safetensors").write_bytes(b"half"),
+    lambda folder: (folder / "policy.safetensors").unlink(),
+    lambda folder: (folder / "policy.json").write_text('{"names": ["frequent"]'),
+    lambda folder: (folder / "policy.json").write_text('{"names": ["frequent"], "more": 1}'),
+])
+def test_a_broken_policy_is_one_sentence(spoil, policy, tmp_path):
+    policy.save(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(UserError, match=r"no policy of train_nmg.py or search_masks.py in this folder"):
+        load_policy(tmp_path)
+
+
+# ---------------------------------------------------------------- the script
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, one_thread):
+    """A small search: its place, what it printed, and the plays that took place."""
+    place, plays, inner_loop = tmp_path_factory.mktemp("search"), [], train_nmg.inner_loop
+
+    def watch(lm, subtask, mask, task, cfg):
+        adapted, measured = inner_loop(lm, subtask, mask, task, cfg)
+        plays.append((subtask, mask, measured))
+        return adapted, measured
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(train_nmg, "inner_loop", watch)
+        result = call("search_masks.py", *SMALL, "--pairs=4", "--out=o", cwd=place)
+    assert result.returncode == 0, result.stderr
+    return place, result, plays
+
+
+def pairs_of(file):
+    """The pairs in a log, but for the seconds that they took."""
+    settings, *pairs = runs.read_results(file)
+    assert "dataset" in settings
+    return [{name: value for name, value in pair.items() if name != "seconds"} for pair in pairs]
+
+
+def test_what_a_search_leaves(finished):
+    place, result, plays = finished
+    names = sorted(file.name for file in (place / "o").iterdir())
+    assert names == ["pairs.jsonl", "policy.json", "policy.safetensors", "run.json", "worth.png",
+                     "worth.txt"]
+    assert (place / "o/worth.png").read_bytes()[:4] == b"\x89PNG"
+    text = (place / "o/worth.txt").read_text()
+    assert result.stdout.endswith(f"{text}saved o: worth.txt, worth.png, and the policy for "
+                                  "--masker=sampled:o\n")
+    policy = load_policy(place / "o")
+    assert policy.names == ["frequent", "label"] and policy.components.shape == (128, 1)
+    about = {"dataset": "toycls", "lm": "tiny", "pairs": 4, "played": 4, "seed": 0, "metric": "likelihood",
+             "features": "frequent,subword,label", "val_share": 0.5}
+    assert policy.about == policy.about | about
+    assert len(plays) == 8
+
+
+def test_what_a_search_says(finished, world):
+    """A row a feature; what is printed is what the pairs say; the policy is the best direction."""
+    place = finished[0]
+    lines = (place / "o/worth.txt").read_text().splitlines()
+    names = ["frequent", "label", "component 1"]
+    assert sorted(re.split(r"  +", line)[0] for line in lines[1:4]) == sorted(names)
+    pairs, policy = pairs_of(place / "o/pairs.jsonl"), load_policy(place / "o")
+    belief = believe(*differences(pairs, "likelihood", 3), 0.25)
+    worth, halves = report.least_squares(*differences(pairs, "likelihood", 3))
+    for line in lines[1:4]:
+        i = names.index(re.split(r"  +", line)[0])
+        expected, half = 100 * worth[i], 100 * halves[i]
+        numbers = [float(x) for x in re.findall(r"-?\d+\.\d+", line)[:3]]
+        assert numbers == pytest.approx([expected, expected - half, expected + half], abs=0.0051)
+    odds = np.exp(belief.evidence)
+    said = f"After 4 pairs: odds of {odds:.2g} to 1 that it matters which words are masked"
+    assert lines[-1].startswith(f"{said}. More of: " if odds > EVIDENCE else f"{said}: no evidence.")
+    np.testing.assert_allclose(policy.weight, 3 * belief.mean / np.linalg.norm(belief.mean))
+
+
+def test_the_first_pairs_are_random_and_the_others_follow_a_direction(finished, lm):
+    pairs = pairs_of(finished[0] / "o/pairs.jsonl")
+    assert [pair["pair"] for pair in pairs] == [0, 1, 2, 3]
+    assert pairs[0]["direction"] == [0] * 3
+    for pair in pairs[1:]:
+        assert np.linalg.norm(pair["direction"]) == pytest.approx(1)
+        moved = np.subtract(*pair["x"]) @ pair["direction"]
+        # 60 contexts of one masked token each: by chance it would be a fifth.
+        assert moved > 1
+
+
+def test_outcomes_are_expected_before_they_are_seen(finished):
+    """By the pairs before: none is expected from nothing."""
+    pairs = pairs_of(finished[0] / "o/pairs.jsonl")
+    assert pairs[0]["expected"] == 0 and all(pair["expected"] for pair in pairs[1:])
+    for n, pair in enumerate(pairs):
+        before = believe(*differences(pairs[:n], "likelihood", 3), 0.25)
+        assert pair["expected"] == pytest.approx(before.mean @ np.subtract(*pair["x"]), rel=1e-9, abs=1e-12)
+
+
+def test_both_players_of_a_pair_mask_the_same_contexts(finished, lm):
+    """x are the mean features of the tokens that they masked, a context at a time; scores are theirs."""
+    place, _, plays = finished
+    policy = load_policy(place / "o")
+    for pair, first, second in zip(pairs_of(place / "o/pairs.jsonl"), plays[::2], plays[1::2], strict=True):
+        assert first[0] is second[0]
+        for (subtask, mask, measured), x, which in zip((first, second), pair["x"], (0, 1), strict=True):
+            features = []
+            for i in range(len(subtask.contexts)):
+                batch = collate(subtask.contexts, np.array([i]))
+                row = mask[i:i + 1, :batch.input_ids.shape[1]]
+                assert row.sum() == maskers.budget_of(batch, 0.05)[0] and not (row & ~batch.maskable).any()
+                features.extend(policy.features(batch, lm)[row])
+            np.testing.assert_allclose(np.mean(features, 0), x, atol=1e-4)
+            for metric, values in measured.items():
+                assert pair["scores"][metric][which] == values.mean()
+    subtasks = {tuple(play[0].contexts.text_ids) for play in plays}
+    assert len(subtasks) == 4
+
+
+def test_a_finished_search_is_done(finished):
+    place = finished[0]
+    again = call("search_masks.py", *SMALL, "--pairs=4", "--out=o", cwd=place)
+    assert again.returncode == 0 and "already done: o" in again.stdout
+    other = call("search_masks.py", *SMALL, "--pairs=4", "--out=o", "--seed=1", cwd=place)
+    assert other.returncode == 2 and "seed=0 there, 1 here" in other.stderr
+
+
+def test_a_search_goes_on_from_its_log(finished, tmp_path):
+    """Two pairs, then two more in another folder, are the four of one run; other flags are refused."""
+    first = call("search_masks.py", *SMALL, "--pairs=2", "--out=a", "--log=log.jsonl", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    two, four = pairs_of(tmp_path / "log.jsonl"), pairs_of(finished[0] / "o/pairs.jsonl")
+    assert two == four[:2]
+    second = call("search_masks.py", *SMALL, "--pairs=4", "--out=b", "--log=log.jsonl", cwd=tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert pairs_of(tmp_path / "log.jsonl") == four
+    ours, theirs = load_policy(tmp_path / "b"), load_policy(finished[0] / "o")
+    np.testing.assert_array_equal(ours.weight, theirs.weight)
+    for flag in ("--seed=1", "--p=0.1", "--features=frequent", "--dataset=toyqa"):
+        other = call("search_masks.py", *SMALL, "--pairs=4", flag, "--out=c", "--log=log.jsonl",
+                     cwd=tmp_path)
+        assert other.returncode == 2 and other.stderr.count("\n") == 1
+        assert "log.jsonl: holds another search" in other.stderr
+    assert pairs_of(tmp_path / "log.jsonl") == four
+
+
+def test_a_stopped_search_goes_on(finished, tmp_path, monkeypatch):
+    """In the third pair, between its players."""
+    inner_loop, plays = train_nmg.inner_loop, []
+
+    def stop(*given):
+        plays.append(1)
+        if len(plays) == 6:
+            raise KeyboardInterrupt
+        return inner_loop(*given)
+
+    command = ["search_masks.py", *SMALL, "--pairs=4", "--out=o"]
+    with monkeypatch.context() as m:
+        m.setattr(train_nmg, "inner_loop", stop)
+        assert call(*command, cwd=tmp_path).returncode == 130
+    assert len(pairs_of(tmp_path / "o/pairs.jsonl")) == 2
+    assert not (tmp_path / "o/run.json").exists()
+    result = call(*command, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert pairs_of(tmp_path / "o/pairs.jsonl") == pairs_of(finished[0] / "o/pairs.jsonl")
+
+
+@pytest.mark.slow
+def test_two_processes_search_as_one(finished, tmp_path):
+    """Each plays one of a pair."""
+    result = torchrun(2, "search_masks.py", *SMALL, "--pairs=4", "--out=o", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert pairs_of(tmp_path / "o/pairs.jsonl") == pairs_of(finished[0] / "o/pairs.jsonl")
+    files = [(place / "o/policy.safetensors").read_bytes() for place in (tmp_path, finished[0])]
+    assert files[0] == files[1]
+    assert result.stdout.count("saved o: ") == 1
+
+
+@pytest.mark.parametrize("flags", [
+    ["--pairs=1"],
+    ["--pairs=2", "--components=0", "--metric=accuracy"],
+    ["--pairs=2", "--random_pairs=0", "--features=rare"],
+    ["--pairs=2", "--dataset=toyqa"],
+])
+def test_switches(flags, tmp_path):
+    result = call("search_masks.py", *SMALL, *flags, "--out=o", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    text = (tmp_path / "o/worth.txt").read_text()
+    assert ": no evidence" in text and "too few pairs" in text and "nan" not in text
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--features=frequent,lable"], "--features: 'lable' is no score; did you mean 'label'?"),
+    (["--metric=f1"], "--metric=f1: allowed are accuracy, likelihood"),
+    (["--dataset=corpus.txt"], "has no labelled examples"),
+    (["--pairs=0"], "--pairs=0: must be 1 or more"),
+    (["--p=0"], "--p=0: a share must be above 0"),
+    (["--feature=rare"], "did you mean 'features'?"),
+    (["--max_len=4096"], "--max_len=4096: this LM takes at most 128 tokens"),
+    (["--features=in_entity", "--spacy_model=xx_none"], "python -m spacy download xx_none"),
+    (["--features=subword", "--components=0"], "--features"),
+    (["--log=broken.jsonl"], "broken.jsonl"),
+])
+def test_wrong_flags(flags, said, tmp_path):
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
+    (tmp_path / "broken.jsonl").write_text("{half of a li")
+    result = call("search_masks.py", *PLAYS, "--pairs=1", "--out=o", *flags, cwd=tmp_path)
+    assert result.returncode == 2 and said in result.stderr
+    assert "Traceback" not in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_the_oracle_knows_the_words_of_the_toy_world_only(cls_folder, lm_folder, tmp_path):
+    result = call("search_masks.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--features=oracle",
+                  "--contexts=4", "--pairs=1", "--val_share=0.3", cwd=tmp_path)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+
+
+# ---------------------------------------------------------------- learning
+
+def with_known_worth(monkeypatch, tmp_path, effect):
+    """A search in which masking informative words only would add `effect` to the mean score; the noise of a
+    play is 0.02. Returns the last line that it prints, and the share of informative words, in percent, among
+    the tokens that the policy draws."""
+    noise = np.random.default_rng(0)
+
+    def inner_loop(lm, subtask, mask, task, cfg):
+        batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))
+        share = toy.informative()[batch.input_ids[mask]].mean()
+        return lm, {"likelihood": np.full(4, effect * share + noise.normal(0, 0.02))}
+
+    monkeypatch.setattr(train_nmg, "inner_loop", inner_loop)
+    result = call("search_masks.py", "--contexts=240", "--docs=60", "--out=o", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    data = data_prep.load("toycls", toy.tokenizer())
+    said = (tmp_path / "o/worth.txt").read_text().splitlines()[-1]
+    return said, informative_share(data, f"sampled:{tmp_path / 'o'}")
+
+
+def test_a_search_finds_a_known_worth(monkeypatch, tmp_path):
+    said, share = with_known_worth(monkeypatch, tmp_path, effect=0.5)
+    assert "that it matters which words are masked. More of: " in said
+    assert share >= 60
+
+
+def test_a_search_finds_nothing_in_noise(monkeypatch, tmp_path):
+    said, _ = with_known_worth(monkeypatch, tmp_path, effect=0.0)
+    assert "that it matters which words are masked: no evidence." in said
+
+
+@pytest.mark.slow
+def test_a_search_learns_what_to_mask(world, tmp_path):
+    """In the toy world's own preset. A quarter of the tokens are informative."""
+    result = call("search_masks.py", "--pairs=12", "--out=o", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert informative_share(world, "random") == pytest.approx(25, abs=3)
+    assert informative_share(world, f"sampled:{tmp_path / 'o'}") >= 50
+
+
+# ---------------------------------------------------------------- what_matters
+
+MATTERS = ["tools/what_matters.py", *PLAYS, "--log=w.jsonl"]
+
+
+def plays_of(place):
+    settings, *plays = runs.read_results(place / "w.jsonl")
+    assert settings["dataset"] == "toycls"
+    scores = {(play["seed"], play["masker"]): play["scores"] for play in plays}
+    assert len(scores) == len(plays)
+    return scores
+
+
+def test_what_matters_compares_maskers_on_the_same_sub_tasks(world, lm, tmp_path):
+    result = call(*MATTERS, "--maskers=random,none,punct", "--seeds=2", "--seed=3", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    plays = plays_of(tmp_path)
+    assert set(plays) == {(seed, name) for seed in (3, 4) for name in ("random", "none", "punct")}
+
+    # One of the plays again.
+    cfg = what_matters.Config(contexts=60, docs=12, mlm_epochs=1, ft_epochs=1, fast=False)
+    data, _, task = train_nmg.open_task(cfg, graded=True)
+    sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, 0.5)
+    rng = what_matters.stream(4, "sub-task")
+    subtask = sampler.sample(rng, 60, 12, cfg.examples, cfg.validation)
+    mask = choose_masks(subtask.contexts, maskers.find("punct"), 0.05, 4, lm)
+    _, measured = train_nmg.inner_loop(lm.model, subtask, mask, task, cfg)
+    for metric, values in measured.items():
+        assert plays[4, "punct"][metric] == pytest.approx(values.mean(), abs=1e-6)
+
+    # The table: means, differences to the first masker, and their intervals.
+    for metric in ("accuracy", "likelihood"):
+        table = result.stdout[result.stdout.index(f"{metric} x 100"):].splitlines()[1:4]
+        assert [row.split()[0] for row in table] == ["random", "none", "punct"]
+        for row in table[1:]:
+            name = row.split()[0]
+            score = np.array([100 * plays[seed, name][metric] for seed in (3, 4)])
+            d = score - [100 * plays[seed, "random"][metric] for seed in (3, 4)]
+            low, high = stats.t.interval(0.95, 1, d.mean(), stats.sem(d)) if d.std() else (d.mean(),) * 2
+            numbers = [float(x) for x in re.findall(r"-?\d+\.\d+", row)]
+            assert numbers == pytest.approx([score.mean(), d.mean(), low, high], abs=0.0051)
+
+
+def test_what_matters_goes_on_and_refuses_another_log(tmp_path):
+    first = call(*MATTERS, "--maskers=random,punct", "--seeds=2", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    whole = plays_of(tmp_path)
+    lines = (tmp_path / "w.jsonl").read_text().splitlines()
+    (tmp_path / "w.jsonl").write_text("\n".join(lines[:3]) + "\n")
+    again = call(*MATTERS, "--maskers=random,punct", "--seeds=2", cwd=tmp_path)
+    assert again.returncode == 0 and again.stdout.splitlines()[-6:] == first.stdout.splitlines()[-6:]
+    assert plays_of(tmp_path) == whole
+    more = call(*MATTERS, "--maskers=punct,none", "--seeds=1", cwd=tmp_path)
+    assert more.returncode == 0, more.stderr
+    assert plays_of(tmp_path) == plays_of(tmp_path) | whole and (0, "none") in plays_of(tmp_path)
+    before = (tmp_path / "w.jsonl").read_text()
+    for flag in ("--p=0.1", "--contexts=70", "--dataset=toyqa"):
+        other = call(*MATTERS, flag, cwd=tmp_path)
+        assert other.returncode == 2 and "--log=w.jsonl: holds plays with other flags" in other.stderr
+        assert other.stderr.count("\n") == 1
+    assert (tmp_path / "w.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--maskers=random,rar"], "did you mean 'rare'?"),
+    (["--maskers=nmg:nowhere"], "nowhere: no policy"),
+    (["--seeds=0"], "--seeds=0: must be 1 or more"),
+    (["--metric=f1"], "--metric=f1: allowed are accuracy, likelihood"),
+])
+def test_wrong_flags_of_what_matters(flags, said, tmp_path):
+    result = call(*MATTERS, *flags, cwd=tmp_path)
+    assert result.returncode == 2 and said in result.stderr
+    assert "Traceback" not in result.stderr and result.stderr.count("\n") == 1
