@@ -253,18 +253,6 @@ def curves(metrics: list[dict], file: Path) -> None:
         fig.savefig(partial, dpi=120, format="png")
 
 
-def least_squares(d: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(D,) worth of each feature, from n pairs d (n, D), y (n,), and half of its t 95 % interval; without a
-    prior, which would make small what is large. NaN where n <= D."""
-    n, D = d.shape
-    if n <= D:
-        return np.full(D, np.nan), np.full(D, np.nan)
-    worth = np.linalg.lstsq(d, y)[0]
-    noise = ((y - d @ worth) ** 2).sum() / (n - D)
-    half = stats.t.ppf(0.975, n - D) * np.sqrt(noise * np.diag(np.linalg.inv(d.T @ d)))
-    return worth, half
-
-
 def halves(odd: np.ndarray, even: np.ndarray) -> str:
     """Whether two halves of the pairs found the same direction."""
     lengths = np.linalg.norm(odd) * np.linalg.norm(even)
@@ -283,10 +271,7 @@ def worth_table(names: list[str], worth: dict[str, tuple[np.ndarray, np.ndarray]
         line = f"{names[i]:20}"
         for mean, half in worth.values():
             low, high = 100 * (mean[i] - half[i]), 100 * (mean[i] + half[i])
-            cell = f"{100 * mean[i]:.2f} ({low:6.2f} to {high:6.2f})"
-            if np.isnan(low):
-                cell = "too few pairs"
-            line += f"{cell:>28}"
+            line += f"{100 * mean[i]:10.2f} ({low:6.2f} to {high:6.2f})"
         lines.append(line)
     return "\n".join(lines)
 

@@ -19,6 +19,8 @@ from types import ModuleType
 
 import numpy as np
 import torch
+from scipy import stats
+from scipy.special import logsumexp
 from tqdm import tqdm
 
 import maskers
@@ -29,7 +31,7 @@ from loop import all_gather, length_batches, rank_and_world, stream
 from maskers import RowRandom
 from policies import LinearPolicy
 from pretrain import LMReader, weights_of
-from report import draw_worth, halves, least_squares, predicted, worth_table
+from report import draw_worth, halves, predicted, worth_table
 from runs import Run, UserError
 from scores import SCORES
 from subtasks import SubTaskSampler
@@ -37,8 +39,9 @@ from subtasks import SubTaskSampler
 # When a search ends: odds of 50 to 1 that it matters what is masked (where it does not, one search in 50 ever
 # sees them), and a direction whose expected cosine with the true one is 0.8.
 EVIDENCE, SETTLED = 50, 0.8
-# What a standard deviation of a feature may be worth: standard deviation, in units of the noise of a pair.
-PRIOR = 0.25
+# How much a standard deviation of a feature may be worth, in units of the noise of a pair: for the belief
+# the widest of these, for the evidence the average over all.
+PRIORS = (0.1, 0.3, 1.0)
 
 
 @dataclass
@@ -64,6 +67,10 @@ class Belief:
     pairs: int
     evidence: float             # log of how much better than "nothing is worth anything" it fits, fairly
 
+    def intervals(self) -> np.ndarray:
+        """(d,) half of the 95 % interval of each worth."""
+        return stats.t.ppf(0.975, max(1, self.pairs)) * np.sqrt(np.diag(self.covariance))
+
     def agreement(self) -> float:
         """The cosine that one may expect between the best direction and the true one."""
         length = self.mean @ self.mean
@@ -73,23 +80,24 @@ class Belief:
         return f"{np.exp(min(self.evidence, 99)):.2g} to 1"
 
 
-def believe(d: np.ndarray, y: np.ndarray, prior: float = PRIOR) -> Belief:
+def believe(d: np.ndarray, y: np.ndarray) -> Belief:
     """From n pairs: d (n, D), the difference of what two players masked, y (n,) of what they scored.
 
     y = d worth + noise; worth ~ N(0, (prior noise)^2), and nothing is known of the size of the noise, which
     random pairs (d near 0) and residuals show alike. Bishop 2006, sections 2.3.6, 3.3 and 3.5."""
     n, D = d.shape
-    precision = np.eye(D) / prior**2 + d.T @ d
-    # In units of the noise's variance, which is then estimated.
-    covariance = np.linalg.inv(precision)
-    mean = covariance @ (d.T @ y)
-    squares_left = y @ y - mean @ precision @ mean
-    if n == 0 or squares_left <= 0:
-        return Belief(mean, covariance, n, 0.0)
-    # The ratio of the two marginal likelihoods.
-    shrunk = 0.5 * np.linalg.slogdet(covariance)[1] - D * np.log(prior)
-    evidence = shrunk + 0.5 * n * np.log(y @ y / squares_left)
-    return Belief(mean, covariance * squares_left / n, n, float(evidence))
+    evidence = []
+    for prior in PRIORS:
+        precision = np.eye(D) / prior**2 + d.T @ d
+        covariance = np.linalg.inv(precision)
+        mean = covariance @ (d.T @ y)
+        squares_left = y @ y - mean @ precision @ mean
+        # The ratio of two marginal likelihoods: of this, and of worth = 0.
+        shrunk = 0.5 * np.linalg.slogdet(covariance)[1] - D * np.log(prior)
+        evidence.append(shrunk - 0.5 * n * np.log((squares_left + 1e-30) / (y @ y + 1e-30)))
+    # So far in units of the noise's variance, which is squares_left / n.
+    covariance *= max(squares_left, 1e-30) / max(n, 1)
+    return Belief(mean, covariance, n, float(logsumexp(evidence) - np.log(len(PRIORS))))
 
 
 # ---------------------------------------------------------------- the search
@@ -185,24 +193,23 @@ def describe(policy: LinearPolicy, pairs: list[dict], cfg: Config, folder: Path)
     names = [*policy.names, *(f"component {i + 1}" for i in range(policy.components.shape[1]))]
     worth = {}
     for metric in sorted(pairs[0]["scores"], key=lambda metric: metric != cfg.metric):
-        worth[metric] = least_squares(*differences(pairs, metric, len(names)))
+        belief = believe(*differences(pairs, metric, len(names)))
+        worth[metric] = (belief.mean, belief.intervals())
     d, y = differences(pairs, cfg.metric, len(names))
     expected = np.array([pair["expected"] for pair in pairs])
     directed = slice(cfg.random_pairs, None)
     draw_worth(names, *worth[cfg.metric], expected[directed], y[directed], folder / "worth.png")
     return "\n".join([worth_table(names, worth), predicted(expected[directed], y[directed]),
                       halves(believe(d[::2], y[::2]).mean, believe(d[1::2], y[1::2]).mean),
-                      verdict(believe(d, y), names, cfg.metric, *worth[cfg.metric])])
+                      verdict(believe(d, y), names, cfg.metric)])
 
 
-def verdict(belief: Belief, names: list[str], metric: str, worth: np.ndarray, half: np.ndarray) -> str:
+def verdict(belief: Belief, names: list[str], metric: str) -> str:
     """The sentence that says what was found."""
     said = f"After {belief.pairs} pairs: odds of {belief.odds()} that it matters which words are masked"
     if belief.evidence > np.log(EVIDENCE):
         return f"{said}. More of: {names[belief.mean.argmax()]}; less of: {names[belief.mean.argmin()]}."
-    most = 100 * (np.abs(worth) + half).max()
-    if np.isnan(most):
-        return f"{said}: no evidence, and too few pairs to say how much a feature may be worth."
+    most = 100 * (np.abs(belief.mean) + belief.intervals()).max()
     return f"{said}: no evidence. No feature is worth more than {most:.2g} / 100 of {metric} (each at 95 %)."
 
 

@@ -12,7 +12,6 @@ import data_prep
 import maskers
 import policies
 import pretrain
-import report
 import runs
 import search_masks
 import toy
@@ -22,7 +21,7 @@ from maskers import RowRandom
 from policies import LinearPolicy, load_policy
 from pretrain import LMReader, choose_masks
 from runs import UserError
-from search_masks import EVIDENCE, believe, differences
+from search_masks import EVIDENCE, PRIORS, believe, differences
 from subtasks import SubTaskSampler
 from tools import what_matters
 from tools.toy_compare import informative_share
@@ -53,8 +52,8 @@ def some_pairs(seed, n, D, worth=None):
 @pytest.mark.parametrize(("n", "D"), [(1, 3), (4, 6), (9, 2), (30, 5)])
 def test_belief_is_that_of_least_squares_with_rows_for_the_prior(n, D):
     d, y = some_pairs(n, n, D)
-    belief = believe(d, y, 0.25)
-    rows = np.concatenate((d, np.eye(D) / 0.25))
+    belief = believe(d, y)
+    rows = np.concatenate((d, np.eye(D)))
     outcomes = np.concatenate((y, np.zeros(D)))
     mean, [left], _, _ = np.linalg.lstsq(rows, outcomes, rcond=None)
     np.testing.assert_allclose(belief.mean, mean, rtol=1e-8)
@@ -73,10 +72,11 @@ def log_marginal_ratio(d, y, prior):
 @pytest.mark.parametrize(("n", "D"), [(1, 3), (4, 6), (9, 2), (30, 5)])
 def test_evidence_is_the_ratio_of_marginal_likelihoods(n, D):
     d, y = some_pairs(n, n, D)
-    assert believe(d, y, 0.25).evidence == pytest.approx(log_marginal_ratio(d, y, 0.25), abs=1e-5)
+    ratios = [np.exp(log_marginal_ratio(d, y, prior)) for prior in PRIORS]
+    assert believe(d, y).evidence == pytest.approx(np.log(np.mean(ratios)), abs=1e-5)
 
 
-def test_evidence_by_integration_over_worth_and_noise():
+def test_evidence_by_integration_over_worth_and_noise(monkeypatch):
     """One feature: the likelihood times the prior, over a grid of log sigma and of the worth in sigmas."""
     d, y = some_pairs(3, 4, 1)
 
@@ -87,21 +87,22 @@ def test_evidence_by_integration_over_worth_and_noise():
     def with_prior(w, log_sigma):
         return likelihood(log_sigma, w) * stats.norm.pdf(w, 0, 0.25)
 
+    monkeypatch.setattr(search_masks, "PRIORS", (0.25,))
     something, _ = integrate.dblquad(with_prior, -5, 8, -2.5, 2.5)
     nothing, _ = integrate.quad(likelihood, -5, 8, args=(0,))
-    assert believe(d, y, 0.25).evidence == pytest.approx(np.log(something / nothing), abs=1e-4)
+    assert believe(d, y).evidence == pytest.approx(np.log(something / nothing), abs=1e-4)
 
 
 def test_without_pairs_the_belief_is_the_prior():
-    belief = believe(np.zeros((0, 4)), np.zeros(0), 0.5)
+    belief = believe(np.zeros((0, 4)), np.zeros(0))
     np.testing.assert_allclose(belief.mean, 0)
-    np.testing.assert_allclose(belief.covariance, 0.25 * np.eye(4))
-    assert belief.evidence == 0 and belief.agreement() == pytest.approx(0, abs=1e-6)
+    np.testing.assert_allclose(belief.covariance / belief.covariance[0, 0], np.eye(4))
+    assert belief.evidence == pytest.approx(0) and belief.agreement() == pytest.approx(0, abs=1e-6)
 
 
 def test_the_scale_of_scores_changes_no_evidence():
     d, y = some_pairs(0, 12, 4)
-    one, percent = believe(d, y, 0.25), believe(d, 100 * y, 0.25)
+    one, percent = believe(d, y), believe(d, 100 * y)
     assert one.evidence == pytest.approx(percent.evidence)
     assert one.agreement() == pytest.approx(percent.agreement())
     np.testing.assert_allclose(100 * one.mean, percent.mean)
@@ -110,7 +111,7 @@ def test_the_scale_of_scores_changes_no_evidence():
 def test_agreement_is_the_cosine_that_one_may_expect():
     """With the truths that are believed possible, drawn again and again."""
     d, y = some_pairs(5, 60, 8)
-    belief = believe(d, y, 0.25)
+    belief = believe(d, y)
     truths = np.random.default_rng(0).multivariate_normal(belief.mean, belief.covariance, 4000)
     cosine = truths @ belief.mean / np.linalg.norm(truths, axis=1) / np.linalg.norm(belief.mean)
     assert belief.agreement() == pytest.approx(cosine.mean(), abs=0.02)
@@ -128,7 +129,7 @@ def simulated(seed, worth, noise, directed, n_pairs=48):
     its pairs d (n, FEATURES) and y (n,)."""
     rng = np.random.default_rng(seed)
     d, y, beliefs = np.zeros((0, FEATURES)), np.zeros(0), []
-    belief = believe(d, y, 0.25)
+    belief = believe(d, y)
     for pair in range(n_pairs):
         moved = rng.normal(0, BY_CHANCE, FEATURES)
         if directed and pair >= 4:
@@ -136,7 +137,7 @@ def simulated(seed, worth, noise, directed, n_pairs=48):
             moved += MOVED * direction / np.linalg.norm(direction)
         d = np.concatenate((d, moved[None]))
         y = np.append(y, moved @ worth + rng.normal(0, noise))
-        belief = believe(d, y, 0.25)
+        belief = believe(d, y)
         beliefs.append(belief)
     return beliefs, d, y
 
@@ -194,34 +195,15 @@ def test_a_search_that_has_settled_knows_the_direction():
 
 @pytest.mark.parametrize("shape", ["all", "one", "nothing"])
 def test_intervals_hold_the_truth(shape):
-    """In 95 of 100 cases at least, whether all features are worth something, or one, or none; more often,
-    because a search goes on trying what looks good by chance."""
+    """In 95 of 100 cases or a few less; of nothing more often, as a search goes on trying what looks good by
+    chance. The worth of one feature among many is told too small, as docs/learning.md says."""
     held = []
     for seed in range(40):
         worth = some_worth(seed) * (shape == "all")
         worth[3] += 2.07 * (shape == "one")
-        _, d, y = simulated(seed, worth, 1.3, directed=True)
-        mean, half = report.least_squares(d, y)
-        held.append(np.abs(mean - worth) < half)
-    assert np.mean(held) > 0.94
-
-
-def test_intervals_hold_the_truth_in_95_of_100_cases_if_directions_are_drawn_blindly():
-    held = []
-    for seed in range(100):
-        worth = np.arange(8)
-        mean, half = report.least_squares(*some_pairs(seed, 30, 8, worth))
-        held.append(np.abs(mean - worth) < half)
-    assert np.mean(held) == pytest.approx(0.95, abs=0.025)
-
-
-def test_least_squares_of_one_feature():
-    d, y = some_pairs(0, 12, 1)
-    mean, half = report.least_squares(d, y)
-    slope = (d[:, 0] @ y) / (d[:, 0] @ d[:, 0])
-    error = np.sqrt(((y - slope * d[:, 0]) ** 2).sum() / 11 / (d[:, 0] @ d[:, 0]))
-    assert mean[0] == pytest.approx(slope) and half[0] == pytest.approx(stats.t.ppf(0.975, 11) * error)
-    assert np.isnan(report.least_squares(*some_pairs(0, 4, 4))).all()
+        beliefs, _, _ = simulated(seed, worth, 1.3, directed=True)
+        held.append(np.abs(beliefs[-1].mean - worth) < beliefs[-1].intervals())
+    assert np.mean(held) > {"all": 0.92, "one": 0.9, "nothing": 0.97}[shape]
 
 
 # ---------------------------------------------------------------- the linear policy
@@ -409,11 +391,10 @@ def test_what_a_search_says(finished, world):
     names = ["frequent", "label", "component 1"]
     assert sorted(re.split(r"  +", line)[0] for line in lines[1:4]) == sorted(names)
     pairs, policy = pairs_of(place / "o/pairs.jsonl"), load_policy(place / "o")
-    belief = believe(*differences(pairs, "likelihood", 3), 0.25)
-    worth, halves = report.least_squares(*differences(pairs, "likelihood", 3))
+    belief = believe(*differences(pairs, "likelihood", 3))
     for line in lines[1:4]:
         i = names.index(re.split(r"  +", line)[0])
-        expected, half = 100 * worth[i], 100 * halves[i]
+        expected, half = 100 * belief.mean[i], 100 * belief.intervals()[i]
         numbers = [float(x) for x in re.findall(r"-?\d+\.\d+", line)[:3]]
         assert numbers == pytest.approx([expected, expected - half, expected + half], abs=0.0051)
     odds = np.exp(belief.evidence)
@@ -438,7 +419,7 @@ def test_outcomes_are_expected_before_they_are_seen(finished):
     pairs = pairs_of(finished[0] / "o/pairs.jsonl")
     assert pairs[0]["expected"] == 0 and all(pair["expected"] for pair in pairs[1:])
     for n, pair in enumerate(pairs):
-        before = believe(*differences(pairs[:n], "likelihood", 3), 0.25)
+        before = believe(*differences(pairs[:n], "likelihood", 3))
         assert pair["expected"] == pytest.approx(before.mean @ np.subtract(*pair["x"]), rel=1e-9, abs=1e-12)
 
 
@@ -531,7 +512,7 @@ def test_switches(flags, tmp_path):
     result = call("search_masks.py", *SMALL, *flags, "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     text = (tmp_path / "o/worth.txt").read_text()
-    assert ": no evidence" in text and "too few pairs" in text and "nan" not in text
+    assert ": no evidence. No feature is worth more than" in text and "nan" not in text
 
 
 @pytest.mark.parametrize(("flags", "said"), [
