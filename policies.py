@@ -87,8 +87,8 @@ class LinearPolicy:
         self.about = about or {}
 
     @classmethod
-    def favouring_nothing(cls, names: list[str], n_components: int, batches: list[Batch],
-                          lm: Callable) -> "LinearPolicy":
+    def whitened(cls, names: list[str], n_components: int, batches: list[Batch],
+                 lm: Callable) -> "LinearPolicy":
         """With features whitened over some batches, and weight 0. A score that is the same for all tokens is
         left out."""
         scores, hidden = [], []
@@ -96,13 +96,16 @@ class LinearPolicy:
             scores.append(plain_features(batch, lm, names)[batch.maskable])
             hidden.append(lm(batch).cpu().numpy()[batch.maskable])
         scores, hidden = np.concatenate(scores), np.concatenate(hidden).astype(float)       # (T, ...)
-        varies = scores.std(0) > 0
+        varies = np.ptp(scores, 0) > 0
         names = [name for name, use in zip(names, varies, strict=True) if use]
         if not names and not n_components:
             raise UserError("--features: all of them are the same for every token of this text")
 
         _, vectors = np.linalg.eigh(np.cov(hidden.T))
         components = vectors[:, ::-1][:, :n_components]                                     # (H, C)
+        # The sign of an eigenvector is arbitrary: its largest number is to be positive.
+        largest = np.abs(components).argmax(0)
+        components = components * np.sign(components[largest, np.arange(components.shape[1])])
         plain = np.concatenate((scores[:, varies], hidden @ components), 1)                 # (T, d)
         # A little on the diagonal, so that features that say the same do not blow each other up.
         values, vectors = np.linalg.eigh(np.corrcoef(plain.T) + 0.01 * np.eye(plain.shape[1]))

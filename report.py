@@ -253,19 +253,11 @@ def curves(metrics: list[dict], file: Path) -> None:
         fig.savefig(partial, dpi=120, format="png")
 
 
-def halves(odd: np.ndarray, even: np.ndarray) -> str:
-    """Whether two halves of the pairs found the same direction."""
-    lengths = np.linalg.norm(odd) * np.linalg.norm(even)
-    if not lengths:
-        return "too few pairs to compare odd and even ones"
-    return f"cosine between what odd and even pairs say: {odd @ even / lengths:.2f}"
-
-
 def worth_table(names: list[str], worth: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
     """What a search found, best first: a row a feature, its worth and 95 % interval in each metric.
 
     worth: {metric: (mean (d,), half of the interval (d,))}, the first of them decides about the order."""
-    lines = [f"{'worth of 1 sd, x 100':20}" + "".join(f"{metric:>28}" for metric in worth)]
+    lines = [f"{'worth of 1 sd, x 100':20}" + "".join(f"{metric:>29}" for metric in worth)]
     first, _ = next(iter(worth.values()))
     for i in np.argsort(-first):
         line = f"{names[i]:20}"
@@ -277,13 +269,17 @@ def worth_table(names: list[str], worth: dict[str, tuple[np.ndarray, np.ndarray]
 
 
 def predicted(expected: np.ndarray, y: np.ndarray) -> str:
-    """How outcomes y (n,) of a search went with what was expected of each before it was seen."""
-    if len(y) < 4 or not expected.std() * y.std():
+    """How outcomes y (n,) of a search went with what was expected of each before it was seen.
+
+    The correlation falls again once a search has learned, as then it expects the same of every pair; so the
+    share of winners that were foreseen comes first."""
+    told = (expected * y)[expected * y != 0]
+    if len(told) < 4:
         return "too few pairs to say how well outcomes were predicted"
-    r = stats.pearsonr(expected, y)
-    low, high = r.confidence_interval()
-    return (f"correlation of {len(y)} outcomes with what was expected before each: {r.statistic:.2f} "
-            f"({low:.2f} to {high:.2f})")
+    right = int((told > 0).sum())
+    p = stats.binomtest(right, len(told), 0.5, "greater").pvalue
+    return (f"the player that was expected to win won in {right} of {len(told)} pairs (p = {p:.2g}); "
+            f"correlation of expectations and outcomes {np.corrcoef(expected, y)[0, 1]:.2f}")
 
 
 def draw_worth(names: list[str], worth: np.ndarray, half: np.ndarray, expected: np.ndarray, y: np.ndarray,

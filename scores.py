@@ -1,5 +1,5 @@
-"""How much each token should be masked: scores, as logits. A score is a masker, which draws tokens by it, and
-a feature of search_masks.py.
+"""How much each token should be masked: scores, as logits. A score is a masker, which draws tokens in
+proportion to exp(score) (of log n, in proportion to n), and a feature of search_masks.py.
 
     @register("rare")
     def rare(batch, lm=None):
@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 import toy
 from data import Batch, Split
@@ -103,9 +104,10 @@ def label(batch: Batch, lm=None) -> np.ndarray:
 @register("loss")
 def loss(batch: Batch, lm=None) -> np.ndarray:
     """log of the LM's own loss at the token, unmasked, in nats."""
-    log_prob = lm.logits(batch).log_softmax(-1)                                                 # (B, L, V)
-    ids = torch.from_numpy(batch.input_ids.astype(np.int64)).to(log_prob.device)
-    return (1e-3 - log_prob.gather(-1, ids[..., None]).squeeze(-1)).log().cpu().numpy()
+    logits = lm.logits(batch)                                                                   # (B, L, V)
+    ids = torch.from_numpy(batch.input_ids.astype(np.int64)).to(logits.device)
+    nats = F.cross_entropy(logits.transpose(1, 2), ids, reduction="none")                       # (B, L)
+    return (nats + 1e-3).log().cpu().numpy()
 
 
 # ---------------------------------------------------------------- what is counted once over a split

@@ -66,7 +66,6 @@ class BaseConfig:
     fast: bool = True               # bf16 where native, cheaper dropout and attention on a CPU
     # the run
     seed: int = 0                   # of everything; every episode has streams of its own
-    out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED (search-...)
 
 
 @dataclass
@@ -82,6 +81,7 @@ class Config(BaseConfig):
     replay_size: int = 50_000       # actions that an agent remembers
     entropy_coef: float = 0.01      # more explores longer; a falling entropy is no evidence of learning
     save_every: int = 10            # episodes between two checkpoints
+    out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
 
 
 PAPER = {"val_share": 0.1, "contexts": 200, "mlm_lr": 2e-5, "batch_size": 16}
