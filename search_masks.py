@@ -209,11 +209,11 @@ def verdict(belief: Belief, names: list[str], metric: str) -> str:
     half = belief.intervals()
     if belief.log_odds() <= np.log(ODDS):
         most = (np.abs(belief.mean) + half).max()
-        return (f"{said}, less than the {ODDS} to 1 that count as evidence: the policy is a guess. No feature "
-                f"is worth more than {most:.2g} of {metric} (each at 95 %).")
-    more = [name for name, low in zip(names, belief.mean - half, strict=True) if low > 0]
-    less = [name for name, high in zip(names, belief.mean + half, strict=True) if high < 0]
-    return f"{said}. Surely more of: {', '.join(more) or '-'}; surely less of: {', '.join(less) or '-'}."
+        return (f"{said}, less than the {ODDS} to 1 that count as evidence. No feature is worth more than "
+                f"{most:.2g} of {metric} (each at 95 %); the policy is a guess.")
+    more = [name for name, low in zip(names, belief.mean - half, strict=True) if low > 0] or ["-"]
+    less = [name for name, high in zip(names, belief.mean + half, strict=True) if high < 0] or ["-"]
+    return f"{said}. Surely more of: {', '.join(more)}; surely less of: {', '.join(less)}."
 
 
 # ---------------------------------------------------------------- the script
@@ -228,9 +228,9 @@ def main(cfg: Config) -> None:
     pairs = 12 if cfg.lm == "tiny" else 48
     runs.fill(cfg, {"pairs": pairs})
     # Where data and LM lie, and how many pairs are played, may change until it is done.
-    code = [inspect.getsource(task), *(inspect.getsource(SCORES[name]) for name in cfg.features.split(","))]
+    code = [inspect.getsource(SCORES[name]) for name in cfg.features.split(",")]
     settings = runs.settings_of(cfg, "raw", "pairs", "log", data=data.checksum, weights=weights_of(cfg.lm),
-                                code=runs.digest(code))
+                                feature_code=runs.digest(code))
     settings |= {"dataset": Path(cfg.dataset).name, "lm": Path(cfg.lm).name}
     run = Run(cfg.out, settings | {"pairs": cfg.pairs})
     if run.done:

@@ -464,15 +464,15 @@ def test_the_worth_of_features_best_first():
     assert numbers == [[3.4, -6.6, 13.4, 0, -30, 30], [1, 0.5, 1.5, 50, 40, 60], [-2, -3, -1, 25, 5, 45]]
 
 
-def test_how_well_outcomes_were_predicted(rng):
-    """The correlation, with the interval of Fisher's z."""
-    expected = rng.normal(size=40)
-    y = expected + rng.normal(size=40)
+def test_how_well_outcomes_were_predicted():
+    """Of 20 winners 16 were foreseen; a pair of which nothing was expected, and a tie, do not count."""
+    expected = np.array([0.1] * 18 + [-0.2] * 2 + [0, 0.3])
+    y = np.array([0.2] * 14 + [-0.1] * 4 + [-0.5] * 2 + [1, 0])
+    p = sum(math.comb(20, k) for k in range(16, 21)) / 2**20
     r = np.corrcoef(expected, y)[0, 1]
-    low, high = np.tanh(np.arctanh(r) + np.array([-1, 1]) * stats.norm.ppf(0.975) / np.sqrt(37))
-    said = report.predicted(expected, y)
-    assert "of 40 outcomes" in said
-    assert said.endswith(f": {r:.2f} ({low:.2f} to {high:.2f})")
+    assert report.predicted(expected, y) == (
+        f"the player that was expected to win won in 16 of 20 pairs (p = {p:.2g}); "
+        f"correlation of expectations and outcomes {r:.2f}")
     assert "too few pairs" in report.predicted(expected[:3], y[:3])
 
 

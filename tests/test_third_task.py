@@ -87,7 +87,7 @@ def test_a_policy_is_learned_for_a_third_kind_of_task(counting, tmp_path):
 
 def test_a_search_for_a_third_kind_of_task(counting, tmp_path):
     result = call("search_masks.py", "--dataset=counting", "--metric=closeness", "--contexts=12", "--pairs=2",
-                  "--random_pairs=1", "--features=frequent,label", "--components=1", "--out=o", cwd=tmp_path)
+                   "--features=frequent,label", "--components=1", "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "worth of 1 sd, x 100                   closeness" in (tmp_path / "o/worth.txt").read_text()
 
