@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 
 # Numbers that are shares of something, and whole numbers that may be 0.
 SHARES = {"p", "val_share", "dev_share"}
-MAY_BE_ZERO = {"seed", "overlap", "explore", "components", "random_pairs"}
+MAY_BE_ZERO = {"seed", "overlap", "explore", "components"}
 
 
 class UserError(Exception):
