@@ -74,8 +74,8 @@ class Split:
     answer (Q, 2): first and last token of the answer, counted within the text
 
     find_entities: split -> (T,) index of the named entity of each token, -1 where none; runs on first use
-    train: the split of the same data set that training sees; labelled (N,): the texts whose labels may be
-        used to choose masks"""
+    train: the split of the same data set that training sees
+    labelled: the texts whose labels may be used to choose masks; all, or those of a sub-task"""
 
     def __init__(self, folder: Path, special: SpecialTokens, labels: list[str], find_entities: Callable):
         self.folder = folder
@@ -89,7 +89,7 @@ class Split:
                 # An empty file cannot be mapped.
                 array = np.memmap(file, kind, "r") if file.stat().st_size else np.zeros(0, kind)
                 setattr(self, name, array)
-        self.labelled = np.ones(len(self), bool)
+        self.labelled = range(len(self))
         if hasattr(self, "answer"):
             self.answer = self.answer.reshape(-1, 2)
 

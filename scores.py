@@ -98,7 +98,8 @@ def label(batch: Batch, lm=None) -> np.ndarray:
     """log of how much the token tells about the label: KL(p(label | token), p(label)) in train, in nats.
 
     In question answering the label of a token is whether it stands in an answer."""
-    return np.log(label_information(batch.split.train)[batch.input_ids])
+    train = batch.split.train
+    return np.log(label_information(train, tuple(train.labelled))[batch.input_ids])
 
 
 @register("loss")
@@ -127,12 +128,12 @@ def inverse_document_frequency(split: Split) -> np.ndarray:
     return np.log((len(split) + 1) / np.maximum(1, df))
 
 
-@functools.cache
-def label_information(split: Split) -> np.ndarray:
+@functools.lru_cache(maxsize=4)
+def label_information(split: Split, texts: tuple[int, ...]) -> np.ndarray:
     """(V,) KL(p(label | token), p(label)) in nats, smoothed by 5 tokens of p(label), and 1e-4 at least.
 
-    Only the texts of split.labelled are counted: in meta-training the labels of D_val are as unknown as those
-    of the test set."""
+    texts: those whose labels are counted. In a sub-task they are its labelled examples, as in meta-testing
+    they are those of train."""
     if hasattr(split, "label"):
         label = np.repeat(split.label, np.diff(split.token_start))                              # (T,)
     else:
@@ -142,7 +143,7 @@ def label_information(split: Split) -> np.ndarray:
         np.add.at(change, starts + split.answer[:, 0], 1)
         np.add.at(change, starts + split.answer[:, 1] + 1, -1)
         label = (np.cumsum(change[:-1]) > 0).astype(np.int64)
-    known = np.repeat(split.labelled, np.diff(split.token_start))
+    known = np.repeat(np.isin(np.arange(len(split)), texts), np.diff(split.token_start))
     count = np.zeros((split.special.vocabulary_size, label.max() + 1))
     np.add.at(count, (split.input_ids[known], label[known]), 1)
     p_label = (count.sum(0) + 1) / (count.sum() + count.shape[1])

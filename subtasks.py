@@ -40,7 +40,7 @@ class SubTaskSampler:
         if not len(self.train_docs):
             raise UserError(f"--dataset={data.name}: too few documents for a part to train on and a part "
                             "to validate on")
-        train.labelled = np.isin(train.doc, self.train_docs)
+        train.labelled = np.flatnonzero(np.isin(train.doc, self.train_docs))
 
     def sample(self, rng: np.random.Generator, contexts: int, docs: int | None, examples: int,
                validation: int) -> SubTask:
@@ -71,6 +71,8 @@ class SubTaskSampler:
             train=self.draw_examples(rng, of_train, examples),
             val=self.draw_examples(rng, of_val, validation),
             seed=int(rng.integers(2**31)))
+        # Scores of tokens may read no other labels.
+        self.examples.split.labelled = np.unique(subtask.train.text_ids)
         for what, drawn in vars(subtask).items():
             if what != "seed" and not len(drawn):
                 raise UserError(f"a sub-task drew nothing for its part {what!r}; more --contexts (or --docs) "

@@ -35,7 +35,7 @@ class Corpus:
         self.char_begin = np.tile(3 * np.arange(self.length), texts)
         self.char_end = self.char_begin + 2
         self.label = np.arange(texts) % 3
-        self.labelled = np.ones(texts, bool)
+        self.labelled = range(texts)
         self.train = self
         self.special = SimpleNamespace(vocabulary_size=len(toy.informative()))
 

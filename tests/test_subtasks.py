@@ -125,7 +125,9 @@ def test_only_the_labels_of_training_documents_may_choose_masks(world):
     sampler = sampler_of(world, 0.5)
     train = world["train"]
     assert set(train.doc[train.labelled]) == set(sampler.train_docs)
-    assert set(train.doc[~train.labelled]) == set(sampler.val_docs)
+    subtask = sampler.sample(np.random.default_rng(0), 60, 12, 20, 100)
+    assert set(train.labelled) == set(subtask.train.text_ids)
+    assert set(train.doc[train.labelled]) < set(sampler.train_docs)
     # The corpus knows them as its training split.
     assert world.corpus.train is train and world["test"].train is train
 
