@@ -210,7 +210,7 @@ def verdict(belief: Belief, names: list[str], metric: str) -> str:
     if belief.log_odds() <= np.log(ODDS):
         most = (np.abs(belief.mean) + half).max()
         return (f"{said}, less than the {ODDS} to 1 that count as evidence. No feature is worth more than "
-                f"{most:.2g} of {metric} (each at 95 %); the policy is a guess.")
+                f"{most:.2g} of {metric} (each at 95 %).")
     more = [name for name, low in zip(names, belief.mean - half, strict=True) if low > 0] or ["-"]
     less = [name for name, high in zip(names, belief.mean + half, strict=True) if high < 0] or ["-"]
     return f"{said}. Surely more of: {', '.join(more)}; surely less of: {', '.join(less)}."
