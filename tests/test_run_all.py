@@ -262,8 +262,8 @@ def stand_ins(tmp_path):
 
 @pytest.mark.slow
 def test_every_row_of_the_paper_is_run(stand_ins, tmp_path):
-    """Tables 1 to 3, three seeds, with all defaults but one: 1 episode of meta-training instead of 200."""
-    result = run_all(**stand_ins, NMG_FLAGS="--episodes=1", JOBS="2")
+    """Tables 1 to 3 with all defaults but two, for their time: one seed of three, one episode of 200."""
+    result = run_all(**stand_ins, SEEDS="0", NMG_FLAGS="--episodes=1", JOBS="2")
     assert result.returncode == 0, result.stderr
     out = tmp_path / "out"
     assert not (out / "failed").exists()
@@ -276,7 +276,7 @@ def test_every_row_of_the_paper_is_run(stand_ins, tmp_path):
         maskers = ["none", "random", "whole", "span", "entity", "punct", f"nmg:{out}/nmg-{data}-{lm}"]
         if (data, lm) == ("newsqa", distilbert):
             maskers += [f"nmg:{out}/{name}-{data}-{lm}" for name in ("nmg-alone", "nmg-fresh")]
-        expected += itertools.product([data], [lm], maskers, [0, 1, 2])
+        expected += itertools.product([data], [lm], maskers, [0])
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     rows = [(line["dataset"], line["lm"], line["masker"], line["seed"]) for line in lines]
     assert sorted(rows) == sorted(expected)
@@ -285,7 +285,7 @@ def test_every_row_of_the_paper_is_run(stand_ins, tmp_path):
     _, *parts = (out / "report/results.md").read_text().split("\n## ")
     assert sorted(part.partition("\n")[0] for part in parts) == sorted(map(", ".join, groups))
     for part in parts:
-        names = set(re.findall(r"^\| ([A-Z][^|]*?) \|.* 3 \|", part, re.MULTILINE))
+        names = set(re.findall(r"^\| ([A-Z][^|]*?) \|.* 1 \|", part, re.MULTILINE))
         ablations = {"NMG, self_play=False", "NMG, continual=False"}
         assert names - ablations == {"No PT", "Random", "Whole-Random", "Span-Random", "Entity-Random",
                                      "Punct.-Random", "NMG"}

@@ -428,6 +428,9 @@ def test_both_players_of_a_pair_mask_the_same_contexts(finished, lm):
     policy = load_policy(place / "o")
     for pair, first, second in zip(pairs_of(place / "o/pairs.jsonl"), plays[::2], plays[1::2], strict=True):
         assert first[0] is second[0]
+        # The score `label` reads the labels of the sub-task.
+        train = first[0].train
+        train.split.labelled = np.unique(train.text_ids)
         for (subtask, mask, measured), x, which in zip((first, second), pair["x"], (0, 1), strict=True):
             features = []
             for i in range(len(subtask.contexts)):
