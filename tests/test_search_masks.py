@@ -171,6 +171,7 @@ def test_a_search_finds_what_masks_are_worth(noise, least):
     assert abs(cosines(noise, directed=False)[47]) < 0.3
 
 
+@pytest.mark.slow
 def test_a_search_in_noise_seldom_sees_evidence():
     """At any time of 48 pairs: one in 50, by the inequality of Ville."""
     ever = 0
@@ -564,12 +565,14 @@ def with_known_worth(monkeypatch, tmp_path, effect):
     return said, informative_share(data, f"sampled:{tmp_path / 'o'}")
 
 
+@pytest.mark.slow
 def test_a_search_finds_a_known_worth(monkeypatch, tmp_path):
     said, share = with_known_worth(monkeypatch, tmp_path, effect=0.5)
     assert "that it matters which words are masked. Surely more of: " in said
     assert share >= 60
 
 
+@pytest.mark.slow
 def test_a_search_finds_nothing_in_noise(monkeypatch, tmp_path):
     said, _ = with_known_worth(monkeypatch, tmp_path, effect=0.0)
     assert "that it matters which words are masked, less than" in said
