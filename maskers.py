@@ -156,8 +156,7 @@ def logits_of(policy: Policy | LinearPolicy | None, batch: Batch, lm: Callable) 
     return policy.logits(batch, lm)
 
 
-for name, score in SCORES.items():
-    MASKERS[name] = drawn_by(score)
+MASKERS |= {name: drawn_by(score) for name, score in SCORES.items()}
 
 
 # ---------------------------------------------------------------- what maskers are made of

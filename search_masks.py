@@ -31,7 +31,7 @@ from data import Data, Pieces, collate
 from loop import all_gather, broadcast, length_batches, rank_and_world, stream
 from maskers import RowRandom
 from policies import LinearPolicy
-from pretrain import LMReader, weights_of
+from pretrain import LMReader
 from report import draw_worth, predicted, worth_table
 from runs import Run, UserError
 from scores import SCORES
@@ -227,11 +227,9 @@ def main(cfg: Config) -> None:
         cfg.out = f"runs/search-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     pairs = 12 if cfg.lm == "tiny" else 48
     runs.fill(cfg, {"pairs": pairs})
-    # Where data and LM lie, and how many pairs are played, may change until it is done.
+    # How many pairs are played may change until it is done; with an edited score it is another search.
     code = [inspect.getsource(SCORES[name]) for name in cfg.features.split(",")]
-    settings = runs.settings_of(cfg, "raw", "pairs", "log", data=data.checksum, weights=weights_of(cfg.lm),
-                                feature_code=runs.digest(code))
-    settings |= {"dataset": Path(cfg.dataset).name, "lm": Path(cfg.lm).name}
+    settings = train_nmg.log_settings(cfg, data, "pairs", feature_code=runs.digest(code))
     run = Run(cfg.out, settings | {"pairs": cfg.pairs})
     if run.done:
         return

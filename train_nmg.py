@@ -405,6 +405,13 @@ def open_task(cfg: BaseConfig, graded: bool = False,
     return data, lm, task
 
 
+def log_settings(cfg: BaseConfig, data: Data, *without: str, **more: object) -> dict:
+    """What a log of plays must have in common with those that are added to it; not where data and LM lie."""
+    settings = runs.settings_of(cfg, "raw", "log", *without, data=data.checksum, weights=weights_of(cfg.lm),
+                                **more)
+    return settings | {"dataset": Path(cfg.dataset).name, "lm": Path(cfg.lm).name}
+
+
 def main(cfg: Config) -> None:
     data, lm, task = open_task(cfg)
     if cfg.out is None:

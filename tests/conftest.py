@@ -89,6 +89,15 @@ def torchrun(n: int, script: str, *flags: str, cwd: Path) -> subprocess.Complete
                           env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """Sums in the same order in this process and in those that it starts."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def plain_path():
     """Every test begins on the plain path, whatever the one before switched on."""

@@ -32,13 +32,7 @@ LIKELIHOOD = "--metric=likelihood"
 SMALL = [*PLAYS, LIKELIHOOD, "--features=frequent,subword,label", "--components=1"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Sums in the same order in this process and in those that it starts."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # ---------------------------------------------------------------- what is believed

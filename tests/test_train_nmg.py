@@ -50,13 +50,7 @@ SMALL = ["--contexts=24", "--docs=6", "--episodes=4", "--explore=1", "--save_eve
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Sums in the same order in this process and in those that it starts."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)

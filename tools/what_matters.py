@@ -19,7 +19,7 @@ import maskers
 import runs
 import train_nmg
 from loop import stream
-from pretrain import LMReader, choose_masks, weights_of
+from pretrain import LMReader, choose_masks
 from report import half_width
 from runs import UserError
 from subtasks import SubTaskSampler
@@ -38,9 +38,7 @@ def main(cfg: Config) -> None:
     names = cfg.maskers.split(",")
     chosen = {name: maskers.find(name) for name in names}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
-    settings = runs.settings_of(cfg, "raw", "maskers", "seeds", "seed", "log", data=data.checksum,
-                                weights=weights_of(cfg.lm))
-    settings |= {"dataset": Path(cfg.dataset).name, "lm": Path(cfg.lm).name}
+    settings = train_nmg.log_settings(cfg, data, "maskers", "seeds", "seed")
     file = Path(cfg.log)
     lines = runs.read_results(file) or [settings]
     if lines[0] != settings:
