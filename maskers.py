@@ -18,6 +18,7 @@ search_masks.py: the most probable tokens; sampled:FOLDER draws from either.
 import functools
 import importlib.util
 import inspect
+import re
 import sys
 import zlib
 from collections.abc import Callable
@@ -29,7 +30,7 @@ import runs
 from data import Batch
 from policies import LinearPolicy, Policy, load_policy
 from runs import UserError, nearest
-from scores import SCORES
+from scores import SCORES, collocations
 
 Masker = Callable[..., np.ndarray]
 MASKERS: dict[str, Masker] = {}
@@ -55,6 +56,9 @@ def find(name: str) -> Masker:
     if is_learned(name):
         kind, _, folder = name.partition(":")
         return functools.partial(MASKERS[kind], policy=load_policy(folder))
+    if name.startswith("difference:"):
+        general = Path(name.removeprefix("difference:"))
+        return drawn_by(functools.partial(SCORES["difference"], general=general))
     if name in MASKERS:
         return MASKERS[name]
     file, _, function = name.rpartition(":")
@@ -77,6 +81,8 @@ def checksum(name: str) -> str:
         return runs.checksum(Path(name.partition(":")[2]) / "policy.safetensors")[:8]
     if name in MASKERS:
         return runs.digest(inspect.getsource(MASKERS[name]))
+    if name.startswith("difference:"):
+        return runs.checksum(Path(name.removeprefix("difference:")))[:8]
     return runs.checksum(Path(name.rpartition(":")[0]))[:8]
 
 
@@ -136,6 +142,14 @@ def entity(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.nd
     return pick(score, batch, budget, entities)
 
 
+@register("pmi")
+def pmi(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+    """Collocations and words, whole, uniformly (PMI-Masking, Levine et al. 2021)."""
+    units = units_of(np.where(batch.maskable, collocations(batch.split)[batch.token_at], -1))
+    score = np.take_along_axis(rng.random(units.shape), units, 1)
+    return pick(score, batch, budget, units)
+
+
 @register("nmg")
 @register("search")
 def most_probable(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None, policy=None) -> np.ndarray:
@@ -165,6 +179,33 @@ def budget_of(batch: Batch, p: float) -> np.ndarray:
     """(B,) max(1, round(p n)) of the n maskable tokens of each row; 0 where there is none."""
     n = batch.maskable.sum(1)
     return np.minimum(n, np.maximum(1, np.round(p * n))).astype(np.int64)
+
+
+def masking_rate(p: float | str, step: int, steps: int, seed: int) -> float:
+    """The share of tokens to mask at a step: p; of "0.3-0.15" linear in the steps (Ankner et al. 2024); of
+    "random:0.1-0.4" drawn uniformly."""
+    if not isinstance(p, str):
+        return p
+    kind, _, ends = p.rpartition(":")
+    first, last = map(float, ends.split("-"))
+    share = step / max(1, steps - 1)
+    if kind == "random":
+        share = np.random.default_rng([seed, step, zlib.crc32(b"rate")]).random()
+    return first + share * (last - first)
+
+
+def check_rate(p: float | str) -> float | str:
+    """--p as a number, or else as masking_rate reads it."""
+    found = re.fullmatch(r"(random:)?([^-]+)-([^-]+)", str(p))
+    ends = found.groups()[1:] if found else [p]
+    try:
+        right = all(0 < float(end) <= 1 for end in ends)
+    except ValueError:
+        right = False
+    if not right:
+        raise UserError(f"--p={p}: a share must be above 0 and at most 1, as in 0.15, 0.3-0.15 (linear in "
+                        "the steps), random:0.1-0.4 (drawn for each step)")
+    return p if found else float(p)
 
 
 def pick(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray | None = None) -> np.ndarray:

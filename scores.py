@@ -9,8 +9,12 @@ batch: numpy arrays (B, L), see data.Batch; batch.split is the corpus, over whic
 LM as it is now: lm(batch) are its hidden states (B, L, H), lm.logits(batch) (B, L, V). Returns (B, L).
 """
 import functools
+import itertools
 import re
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +35,9 @@ def register(name: str) -> Callable[[Score], Score]:
     return add
 
 
+# How often words occur in English at large; tools/general_words.py makes it, or such a file of your own text.
+GENERAL = Path(__file__).with_name("general_words.txt")
+LONGEST = 5     # words of a collocation, at most
 FIRST = 20.0    # a logit far above all noise: such tokens come first
 
 
@@ -111,6 +118,29 @@ def loss(batch: Batch, lm=None) -> np.ndarray:
     return (nats + 1e-3).log().cpu().numpy()
 
 
+@register("easy")
+def easy(batch: Batch, lm=None) -> np.ndarray:
+    """The opposite of `loss`: easy tokens first, hard ones as they are learned."""
+    return -loss(batch, lm)
+
+
+@register("entropy")
+def entropy(batch: Batch, lm=None) -> np.ndarray:
+    """log of the entropy of what the LM would put in the token's place, unmasked, in nats."""
+    log_probs = lm.logits(batch).log_softmax(-1)                                                # (B, L, V)
+    nats = -(log_probs.exp() * log_probs).sum(-1)                                               # (B, L)
+    return (nats + 1e-3).log().cpu().numpy()
+
+
+@register("difference")
+def difference(batch: Batch, lm=None, general: Path = GENERAL) -> np.ndarray:
+    """log p(word) in the corpus - log p(word) in general text; 0 for words without a letter.
+
+    What is typical of the task, after Difference-Masking (Wilf et al. 2023), which ranks words by TF-ICF.
+    general: a file of words and their counts, "word<TAB>count" a line; as a masker, difference:FILE"""
+    return typical(batch.split, general)[words_of(batch.split).at[batch.token_at]]
+
+
 # ---------------------------------------------------------------- what is counted once over a split
 
 @functools.cache
@@ -161,3 +191,106 @@ def in_markers(split: Split) -> np.ndarray:
             begin, end = found.span(found.lastindex)
             inside[tokens] |= (split.char_begin[tokens] >= begin) & (split.char_end[tokens] <= end)
     return inside
+
+
+class Words(NamedTuple):
+    """The words of a split, as its tokenizer cuts them; W different ones, in the order of their first use."""
+    at: np.ndarray          # (T,) which of them each token belongs to
+    first: np.ndarray       # of every word of the split in turn, the index of its first token
+    count: np.ndarray       # (W,) how often each occurs
+    text: list[str]         # (W,) in lower case
+
+    def has_letter(self) -> np.ndarray:
+        """(W,) bool"""
+        return np.array([any(map(str.isalpha, word)) for word in self.text])
+
+
+@functools.cache
+def words_of(split: Split) -> Words:
+    index, first = {}, []
+    at = np.zeros(len(split.input_ids), np.int64)
+    for i in range(len(split)):
+        text, start, stop = split.text(i), split.token_start[i], split.token_start[i + 1]
+        # A word begins where the index of the word changes.
+        begins = start + np.flatnonzero(np.diff(split.word_ids[start:stop], prepend=-2))
+        for a, b in itertools.pairwise([*begins.tolist(), stop]):
+            word = text[split.char_begin[a]:split.char_end[b - 1]].strip().lower()
+            at[a:b] = index.setdefault(word, len(index))
+        first.extend(begins.tolist())
+    return Words(at, np.array(first), np.bincount(at[first]), list(index))
+
+
+@functools.cache
+def typical(split: Split, general: Path) -> np.ndarray:
+    """(W,) log p(word) in the split - log p(word) in general text, where what is not listed is as rare as the
+    rarest word that is."""
+    counts = general_counts(general)
+    total, least = sum(counts.values()), min(counts.values())
+    words = words_of(split)
+    in_general = np.array([counts.get(word, least) for word in words.text])
+    log_ratio = np.log(words.count / words.count.sum()) - np.log(in_general / total)
+    return np.where(words.has_letter(), log_ratio, 0)
+
+
+@functools.cache
+def general_counts(file: Path) -> dict[str, int]:
+    """{word: count} of a file; UserError where it is none."""
+    counts = {}
+    for n, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        word, _, count = line.partition("\t")
+        if not count.isdecimal() or int(count) == 0:
+            raise UserError(f"{file}:{n}: must be a word, a tab, and how often the word occurs")
+        counts[word] = int(count)
+    if not counts:
+        raise UserError(f"{file}: is empty; each line must be a word, a tab, and how often the word occurs")
+    return counts
+
+
+@functools.cache
+def collocations(split: Split) -> np.ndarray:
+    """(T,) which unit of the split a token belongs to: a collocation, else its word alone.
+
+    PMI-Masking (Levine et al. 2021): n-grams of 2 to 5 words that occur 10 times and have a high pointwise
+    mutual information, which is the least log p(n-gram) / (p(segment) p(segment) ...) over all ways to cut
+    the n-gram; here the better half of them."""
+    words = words_of(split)
+    ends = np.searchsorted(words.first, split.token_start[1:-1])
+    texts = [text.tolist() for text in np.split(words.at[words.first], ends)]
+    kept = high_pmi(texts, np.flatnonzero(words.has_letter()).tolist())
+
+    # From left to right, the longest collocation that begins at a word.
+    begins = []
+    for text in texts:
+        i = 0
+        while i < len(text):
+            left = min(LONGEST, len(text) - i)
+            lengths = [n for n in range(2, left + 1) if tuple(text[i:i + n]) in kept]
+            length = max(lengths, default=1)
+            begins += [True] + [False] * (length - 1)
+            i += length
+    first = np.zeros(len(split.input_ids), np.int64)
+    first[words.first[begins]] = 1
+    return np.cumsum(first)
+
+
+def high_pmi(texts: list[list[int]], words: list[int]) -> set[tuple[int, ...]]:
+    """The collocations among the n-grams of some texts that consist of the given words."""
+    total = sum(map(len, texts))
+    # log p of the likeliest way to put an n-gram together of segments, or to take it as a whole.
+    likeliest, pmi = {}, {}
+    for n in range(1, LONGEST + 1):
+        count = Counter()
+        for text in texts:
+            # An n-gram is no more frequent than its parts.
+            grams = (tuple(text[i:i + n]) for i in range(len(text) - n + 1))
+            count.update(gram for gram in grams if n == 1 or {gram[1:], gram[:-1]} <= likeliest.keys())
+        for gram, times in count.items():
+            if times < 10 or (n == 1 and gram[0] not in words):
+                continue
+            log_p = np.log(times / total)
+            apart = max([likeliest[gram[:k]] + likeliest[gram[k:]] for k in range(1, n)], default=log_p)
+            likeliest[gram] = max(log_p, apart)
+            if n > 1:
+                pmi[gram] = log_p - apart
+    least = np.median([0.0, *pmi.values()])
+    return {gram for gram, value in pmi.items() if value > least}

@@ -1,13 +1,14 @@
 """Each masker against the contract, property-based; what makes each strategy itself; corruption; random
 numbers; the policy network."""
 import functools
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import SHARED, TEXTS, fast_tokenizer, needs_shared
+from conftest import SHARED, TEXTS, fast_tokenizer, needs_shared, write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,9 +29,10 @@ EXACT = ["random", "span", *SCORES, *LEARNED]
 class Corpus:
     """The split of a batch: every row is a text, every token has two characters, some of them << >> [[ ]]."""
 
-    def __init__(self, input_ids, entity_ids):
+    def __init__(self, input_ids, word_ids, entity_ids):
         texts, self.length = input_ids.shape
-        self.input_ids, self.entity_ids = input_ids.ravel(), entity_ids.ravel()
+        self.input_ids, self.word_ids = input_ids.ravel(), word_ids.ravel()
+        self.entity_ids = entity_ids.ravel()
         self.token_start = np.arange(texts + 1) * self.length
         self.char_begin = np.tile(3 * np.arange(self.length), texts)
         self.char_end = self.char_begin + 2
@@ -50,7 +52,7 @@ def batch_of(input_ids, maskable, word_ids, is_punct, entity_ids):
     """A batch without a data set; row b has [CLS], its maskable tokens, [SEP], and padding."""
     attention_mask = np.arange(input_ids.shape[1]) < maskable.sum(1)[:, None] + 2
     token_at = np.arange(input_ids.size).reshape(input_ids.shape)
-    split = Corpus(input_ids, entity_ids)
+    split = Corpus(input_ids, word_ids, entity_ids)
     return Batch(input_ids, attention_mask, maskable, word_ids, is_punct, None, np.arange(len(input_ids)),
                  token_at, maskable, split)
 
@@ -83,7 +85,7 @@ def with_entity(batch, begin, end):
     """The same batch with one named entity in every row, columns begin to end."""
     entity_ids = np.full(batch.maskable.shape, -1)
     entity_ids[:, begin:end] = 0
-    return replace(batch, split=Corpus(batch.input_ids, entity_ids))
+    return replace(batch, split=Corpus(batch.input_ids, batch.word_ids, entity_ids))
 
 
 def rng_of(batch, seed=0, epoch=0):
@@ -309,6 +311,67 @@ def test_an_entity_is_masked_whole_or_not_at_all():
     assert not mask_of("entity", batch, 0.15)[:, 20:30].any()
 
 
+def mask_with_budget(name, batch, budget):
+    return maskers.find(name)(batch, np.full(len(batch.indices), budget), rng_of(batch))
+
+
+# Four units of one token; four of two tokens, of which "xy" is one word and the others are two.
+UNITS = ["big dogs", "e", "the mat", "f", "xy", "g", "many pieces", "h"]
+COLUMNS = [[1, 2], [3], [4, 5], [6], [7, 8], [9], [10, 11], [12]]
+
+
+def repeated(folder, texts, rows=4000):
+    """The first text of a corpus in every row."""
+    write_jsonl(folder / "repeated/corpus.jsonl", [{"text": text} for text in texts])
+    pieces = blocks(data_prep.load(str(folder / "repeated"), fast_tokenizer("wordpiece")).corpus, 64)
+    return collate(pieces.take(np.zeros(rows, int)), np.arange(rows))
+
+
+@pytest.fixture
+def units_batch(tmp_path):
+    """UNITS in every row; the rest of the corpus makes collocations of three, among pairs of chance."""
+    rng = random.Random(0)
+    chance = [" ".join(rng.choices("abcd", k=8)) for _ in range(50)]
+    return repeated(tmp_path, [" ".join(UNITS), *["big dogs", "the mat", "many pieces"] * 30, *chance])
+
+
+def test_pmi_draws_collocations_and_words_uniformly(units_batch):
+    """Of eight, in a budget of 2: a long one is masked when it is drawn first, else two short ones."""
+    mask = mask_with_budget("pmi", units_batch, 2)
+    assert (mask.sum(1) == 2).all()
+    for columns, unit in zip(COLUMNS, UNITS, strict=True):
+        expected = 1 / 8 if len(columns) == 2 else 2 / 8
+        found = mask[:, columns].mean()
+        assert abs(found - expected) < 5 * np.sqrt(expected * (1 - expected) / 4000), unit
+
+
+@pytest.mark.parametrize("budget", [1, 3, 6])
+def test_pmi_masks_a_unit_whole_or_not_at_all(budget, units_batch):
+    mask = mask_with_budget("pmi", units_batch, budget)
+    assert (mask.sum(1) <= budget).all()
+    for columns in COLUMNS:
+        assert (mask[:, columns].all(1) == mask[:, columns].any(1)).all()
+        assert mask[:, columns].any() == (len(columns) <= budget)
+
+
+@pytest.mark.parametrize("counts", [[10, 20, 40, 40], [40, 40, 10, 20]])
+def test_difference_to_counts_of_ones_own(counts, tmp_path):
+    """Words that are as frequent in the corpus are drawn the more, the rarer they are in the file."""
+    (tmp_path / "general.txt").write_text("e\t{}\nf\t{}\ng\t{}\nh\t{}\n".format(*counts))
+    batch = repeated(tmp_path, ["e f g h"])
+    found = mask_with_budget(f"difference:{tmp_path}/general.txt", batch, 1).mean(0)[1:-1]
+    expected = 1 / np.array(counts) / sum(1 / n for n in counts)
+    assert (abs(found - expected) < 5 * np.sqrt(expected * (1 - expected) / 4000)).all()
+
+
+def test_difference_to_a_file_that_is_not_there(tmp_path):
+    """What runs.start prints as one sentence."""
+    with pytest.raises((OSError, UserError), match="none"):
+        mask_with_budget(f"difference:{tmp_path}/none.txt", plain_batch(rows=3), 1)
+    with pytest.raises((OSError, UserError), match="none"):
+        maskers.checksum(f"difference:{tmp_path}/none.txt")
+
+
 @pytest.fixture
 def toy_batch():
     tokenizer = data_prep.load_tokenizer("tiny")
@@ -369,15 +432,17 @@ def test_a_masker_that_is_not_there(name, said, tmp_path, monkeypatch):
 
 
 def test_a_masker_that_was_edited_has_another_checksum(tmp_path, monkeypatch):
-    """Of its file, of its policy's weights, or of the source of a registered function."""
+    """Of its file, of its policy's weights, of its counts, or of the source of a registered function."""
     monkeypatch.chdir(tmp_path)
     found = []
     for content in ("one", "two"):
         (tmp_path / "mine.py").write_text(content)
         (tmp_path / "policy.safetensors").write_text(content)
-        found.append([maskers.checksum(name) for name in ("mine.py:rare", "nmg:.", "search:.", "sampled:.")])
+        (tmp_path / "general.txt").write_text(content)
+        names = ("mine.py:rare", "nmg:.", "search:.", "sampled:.", "difference:general.txt")
+        found.append([maskers.checksum(name) for name in names])
     assert not set(found[0]) & set(found[1])
-    names = ("random", "whole", *SCORES)
+    names = ("random", "whole", "pmi", *SCORES)
     assert len({maskers.checksum(name) for name in names}) == len(names)
     assert maskers.checksum("punct") == maskers.checksum("punct")
 

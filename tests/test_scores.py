@@ -1,5 +1,8 @@
 """Each score against plain loops over a small data set; a score, as a masker, draws by its softmax."""
+import itertools
 import math
+import random
+import re
 import string
 from collections import Counter
 
@@ -16,7 +19,8 @@ import toy
 from data import blocks, collate
 from maskers import RowRandom
 from pretrain import LMReader
-from scores import FIRST, SCORES
+from runs import UserError
+from scores import FIRST, SCORES, Words
 from subtasks import SubTaskSampler
 
 MARKED = [
@@ -53,7 +57,10 @@ def data(tmp_path, tok):
 
 @pytest.fixture(scope="module")
 def lm(tok):
-    return LMReader(random_lm("bert", len(tok)).eval())
+    model = random_lm("bert", len(tok)).eval()
+    # Logits so wide that entropies differ.
+    torch.nn.init.constant_(model.cls.predictions.transform.LayerNorm.weight, 20.0)
+    return LMReader(model)
 
 
 def batch_of(split, max_len=64):
@@ -61,9 +68,9 @@ def batch_of(split, max_len=64):
     return collate(pieces, np.arange(len(pieces)))
 
 
-def check(name, batch, expected, lm=None, rtol=1e-6):
+def check(name, batch, expected, lm=None, rtol=1e-6, **options):
     """The score of every token that may be masked is expected(row, column)."""
-    found = SCORES[name](batch, lm)
+    found = SCORES[name](batch, lm, **options)
     assert found.shape == batch.input_ids.shape
     places = np.argwhere(batch.maskable).tolist()
     assert len(places) > 100
@@ -101,6 +108,154 @@ def test_tfidf(max_len, data):
         return math.log(tf * math.log((len(texts) + 1) / df))
 
     check("tfidf", batch, expected)
+
+
+# ---------------------------------------------------------------- words
+
+def naive_words(split):
+    """Of each text, [word in lower case, index of its first token, of its last]."""
+    texts = []
+    for i in range(len(split)):
+        words, before = [], None
+        for t in range(split.token_start[i], split.token_start[i + 1]):
+            if split.word_ids[t] != before:
+                words.append(["", t, t])
+            words[-1][2] = t
+            before = split.word_ids[t]
+        for word in words:
+            word[0] = split.text(i)[split.char_begin[word[1]]:split.char_end[word[2]]].strip().lower()
+        texts.append(words)
+    return texts
+
+
+def words_corpus(folder, tok, texts):
+    write_jsonl(folder / "words/corpus.jsonl", [{"text": text} for text in texts])
+    return data_prep.load(str(folder / "words"), tok).corpus
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_words_against_a_plain_loop(kind, tmp_path):
+    """With a text that may have no tokens, special tokens, and words of several tokens."""
+    texts = ["The Unbelievable cat", "\u200b", "[SEP] the CAT  sat[MASK]on [SEP]", "cat 7 unbelievable"]
+    split = words_corpus(tmp_path, fast_tokenizer(kind), texts)
+    words, expected = scores.words_of(split), list(itertools.chain(*naive_words(split)))
+    every = [word for word, _, _ in expected]
+    assert every[:3] + every[-3:] == ["the", "unbelievable", "cat", "cat", "7", "unbelievable"]
+    assert words.text == list(dict.fromkeys(every))
+    assert words.count.tolist() == [every.count(word) for word in words.text]
+    assert words.first.tolist() == [first for _, first, _ in expected]
+    assert len(words.at) == len(split.input_ids) > len(every)
+    for word, first, last in expected:
+        assert {words.text[w] for w in words.at[first:last + 1]} == {word}
+
+
+def test_words_with_a_letter():
+    words = Words(None, None, None, ["cat", "7", "b2", "-", "", "[sep]", "été"])
+    assert words.has_letter().tolist() == [True, False, True, False, False, True, True]
+
+
+GENERAL = {"the": 900, "cat": 60, "unbelievable": 7, "sat": 40, "in": 500, ",": 400, "3": 20}
+
+
+def test_difference_of_the_corpus_to_general_text(data, tmp_path):
+    """A word that is not listed is as rare as the rarest that is; 0 where there is no letter."""
+    file = tmp_path / "general.txt"
+    file.write_text("".join(f"{word}\t{count}\n" for word, count in GENERAL.items()))
+    batch, word_at, every = batch_of(data.corpus), {}, []
+    for word, first, last in itertools.chain(*naive_words(data.corpus)):
+        every.append(word)
+        word_at |= dict.fromkeys(range(first, last + 1), word)
+
+    def expected(b, column):
+        word = word_at[batch.token_at[b, column]]
+        if not re.search("[a-z]", word):
+            return 0.0
+        in_general = GENERAL.get(word, 7) / sum(GENERAL.values())
+        return math.log(every.count(word) / len(every)) - math.log(in_general)
+
+    check("difference", batch, expected, general=file)
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    ("", ": is empty"),
+    ("the\t9\ncat 3\n", ":2: must be a word, a tab"),
+    ("the\t9\n\n", ":2: must be a word, a tab"),
+    ("the\tmany\n", ":1: must be a word, a tab"),
+    ("the\t-3\n", ":1: must be a word, a tab"),
+    ("the\t0\n", ":1: must be a word, a tab"),
+])
+def test_a_file_that_counts_no_words(content, said, tmp_path):
+    (tmp_path / "general.txt").write_text(content)
+    with pytest.raises(UserError, match=f"general.txt{said}"):
+        scores.general_counts(tmp_path / "general.txt")
+
+
+# ---------------------------------------------------------------- collocations
+
+def naive_high_pmi(texts, words):
+    """From the definition: every n-gram, every way to cut it."""
+    grams = []
+    for text in texts:
+        for begin, end in itertools.combinations(range(len(text) + 1), 2):
+            grams.append(tuple(text[begin:end]))
+    count, total = Counter(grams), sum(len(text) for text in texts)
+    pmi = {}
+    for gram in count:
+        if 2 <= len(gram) <= 5 and count[gram] >= 10 and set(gram) <= set(words):
+            pmi[gram] = math.inf
+            for cuts in itertools.product([False, True], repeat=len(gram) - 1):
+                edges = [0, *(i for i, cut in enumerate(cuts, 1) if cut), len(gram)]
+                apart = 0.0
+                for a, b in itertools.pairwise(edges):
+                    apart += math.log(count[gram[a:b]] / total)
+                if any(cuts):
+                    pmi[gram] = min(pmi[gram], math.log(count[gram] / total) - apart)
+    values = sorted([0.0, *pmi.values()])
+    median = (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+    return {gram for gram in pmi if pmi[gram] > median + 1e-9}
+
+
+def texts_with(phrases, seed):
+    """200 texts of 8 phrases (lists of words) each."""
+    rng = random.Random(seed)
+    return [list(itertools.chain(*rng.choices(phrases, k=8))) for _ in range(200)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_high_pmi_against_its_definition(seed):
+    """Phrases of up to 6 words among single ones; word 99 has no letter."""
+    phrases = [[20, 21], [20, 21, 3], [22, 23, 24], [22, 25, 26, 27, 28], [29] * 6, [1, 99, 2]]
+    texts = texts_with([*phrases, [0], [1], [2], [3], [4]], seed)
+    found = scores.high_pmi(texts, range(40))
+    assert found == naive_high_pmi(texts, range(40))
+    assert {(20, 21), (22, 23, 24), (22, 25, 26, 27, 28)} <= found
+
+
+@pytest.mark.parametrize(("times", "found"), [(9, set()), (10, {(1, 2)})])
+def test_the_only_collocation_is_found_where_it_occurs_ten_times(times, found):
+    assert scores.high_pmi([[1, 2]] * times, [1, 2]) == found
+
+
+def test_units_are_collocations_from_left_to_right(tmp_path, tok):
+    """The longest first, never across two texts; other words alone."""
+    phrases = ["the cat sat on", "the cat sat", "big dogs", "dogs", "unbelievable measurements", "7 8"]
+    phrases = [phrase.split() for phrase in [*phrases, *"abcdef"]]
+    texts = [" ".join(text) for text in texts_with(phrases, 0)]
+    texts += ["a the cat", "sat on big", "dogs 7 8 unbelievable"]
+    split = words_corpus(tmp_path, tok, [texts[0], "\u200b", *texts[1:]])
+    kept = naive_high_pmi([text.split() for text in texts], set(" ".join(texts).split()) - {"7", "8"})
+    assert {("big", "dogs"), ("the", "cat", "sat", "on"), ("unbelievable", "measurements")} <= kept
+    expected, unit = [], 0
+    for text in naive_words(split):
+        while text:
+            gram = [word for word, _, _ in text[:5]]
+            while len(gram) > 1 and tuple(gram) not in kept:
+                gram.pop()
+            expected += [unit] * (text[len(gram) - 1][2] - text[0][1] + 1)
+            unit += 1
+            del text[:len(gram)]
+    found = scores.collocations(split)
+    np.testing.assert_array_equal(found - found[0], expected)
 
 
 # ---------------------------------------------------------------- labels
@@ -263,7 +418,8 @@ def test_the_oracle_and_its_opposite(name, sign):
 
 # ---------------------------------------------------------------- the LM
 
-def test_loss_is_that_of_the_lm_at_the_token_itself(data, lm):
+@pytest.mark.parametrize("name", ["loss", "entropy"])
+def test_loss_and_entropy_are_those_of_the_lm_at_the_token_itself(name, data, lm):
     """Against Hugging Face's own logits of each piece alone."""
     pieces = blocks(data.corpus, 40)
     batch = collate(pieces, np.arange(len(pieces)))
@@ -272,9 +428,15 @@ def test_loss_is_that_of_the_lm_at_the_token_itself(data, lm):
         ids = torch.from_numpy(batch.input_ids[b, None, :n].astype(np.int64))
         with torch.no_grad():
             logits = lm.model(input_ids=ids).logits[0]
-        loss = torch.nn.functional.cross_entropy(logits, ids[0], reduction="none")
-        expected[b, :n] = (loss + 1e-3).log()
-    check("loss", batch, lambda b, column: expected[b, column], lm, rtol=1e-4)
+        nats = {"loss": torch.nn.functional.cross_entropy(logits, ids[0], reduction="none"),
+                "entropy": torch.distributions.Categorical(logits=logits).entropy()}
+        expected[b, :n] = (nats[name] + 1e-3).log()
+    check(name, batch, lambda b, column: expected[b, column], lm, rtol=1e-4)
+
+
+def test_easy_is_the_opposite_of_loss(data, lm):
+    batch = batch_of(data.corpus)
+    np.testing.assert_array_equal(SCORES["easy"](batch, lm), -SCORES["loss"](batch, lm))
 
 
 # ---------------------------------------------------------------- scores as maskers

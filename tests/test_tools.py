@@ -1,19 +1,22 @@
 """The tools: what the page of masks shows, what the benchmark times, and the comparison in the toy world."""
 import base64
+import gzip
 import json
 import re
 import shutil
 import subprocess
+import sys
 import urllib.parse
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import spacy
 import torch
-from conftest import SHARED, call, fast_tokenizer, needs_shared, random_lm, squad, write_jsonl
+from conftest import ROOT, SHARED, call, fast_tokenizer, needs_shared, random_lm, squad, write_jsonl
 
 import data_prep
 import finetune_cls
@@ -21,6 +24,7 @@ import finetune_qa
 import loop
 import maskers
 import pretrain
+import scores
 import toy
 import train_nmg
 from data import Pieces, blocks, collate
@@ -609,3 +613,56 @@ def test_wrong_flags_of_toy_compare(flags, said, tmp_path):
     result = call("tools/toy_compare.py", *flags, cwd=tmp_path)
     assert result.returncode == 2
     assert said in result.stderr and not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- general_words
+
+TEXT = "The cat sat.\nTHE cat, the 7 été"
+
+
+@pytest.mark.parametrize(("name", "flags", "rows"), [
+    ("text.txt", [], "the\t3\ncat\t2\nsat\t1\nété\t1\n"),
+    ("text.txt", ["--words=2"], "the\t3\ncat\t2\n"),
+    ("text.txt.gz", [], "the\t3\ncat\t2\nsat\t1\nété\t1\n"),
+])
+def test_words_of_a_text_are_counted(name, flags, rows, tmp_path):
+    """In lower case, those with a letter, the commonest first."""
+    content = TEXT.encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    result = call("tools/general_words.py", f"--text={name}", "--out=my/words.txt", *flags, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "my/words.txt").read_text("utf-8") == rows
+    assert result.stdout.startswith(f"my/words.txt: {len(rows.splitlines())} words")
+
+
+def test_words_of_wordfreq_are_counted_among_a_billion(tmp_path, monkeypatch):
+    frequency = {"die": 0.0398, "00": 0.002, "straße": 1.234e-7, "selten": 1.02e-8}
+    fake = SimpleNamespace(top_n_list=lambda language, n: {"de": list(frequency)}[language][:n],
+                           word_frequency=lambda word, language: {"de": frequency}[language][word])
+    monkeypatch.setitem(sys.modules, "wordfreq", fake)
+    result = call("tools/general_words.py", "--language=de", "--words=3", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "general_words.txt").read_text("utf-8") == "die\t39800000\nstraße\t123\n"
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    ([], "error: the counts need a package that is not installed: pip install wordfreq\n"),
+    (["--text=none.txt"], "error: [Errno 2] No such file or directory: 'none.txt'\n"),
+])
+def test_wrong_flags_of_general_words(flags, said, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wordfreq", None)
+    result = call("tools/general_words.py", *flags, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.endswith(said) and "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_general_words_are_common_english():
+    """20,000 of the package, without those that have no letter."""
+    assert scores.GENERAL == ROOT / "general_words.txt"
+    rows = [line.split("\t") for line in scores.GENERAL.read_text("utf-8").splitlines()]
+    words, counts = [word for word, _ in rows], [int(count) for _, count in rows]
+    assert 19_000 < len(set(words)) == len(words) <= 20_000
+    assert {"the", "to", "and", "of", "a", "in"} <= set(words[:10])
+    assert counts == sorted(counts, reverse=True) and counts[-1] > 0
+    assert all(re.search(r"[^\W\d_]", word) and word == word.lower() for word in words)
