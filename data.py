@@ -129,11 +129,12 @@ class Data:
                             f"{hints.get(split, '')}")
         return self.splits[split]
 
-    def scored(self, split: str) -> Split:
-        """The split that an evaluation is asked for."""
-        if split not in ("dev", "test"):
+    def scored(self, split: str | None) -> str:
+        """The split that an evaluation is asked for; None: test, or dev where there is no test."""
+        if split not in (None, "dev", "test"):
             raise UserError(f"--split={split}: must be dev or test")
-        return self[split]
+        default = "test" if "test" in self.splits else "dev"
+        return split or default
 
     @property
     def corpus(self) -> Split:

@@ -38,7 +38,7 @@ METRICS = ("accuracy", "likelihood")
 class Config:
     dataset: str = "toycls"         # imdb chemprot toycls, or a path with text and label (data_prep.py)
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
-    split: str = "test"             # scored split: test, or dev (for choosing anything)
+    split: str | None = None        # scored: test, or dev (for choosing anything); None: test if there is one
     epochs: int | None = None       # None: 3, the paper's meta-test
     lr: float | None = None         # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
     batch_size: int | None = None   # texts a step; the paper chose from 12, 16, 32; None: 16
@@ -49,6 +49,8 @@ class Config:
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     results: str = "results.jsonl"  # one line a finished evaluation
     out: str | None = None          # folder of predictions.jsonl; None: runs/cls-DATASET-LM-SPLIT-SEED-HASH
+    row: str | None = None          # its name in the tables of report.py; None: the masker's
+    key: str | None = None          # by which run_all.sh finds the line of results again
     save_model: bool = False        # keep the classifier in `out`, as a Hugging Face folder
 
 
@@ -76,7 +78,7 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, bat
     model = with_head(lm, AutoModelForSequenceClassification, seed, num_labels=len(pieces.split.labels))
     labels = torch.from_numpy(labels_of(pieces))
 
-    def make_batch(epoch, indices):
+    def make_batch(step, epoch, indices):
         return collate(pieces, indices).tensors() | {"labels": labels[indices]}
 
     fit(model, pieces.length, make_batch, loss_fn, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed,
@@ -130,11 +132,12 @@ def main(cfg: Config) -> None:
     cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
     defaults = toy.FINETUNE["cls"] if origin["lm"] == "tiny" else DEFAULTS
     runs.fill(cfg, defaults)
+    cfg.split = data.scored(cfg.split)
     train = pieces_of(data["train"], cfg.max_len)
-    scored = pieces_of(data.scored(cfg.split), cfg.max_len)
+    scored = pieces_of(data[cfg.split], cfg.max_len)
 
     # 2. fine-tune, and predict every text
-    settings = runs.settings_of(cfg, "results", "save_model", data=data.checksum,
+    settings = runs.settings_of(cfg, "results", "row", "key", "save_model", data=data.checksum,
                                 weights=weights_of(cfg.lm), pretraining=origin)
     if cfg.out is None:
         name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
@@ -162,7 +165,7 @@ def main(cfg: Config) -> None:
 
     # 3. one line of results
     if runs.is_main_process():
-        runs.add_result(Path(cfg.results), run)
+        runs.add_result(Path(cfg.results), run, cfg.row, cfg.key)
 
 
 if __name__ == "__main__":

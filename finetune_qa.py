@@ -43,7 +43,7 @@ N_BEST = 5          # answers kept for each question
 class Config:
     dataset: str = "toyqa"          # squad newsqa emrqa toyqa, or a path to SQuAD json or MRQA jsonl
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
-    split: str = "test"             # scored split: test, or dev (for choosing anything)
+    split: str | None = None        # scored: test, or dev (for choosing anything); None: test if there is one
     epochs: int | None = None       # None: 2, the paper's meta-test
     lr: float | None = None         # None: 3e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
     batch_size: int | None = None   # windows a step; the paper chose from 12, 16, 32; None: 16
@@ -56,6 +56,8 @@ class Config:
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     results: str = "results.jsonl"  # one line a finished evaluation
     out: str | None = None          # folder of predictions.jsonl; None: runs/qa-DATASET-LM-SPLIT-SEED-HASH
+    row: str | None = None          # its name in the tables of report.py; None: the masker's
+    key: str | None = None          # by which run_all.sh finds the line of results again
     save_model: bool = False        # keep the span predictor in `out`, as a Hugging Face folder
 
 
@@ -101,7 +103,7 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, bat
     """A span predictor around a copy of the LM's encoder, trained on `pieces`; `lm` stays as it is."""
     model = with_head(lm, AutoModelForQuestionAnswering, seed, num_labels=2)
 
-    def make_batch(epoch, indices):
+    def make_batch(step, epoch, indices):
         batch = collate(pieces, indices)
         return batch.tensors() | {"labels": targets(batch, pieces)}
 
@@ -239,15 +241,16 @@ def main(cfg: Config) -> None:
     cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
     defaults = toy.FINETUNE["qa"] if origin["lm"] == "tiny" else DEFAULTS
     runs.fill(cfg, defaults)
+    cfg.split = data.scored(cfg.split)
     train = pieces_of(data["train"], cfg.max_len, cfg.overlap, cfg.max_question)
-    scored = pieces_of(data.scored(cfg.split), cfg.max_len, cfg.overlap, cfg.max_question)
+    scored = pieces_of(data[cfg.split], cfg.max_len, cfg.overlap, cfg.max_question)
     answered = np.unique(train.question_ids[holds_answer(train, np.arange(len(train)))])
     lost = len(train.split.questions) - len(answered)
     print(f"{len(train):,} windows of {len(train.split.questions):,} questions; the answers of {lost:,} are "
           "cut off in every window: trained as absent")
 
     # 2. fine-tune, and answer every question
-    settings = runs.settings_of(cfg, "results", "save_model", data=data.checksum,
+    settings = runs.settings_of(cfg, "results", "row", "key", "save_model", data=data.checksum,
                                 weights=weights_of(cfg.lm), pretraining=origin)
     if cfg.out is None:
         name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
@@ -277,7 +280,7 @@ def main(cfg: Config) -> None:
 
     # 3. one line of results
     if runs.is_main_process():
-        runs.add_result(Path(cfg.results), run)
+        runs.add_result(Path(cfg.results), run, cfg.row, cfg.key)
 
 
 if __name__ == "__main__":

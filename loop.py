@@ -158,45 +158,55 @@ class LossOf(torch.nn.Module):
         return self.loss_fn(self.model, tensors)
 
 
-def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, np.ndarray], dict],
+def loss_module(model: torch.nn.Module, loss_fn: Callable, world: int) -> torch.nn.Module:
+    module = LossOf(model, loss_fn)
+    if world > 1:
+        module = DistributedDataParallel(module, find_unused_parameters=True, broadcast_buffers=False)
+    return module
+
+
+def steps_of(length: np.ndarray, batch_size: int, epochs: int, max_steps: int | None = None) -> int:
+    """How many steps `fit` takes."""
+    steps = epochs * -(-len(length) // batch_size)
+    return min(steps, max_steps or steps)
+
+
+def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, int, np.ndarray], dict],
         loss_fn: Callable[[torch.nn.Module, dict], torch.Tensor], *, epochs: int, batch_size: int, lr: float,
-        seed: int = 0, distributed: bool = False, checkpoint: Path | None = None, desc: str = "",
+        max_steps: int | None = None, seed: int = 0, distributed: bool = False,
+        checkpoint: Path | None = None, after_step: Callable[[int], None] | None = None, desc: str = "",
         quiet: bool = False) -> tuple[float, float]:
     """Trains `model` in place; returns its loss at the end, averaged over about 50 steps, and the seconds.
 
     length: (M,) tokens of each piece
-    make_batch: (epoch, indices) -> tensors, "labels" among them, where -100 is no label
+    make_batch: (step, epoch, indices) -> tensors, "labels" among them, where -100 is no label
     loss_fn: (model, tensors) -> the SUM of the losses of the labels; steps follow the mean
     distributed: the processes of torchrun share every batch, and follow the gradient of the whole
     checkpoint: a file to go on from after a kill, to the same result
+    after_step: called in the first process with the number of steps that are done
 
     AdamW without weight decay, linear decay of the learning rate to 0, gradient norm clipped to 1."""
     rank, world = rank_and_world() if distributed else (0, 1)
     model.to(device()).train()
-    module = LossOf(model, loss_fn)
-    if world > 1:
-        module = DistributedDataParallel(module, find_unused_parameters=True, broadcast_buffers=False)
+    module = loss_module(model, loss_fn, world)
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=0.0, fused=True)
-    steps = epochs * -(-len(length) // batch_size)
+    steps = steps_of(length, batch_size, epochs, max_steps)
     done, average, seconds = 0, torch.zeros(()), 0.0
     if checkpoint and checkpoint.exists():
         done, average, seconds = load_checkpoint(checkpoint, model, optimizer)
         print(f"going on after step {done} of {steps} from {checkpoint}", flush=True)
 
     started = saved = time.time()
-    order = itertools.islice(batches(length, batch_size, epochs, seed), done, None)
-    # A log gets a line a minute.
-    refresh = 0.1 if sys.stderr.isatty() else 60
-    bar = tqdm(order, total=steps, initial=done, desc=desc, unit="step", disable=quiet or rank > 0,
-               mininterval=refresh)
+    order = itertools.islice(batches(length, batch_size, epochs, seed), done, steps)
+    bar = progress(order, total=steps, initial=done, desc=desc, disable=quiet or rank > 0)
     for epoch, indices in bar:
         # Each process takes its share of the batch; one without any runs a piece that weighs nothing.
         share = indices[rank::world]
         weight = min(1, len(share))
         if not len(share):
             share = indices[:1]
-        tensors = to_device(make_batch(epoch, share))
+        tensors = to_device(make_batch(done, epoch, share))
         labels = (tensors["labels"] != -100).sum() * weight
         if world > 1:
             dist.all_reduce(labels)
@@ -219,6 +229,8 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, n
         average = average.lerp(loss, 0.02) if done else loss
         done += 1
 
+        if after_step and rank == 0:
+            after_step(done)
         if done % 20 == 0:
             check_finite(average, f"{desc}: the loss after step {done} of {steps}")
             bar.set_postfix_str(f"loss {average.item():.3f}", refresh=False)
@@ -228,6 +240,12 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, n
     for name, parameter in model.named_parameters():
         check_finite(parameter, f"{desc}: the weights {name}")
     return average.item(), seconds + time.time() - started
+
+
+def progress(order: Iterator, **options: object) -> tqdm:
+    """A progress bar; a log gets a line a minute."""
+    refresh = 0.1 if sys.stderr.isatty() else 60
+    return tqdm(order, unit="step", mininterval=refresh, **options)
 
 
 def check_finite(tensor: torch.Tensor, what: str) -> None:

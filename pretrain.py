@@ -5,10 +5,11 @@
     python pretrain.py --dataset=my_corpus.txt --lm=roberta-base --masker=my_maskers.py:rare
     torchrun --nproc_per_node=4 pretrain.py --dataset=newsqa --lm=bert-base-uncased
 """
+import functools
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,8 @@ import maskers
 import runs
 import toy
 from data import Batch, Pieces, blocks, collate
-from loop import autocast, device, fit, length_batches, to_device
+from loop import autocast, device, fit, length_batches, steps_of, to_device
+from report import held_out_curve
 from runs import Run, UserError
 
 
@@ -31,14 +33,18 @@ from runs import Run, UserError
 class Config:
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; with a fast tokenizer
-    masker: str = "random"          # random whole span entity punct none, nmg:FOLDER, or FILE.py:function
-    p: float | None = None          # share of tokens to mask; None: 0.15 (learned maskers, toy world: 0.05)
+    masker: str = "random"          # random whole span pmi entity punct none, a score of scores.py,
+                                    # nmg: search: or sampled:FOLDER, or FILE.py:function
+    p: str | None = None            # share of tokens to mask; None: 0.15 (learned maskers, toy world: 0.05);
+                                    # 0.3-0.15: linear in the steps; random:0.1-0.4: drawn for each step
     epochs: int | None = None       # None: 1, the paper's meta-test (learned maskers, toy world: 3)
+    max_steps: int | None = None    # None: those of all epochs; the learning rate falls to 0 until there
     lr: float | None = None         # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 3e-4)
     batch_size: int | None = None   # blocks a step; the paper chose from 12, 16, 24; None: 16
     max_len: int | None = None      # tokens a block; None: 512 for questions, else 256, or the LM's most
     seed: int = 0                   # of masks, order and dropout, three separate streams
     remask: bool = True             # masks anew each epoch; False: chosen once, by the LM as it came
+    eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
     fast: bool = True               # bf16 where native, cheaper dropout and attention on a CPU
     raw: str | None = None          # folder with the raw files of a named data set
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
@@ -156,23 +162,28 @@ def mlm_loss(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.
 
 # ---------------------------------------------------------------- training
 
-def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, p: float = 0.15,
-             epochs: int = 1, lr: float = 2e-5, batch_size: int = 16, seed: int = 0, remask: bool = True,
-             distributed: bool = False, checkpoint: Path | None = None, desc: str = "MLM",
+def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, p: float | str = 0.15,
+             epochs: int = 1, lr: float = 2e-5, batch_size: int = 16, max_steps: int | None = None,
+             seed: int = 0, remask: bool = True, distributed: bool = False, checkpoint: Path | None = None,
+             after_step: Callable[[int], None] | None = None, desc: str = "MLM",
              quiet: bool = False) -> tuple[float, float]:
     """Trains `model` in place on blocks of text; returns its MLM loss at the end and the seconds.
 
-    remask: masks and corruption anew each epoch, by the LM as it then is; or once, by the LM as it came."""
+    p: as in maskers.masking_rate; remask: masks and corruption anew each epoch, by the LM as it then is; or
+    once, by the LM as it came, at one rate. All else as in loop.fit"""
     lm = LMReader(model)
+    steps = steps_of(pieces.length, batch_size, epochs, max_steps)
     if not remask:
         masker = maskers.fixed(choose_masks(pieces, masker, p, seed, lm))
 
-    def make_batch(epoch, indices):
+    def make_batch(step, epoch, indices):
         mask_epoch = epoch if remask else 0
-        return mlm_tensors(*mask_batch(pieces, masker, p, seed, mask_epoch, indices, lm))
+        rate = maskers.masking_rate(p, step, steps, seed)
+        return mlm_tensors(*mask_batch(pieces, masker, rate, seed, mask_epoch, indices, lm))
 
     return fit(model, pieces.length, make_batch, mlm_loss, epochs=epochs, batch_size=batch_size, lr=lr,
-               seed=seed, distributed=distributed, checkpoint=checkpoint, desc=desc, quiet=quiet)
+               max_steps=max_steps, seed=seed, distributed=distributed, checkpoint=checkpoint,
+               after_step=after_step, desc=desc, quiet=quiet)
 
 
 def choose_masks(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, lm: Callable) -> np.ndarray:
@@ -190,12 +201,14 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
     some = np.linspace(0, len(pieces) - 1, min(1000, len(pieces))).astype(np.int64)
     pieces = pieces.take(some)
     total, count = 0.0, 0
+    training = model.training
     model.to(device()).eval()
     for indices in length_batches(pieces.length):
         tensors = to_device(mlm_tensors(*mask_batch(pieces, maskers.random, 0.15, 0, 0, indices)))
         with autocast(model):
             total += mlm_loss(model, tensors).item()
         count += len(tensors["labels"])
+    model.train(training)
     return total / max(1, count)
 
 
@@ -229,10 +242,56 @@ def fill_in(cfg: Config) -> None:
     paper = {"p": 0.15, "epochs": 1, "lr": 2e-5, "batch_size": 16} | learned
     defaults = toy.PRETRAIN if cfg.lm == "tiny" else paper
     runs.fill(cfg, defaults)
+    cfg.p = maskers.check_rate(cfg.p)
+    if isinstance(cfg.p, str) and not cfg.remask:
+        raise UserError(f"--p={cfg.p} --remask=False: masks that are chosen once have one rate, as --p=0.15")
     if cfg.out is None:
         kind, _, what = cfg.masker.rpartition(":")
         name = f"sampled-{Path(what).name}" if kind.startswith("sampled") else Path(what).name
         cfg.out = f"runs/pretrain-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{name}-{cfg.seed}"
+
+
+def look_at(model: torch.nn.Module, held_out: Pieces, every: int, before: float, folder: Path,
+            step: int) -> None:
+    """After every so many steps: the held-out loss, in metrics.jsonl and as a curve, held_out.png."""
+    if step % every:
+        return
+    file = folder / "metrics.jsonl"
+    # After a kill, the steps since the last checkpoint are taken again.
+    rows = [row for row in runs.read_results(file) if row["step"] < step]
+    rows = rows or [{"step": 0, "held_out_loss": before}]
+    rows.append({"step": step, "held_out_loss": held_out_loss(model, held_out)})
+    runs.write_jsonl(file, rows)
+    held_out_curve(rows, folder / "held_out.png")
+
+
+def model_card(cfg: Config, pieces: Pieces, before: float | None, after: float | None) -> str:
+    """README.md of the adapted LM, as the Hugging Face hub shows it."""
+    lm, dataset = Path(cfg.lm).name, Path(cfg.dataset).name
+    flags = [f"--{name}={value}" for name, value in asdict(cfg).items() if value is not None]
+    versions = [f"{name} {version}" for name, version in runs.versions().items()]
+    steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
+    card = f"""---
+base_model: {lm}
+pipeline_tag: fill-mask
+---
+# {lm}, further pre-trained on {dataset}
+
+{steps:,} steps of masked language modeling, {cfg.batch_size} blocks a step, on {pieces.length.sum():,} tokens
+of text. The words to mask were chosen by `{cfg.masker}`, at a rate of {cfg.p}.
+
+    python pretrain.py {" ".join(flags)}
+
+Versions: {", ".join(versions)}.
+"""
+    if before is not None:
+        card += f"""
+| held-out text, 15 % random masks | before | after |
+| --- | --- | --- |
+| loss, nats | {before:.3f} | {after:.3f} |
+| perplexity | {np.exp(before):.2f} | {np.exp(after):.2f} |
+"""
+    return card
 
 
 def main(cfg: Config) -> None:
@@ -258,21 +317,25 @@ def main(cfg: Config) -> None:
 
     # 2. a masker that fails, or whose units do not fit this text, shows it now
     some = np.linspace(0, len(pieces) - 1, min(16, len(pieces))).astype(np.int64)
-    batch, mask, _ = mask_batch(pieces, masker, cfg.p, cfg.seed, 0, some, LMReader(model))
-    wanted = maskers.budget_of(batch, cfg.p).sum()
+    rate = maskers.masking_rate(cfg.p, 0, 1, cfg.seed)
+    batch, mask, _ = mask_batch(pieces, masker, rate, cfg.seed, 0, some, LMReader(model))
+    wanted = maskers.budget_of(batch, rate).sum()
     if cfg.masker != "none" and 2 * mask.sum() < wanted:
         print(f"WARNING: in {len(some)} blocks {cfg.masker} masks {mask.sum()} of the {wanted} tokens that "
               "it may; do its units (words?) suit this text?")
 
-    # 3. pre-train, between two looks at held-out text
+    # 3. pre-train, between two looks at held-out text, or with more on the way
     held_out = blocks(data.splits["dev"], cfg.max_len) if "dev" in data.splits else None
     before = held_out_loss(model, held_out) if held_out else None
+    look = None
+    if held_out and cfg.eval_every:
+        look = functools.partial(look_at, model, held_out, cfg.eval_every, before, run.folder)
     loss, seconds = 0.0, 0.0
     if cfg.masker != "none":
         loss, seconds = pretrain(
             model, pieces, masker, p=cfg.p, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size,
-            seed=cfg.seed, remask=cfg.remask, distributed=True, checkpoint=run.folder / "checkpoint.pt",
-            desc=f"MLM {cfg.masker}")
+            max_steps=cfg.max_steps, seed=cfg.seed, remask=cfg.remask, distributed=True,
+            checkpoint=run.folder / "checkpoint.pt", after_step=look, desc=f"MLM {cfg.masker}")
     after = held_out_loss(model, held_out) if held_out else None
 
     # 4. a Hugging Face folder
@@ -280,10 +343,13 @@ def main(cfg: Config) -> None:
         return
     model.save_pretrained(run.folder)
     tokenizer.save_pretrained(run.folder)
+    with runs.atomic_write(run.folder / "README.md") as partial:
+        partial.write_text(model_card(cfg, pieces, before, after), encoding="utf-8")
     run.finish(loss=loss, held_out_loss=[before, after], seconds=round(seconds, 1))
     print(f"saved {run.folder}: loss {loss:.3f} on its own masks, {seconds:.1f} s")
     if held_out:
-        print(f"loss on held-out text under random masks, p = 0.15: {before:.3f} before, {after:.3f} after")
+        print(f"perplexity of held-out text under random masks, p = 0.15: {np.exp(before):.2f} before, "
+              f"{np.exp(after):.2f} after")
 
 
 if __name__ == "__main__":

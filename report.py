@@ -2,6 +2,7 @@
 
     python report.py                          # results.jsonl -> report/results.md, tables.tex, forest-*.png
     python report.py --results=here/results.jsonl,there/results.jsonl --split=dev --out=report-dev
+    python report.py --plan=0.5               # how many seeds would find half a point
 """
 import re
 from dataclasses import dataclass
@@ -34,13 +35,14 @@ VARIES = {"seed", "pretraining.seed", "policy.seed", *METRICS}
 @dataclass
 class Config:
     results: str = "results.jsonl"  # lines of the finetune scripts; several files with commas
-    split: str = "test"             # lines of this split only: test or dev
+    split: str | None = None        # lines of this split only: test or dev; None: test, or dev without any
+    plan: float | None = None       # points: says how many seeds would find such a difference
     out: str = "report"             # folder of results.md, tables.tex and forest-DATASET-LM.png
 
 
-def read(files: list[str], split: str) -> list[dict]:
+def read(files: list[str], split: str | None) -> list[dict]:
     """The lines of one split, each with its "row", "facts", "metrics" and "where" it stands."""
-    chosen = []
+    found = []
     for file in files:
         if not Path(file).is_file():
             raise runs.UserError(f"--results={file}: no such file; the finetune scripts write it")
@@ -50,12 +52,13 @@ def read(files: list[str], split: str) -> list[dict]:
             missing = [name for name in fields if line.get(name) is None]
             if missing:
                 raise runs.UserError(f"{file}:{n}: not a line of results: it lacks {', '.join(missing)}")
-            if line["split"] == split:
-                line |= {"where": f"{file}:{n}", "metrics": metrics}
-                chosen.append(line | row_and_facts(line))
-    if not chosen:
-        raise runs.UserError(f"--split={split}: no line of this split in {', '.join(files)}; test or dev")
-    return chosen
+            line |= {"where": f"{file}:{n}", "metrics": metrics}
+            found.append(line | row_and_facts(line))
+    splits = {line["split"] for line in found}
+    wanted = split or ("test" if "test" in splits else "dev")
+    if wanted not in splits:
+        raise runs.UserError(f"--split={wanted}: no line of this split in {', '.join(files)}; test or dev")
+    return [line for line in found if line["split"] == wanted]
 
 
 def row_and_facts(line: dict) -> dict:
@@ -71,6 +74,9 @@ def row_and_facts(line: dict) -> dict:
         for flag, papers in (("self_play", True), ("continual", True), ("reward", "self_play")):
             if policy.get(flag, papers) != papers:
                 row += f", {flag}={policy[flag]}"
+    # What run_all.sh calls a row: MASKER,--flag=value,...
+    flags = (line.get("row") or "").partition(",")[2]
+    row += f",{flags}".replace(",--", ", ") if flags else ""
     facts = {name: line.get(name) for name in (*line["metrics"], "version")}
     for stage, flags in (("", line["config"]), ("pretraining.", pretraining), ("policy.", policy)):
         for name, value in flags.items():
@@ -146,6 +152,57 @@ def holm(p: list[float]) -> np.ndarray:
     return np.minimum(corrected[np.argsort(np.argsort(p))], 1)
 
 
+def tests(rows: dict[str, dict[int, dict]], metric: str) -> dict[str, tuple[np.ndarray, float | None]]:
+    """{row: (differences to Random (S,), p)} of the rows of several seeds: sign-flip tests, Holm-corrected.
+    p is None of too few seeds: 2 / 2^S, the least p, is above .05 / rows."""
+    found = {row: d for row, d in differences(rows, metric).items() if len(d) > 1}
+    corrected = holm([sign_flips(d) for d in found.values()])
+    tested = {}
+    for (row, d), p in zip(found.items(), corrected.tolist(), strict=True):
+        enough = 2 / 2**len(d) <= 0.05 / len(found)
+        tested[row] = d, p if enough else None
+    return tested
+
+
+def detectable(sd: float, n: int) -> float:
+    """The difference that n paired seeds find with power .8, by a t test at 5 %; sd: of the differences."""
+    return (stats.t.ppf(0.975, n - 1) + stats.t.ppf(0.8, n - 1)) * sd / np.sqrt(n)
+
+
+def conclusion(rows: dict[str, dict[int, dict]], metric: str) -> str:
+    """One sentence: what may be concluded."""
+    sure, unseen, too_few = [], [], []
+    for row, (d, p) in tests(rows, metric).items():
+        mean, half = d.mean(), half_width(d)
+        if p is None:
+            too_few.append(row)
+        elif p <= 0.05:
+            verb = "beats" if mean > 0 else "is behind"
+            ends = sorted((abs(mean - half), abs(mean + half)))
+            sure.append(f"{row} {verb} Random by {abs(mean):.1f} points ({ends[0]:.1f} to {ends[1]:.1f})")
+        else:
+            least = detectable(d.std(ddof=1), len(d))
+            unseen.append(f"{row} ({len(d)} seeds could see {least:.1f} points)")
+    said = sure
+    if unseen:
+        said = [*said, f"no difference to Random was seen of {', '.join(unseen)}"]
+    if too_few:
+        said = [*said, f"too few seeds to say anything of {', '.join(too_few)}"]
+    return f"**{METRICS[metric]}**: {'; '.join(said)}." if said else ""
+
+
+def planned(rows: dict[str, dict[int, dict]], metric: str, points: float) -> str:
+    """One sentence: how many seeds would find a difference, from the scatter so far."""
+    needed = []
+    for row, (d, _) in tests(rows, metric).items():
+        n = 3
+        while detectable(d.std(ddof=1), n) > points and n < 10_000:
+            n += 1
+        needed.append(f"{row} {n}")
+    return (f"Seeds that would find {points:g} points of {METRICS[metric]} (power .8, a t test at 5 % of one "
+            f"row): {', '.join(needed) or 'not known from one seed'}.")
+
+
 def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric: str) -> list[list[str]]:
     """The paper's table of one data set, LM and metric: its own figures beside ours, and the evidence."""
     paper = PAPER.get((dataset.lower(), lm.split("-base")[0], metric), [])
@@ -155,9 +212,7 @@ def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric:
     seeds = set().union(*rows.values())
     means = {f"{scores[row].mean():.2f}" for row in rows if rows[row].keys() == seeds}
     marks = dict(zip(sorted(means, key=float)[::-1], ("**{}**", "<ins>{}</ins>"), strict=False))
-    found = differences(rows, metric)
-    tested = [row for row in found if len(found[row]) > 1]
-    p = dict(zip(tested, holm([sign_flips(found[row]) for row in tested]), strict=True))
+    found, tested = differences(rows, metric), tests(rows, metric)
     table = [[f"{dataset}, {lm}", METRICS[metric], "paper", "minus Random", "95 % interval", "p",
               "detectable", "seeds", "hours"]]
     for row, lines in rows.items():
@@ -171,14 +226,14 @@ def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric:
         hours = np.median([sum(filter(None, line["seconds"].values())) for line in lines.values()]) / 3600
         theirs = dict(zip(ORDER, paper, strict=False)).get(row, "-").replace("±", " ±")
         cells = ["-", "-", "-", "-"]
-        d = found.get(row, [])
-        if len(d) == 1:
-            cells = [f"{d[0]:+.2f}", "one seed: no evidence", "-", "-"]
-        elif len(d) > 1:
+        if len(found.get(row, [])) == 1:
+            cells = [f"{found[row][0]:+.2f}", "one seed: no evidence", "-", "-"]
+        elif row in tested:
+            d, p = tested[row]
             low, high = d.mean() - half_width(d), d.mean() + half_width(d)
-            shown = f"{p[row]:.2g}" if 2 / 2 ** len(d) <= 0.05 / len(p) else "too few seeds"
-            detectable = half_width(d) + stats.t.ppf(0.8, len(d) - 1) * stats.sem(d)
-            cells = [f"{d.mean():+.2f}", f"{low:+.2f} to {high:+.2f}", shown, f"{detectable:.2f}"]
+            shown = "too few seeds" if p is None else f"{p:.2g}"
+            least = detectable(d.std(ddof=1), len(d))
+            cells = [f"{d.mean():+.2f}", f"{low:+.2f} to {high:+.2f}", shown, f"{least:.2f}"]
         table.append([row, ours, theirs, *cells, count, f"{hours:.3f}"])
     if not paper:
         table = [cells[:2] + cells[3:] for cells in table]
@@ -253,6 +308,18 @@ def curves(metrics: list[dict], file: Path) -> None:
         fig.savefig(partial, dpi=120, format="png")
 
 
+def held_out_curve(rows: list[dict], file: Path) -> None:
+    """Perplexity of held-out text against steps, from rows with "step" and "held_out_loss"."""
+    fig = Figure(figsize=(5, 3.2), layout="constrained")
+    ax = fig.subplots()
+    perplexity = np.exp([row["held_out_loss"] for row in rows])
+    ax.plot([row["step"] for row in rows], perplexity, ".-", color="#1f3b57")
+    ax.set(xlabel="step", ylabel="perplexity of held-out text")
+    ax.spines[["top", "right"]].set_visible(False)
+    with runs.atomic_write(file) as partial:
+        fig.savefig(partial, dpi=120, format="png")
+
+
 def worth_table(names: list[str], worth: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
     """What a search found, best first: a row a feature, its worth and 95 % interval in each metric.
 
@@ -303,7 +370,8 @@ def draw_worth(names: list[str], worth: np.ndarray, half: np.ndarray, expected: 
 
 
 def main(cfg: Config) -> None:
-    page = [f"Made by `python report.py --results={cfg.results} --split={cfg.split} --out={cfg.out}`."]
+    split = f" --split={cfg.split}" if cfg.split else ""
+    page = [f"Made by `python report.py --results={cfg.results}{split} --out={cfg.out}`."]
     tex = ["% needs \\usepackage{booktabs}"]
     for (dataset, lm), rows in grouped(read(cfg.results.split(","), cfg.split)).items():
         line = first_of(first_of(rows))
@@ -314,6 +382,9 @@ def main(cfg: Config) -> None:
         for metric in line["metrics"]:
             table = score_table(dataset, lm, rows, metric)
             page.append(markdown_table(table))
+            page.append(conclusion(rows, metric))
+            if cfg.plan:
+                page.append(planned(rows, metric, cfg.plan))
             tex.append(latex_table(table))
         page.append("\n".join(notes))
         if "Random" in rows and len(rows) > 1:

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Every row of the paper's tables across seeds: one command a row, then report.py.
+# Every row of the paper's tables across seeds, or maskers of your choice on your data; then report.py.
 #
 #   bash run_all.sh                     all rows; started again, it goes on where it stopped
 #   QUICK=1 bash run_all.sh             the same rows on the embedded data and LM, no download, minutes
-#   bash run_all.sh --list              prints the commands for a scheduler; those of train_nmg.py must end first
+#   CLS=my.csv LMS=roberta-base MASKERS="random whole tfidf" SEEDS="0 1 2 3 4 5 6 7 8 9" bash run_all.sh
+#   bash run_all.sh --list              prints the commands for a scheduler; those that learn must end first
 #
 # Choose with environment variables, lists with spaces between:
-#   LMS="distilbert-base-uncased" DATASETS="newsqa" MASKERS="none random nmg" SEEDS="0 1 2" JOBS=2
-#   MASKERS has two more names: nmg-alone and nmg-fresh, the ablations of table 3
-#   QA, CLS        other data sets of each task (names or paths)       SPACY_MODEL   finds named entities
+#   MASKERS        any --masker of pretrain.py, where nmg and search are learned first; nmg-alone and nmg-fresh
+#                  are the ablations of table 3. More flags for pretrain.py after commas: random,--p=0.3-0.15
+#   LMS, SEEDS     DATASETS: only these of the tables                  JOBS=2        rows at once
+#   QA, CLS        data sets of each task (names or paths)             SPACY_MODEL   finds named entities
 #   RAW=FOLDER     FOLDER/NAME has the raw files of a named data set   OUT=runs      where everything goes
-#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS    more flags for every pretrain.py, finetune_*.py, train_nmg.py
+#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS, SEARCH_FLAGS    more flags for every command of a script
 #
 # shellcheck disable=SC2016,SC2086,SC2329   # names have no spaces; xargs calls `job`
 set -eo pipefail
@@ -20,78 +22,85 @@ if [ "${QUICK:-}" ]; then
     quick="--episodes=2 --explore=1 --contexts=240 --docs=20"
     NMG_FLAGS=${NMG_FLAGS:-$quick}
 fi
+# Where only one kind of task is chosen, the paper's data sets of the other are not wanted.
+[ -z "${QA+x}${CLS+x}" ] || QA=${QA-} CLS=${CLS-}
 SEEDS=${SEEDS:-0 1 2} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
 QA=${QA-squad emrqa newsqa} CLS=${CLS-chemprot imdb}
-policies=() rows=()
+policies=() rows=() finished=0
 fail() { echo "error: $*" >&2; exit 2; }
 [[ "$OUT$RAW$PYTHON" != *[[:space:]]* ]] || fail "OUT, RAW and PYTHON must be without spaces"
 
-# DATASET NAME: whether both were chosen
-chosen() { [[ (-z $DATASETS || " $DATASETS " == *" $1 "*) && (-z $MASKERS || " $MASKERS " == *" $2 "*) ]]; }
 raw() { [[ -z $RAW || ! -d $RAW/$1 ]] || echo "--raw=$RAW/$1"; }
 
-# DATASET LM NAME [flags]: meta-trains the policy that the rows of this name use
+# DATASET LM NAME: has the policy of a row learned, once; it lies in $OUT/NAME-DATASET-LM
 policy() {
-    chosen $1 $3 || return 0
-    policies+=("$PYTHON train_nmg.py --dataset=$1 --lm=$2 $(raw $1) $NMG_FLAGS ${*:4} \
-                --out=$OUT/$3-$(basename $1)-$(basename $2)")
+    local command
+    case $3 in
+        nmg) command="train_nmg.py $NMG_FLAGS --self_play=True --continual=True" ;;
+        nmg-alone) command="train_nmg.py $NMG_FLAGS --self_play=False --continual=True" ;;
+        nmg-fresh) command="train_nmg.py $NMG_FLAGS --self_play=True --continual=False" ;;
+        search) command="search_masks.py $SEARCH_FLAGS" ;;
+        *) return 0 ;;
+    esac
+    command="$PYTHON ${command%% *} --dataset=$1 --lm=$2 $(raw $1) ${command#* } --out=$OUT/$3-$(basename $1)-$(basename $2)"
+    [[ " ${policies[*]} " == *" $command "* ]] || policies+=("$command")
 }
 
-# SCRIPT DATASET LM MASKER: a row of a table, all seeds
+# SCRIPT DATASET LM MASKER[,--flag=value,...]: a row of a table, all seeds but for those in the results
 row() {
-    chosen $2 $4 || return 0
-    local lm=$3 masker=$4 pretrain="" run seed
-    [[ $4 != nmg* ]] || masker=nmg:$OUT/$4-$(basename $2)-$(basename $3)
-    [[ $4 != entity || -z $SPACY_MODEL ]] || masker="entity --spacy_model=$SPACY_MODEL"
+    [[ -z $DATASETS || " $DATASETS " == *" $2 "* ]] || return 0
+    local lm=$3 name=${4%%,*} flags=${4#"${4%%,*}"} masker pretrain="" run key seed
+    masker=$name flags=${flags//,/ }
+    [[ $name != nmg* || $name == nmg:* ]] || masker=nmg:$OUT/$name-$(basename $2)-$(basename $3)
+    [[ $name != search ]] || masker=sampled:$OUT/$name-$(basename $2)-$(basename $3)
+    [[ $name != entity || -z $SPACY_MODEL ]] || flags+=" --spacy_model=$SPACY_MODEL"
     for seed in $SEEDS; do
-        run=$(basename $2)-$(basename $3)-$4-$seed
-        if [ $4 != none ]; then
+        # What this line is made of, wherever its files lie.
+        key=$(echo $1 $(basename $2) $(basename $3) $4 $seed $PRETRAIN_FLAGS : $FINETUNE_FLAGS | cksum)
+        key=${key// /-}
+        if grep -qs "\"key\": \"$key\"" "$OUT/results.jsonl"; then
+            finished=$((finished + 1))
+            continue
+        fi
+        policy $2 $3 $name
+        run=$(basename $2)-$(basename $3)-$(basename ${4//,--/-})-$seed
+        if [ $name != none ]; then
             lm=$OUT/pretrain-$run
             pretrain="$PYTHON pretrain.py --dataset=$2 --lm=$3 --masker=$masker --seed=$seed $(raw $2)"
-            pretrain+=" $PRETRAIN_FLAGS --out=$lm && "
+            pretrain+=" $flags $PRETRAIN_FLAGS --out=$lm && "
         fi
         rows+=("$pretrain$PYTHON $1 --dataset=$2 --lm=$lm --seed=$seed $(raw $2) $FINETUNE_FLAGS \
-                --results=$OUT/results.jsonl --out=$OUT/score-$run")
+                --row=$4 --key=$key --results=$OUT/results.jsonl --out=$OUT/score-$run")
     done
 }
 
 # ---------------------------------------------------------------- table 1: question answering, EM / F1
 for lm in ${LMS:-bert-base-uncased distilbert-base-uncased}; do
     for data in $QA; do
-        policy $data $lm nmg --self_play=True --continual=True
-        row finetune_qa.py $data $lm none
-        row finetune_qa.py $data $lm random
-        row finetune_qa.py $data $lm whole
-        row finetune_qa.py $data $lm span
-        row finetune_qa.py $data $lm entity
-        row finetune_qa.py $data $lm punct
-        row finetune_qa.py $data $lm nmg
+        for masker in ${MASKERS:-none random whole span entity punct nmg}; do
+            row finetune_qa.py $data $lm $masker
+        done
     done
 done
 
 # ---------------------------------------------------------------- table 2: classification, accuracy
 for lm in ${LMS:-bert-base-uncased}; do
     for data in $CLS; do
-        policy $data $lm nmg --self_play=True --continual=True
-        row finetune_cls.py $data $lm none
-        row finetune_cls.py $data $lm random
-        row finetune_cls.py $data $lm whole
-        row finetune_cls.py $data $lm span
-        row finetune_cls.py $data $lm entity
-        row finetune_cls.py $data $lm punct
-        row finetune_cls.py $data $lm nmg
+        for masker in ${MASKERS:-none random whole span entity punct nmg}; do
+            row finetune_cls.py $data $lm $masker
+        done
     done
 done
 
 # ---------------------------------------------------------------- table 3: ablations, the last of the QA data sets
-for lm in ${LMS:-distilbert-base-uncased}; do
-    for data in ${QA##* }; do
-        policy $data $lm nmg-alone --self_play=False --continual=True
-        policy $data $lm nmg-fresh --self_play=True --continual=False
-        row finetune_qa.py $data $lm nmg-alone
-        row finetune_qa.py $data $lm nmg-fresh
+if [ -z "$MASKERS" ]; then
+    for lm in ${LMS:-distilbert-base-uncased}; do
+        for data in ${QA##* }; do
+            row finetune_qa.py $data $lm nmg-alone
+            row finetune_qa.py $data $lm nmg-fresh
+        done
     done
-done
+fi
 
 # ---------------------------------------------------------------- run them
 if [ "$*" = --list ]; then
@@ -99,14 +108,14 @@ if [ "$*" = --list ]; then
     exit
 fi
 [ $# = 0 ] || fail "$*: run_all.sh takes --list or nothing; all else are environment variables"
-[ ${#rows[@]} -gt 0 ] || fail "no row is left: check LMS, DATASETS and MASKERS"
+[ $((${#rows[@]} + finished)) -gt 0 ] || fail "no row is left: check LMS, DATASETS and MASKERS"
 mkdir -p "$OUT/logs"
 rm -f "$OUT/failed"
 export OUT OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(( ($(getconf _NPROCESSORS_ONLN) + JOBS - 1) / JOBS ))}
 
 # COMMAND: runs it. What is finished is not run again: the scripts see to that.
 job() {
-    local log=$OUT/logs/${1##*/}.log policy=${1#*--masker=nmg:} ended=0
+    local log=$OUT/logs/${1##*/}.log policy=${1#*--masker=*:} ended=0
     # Where a policy failed, its folder may hold an older one, of other flags.
     if grep -qsF -- "--out=${policy%% *} FAILED" "$OUT/failed"; then
         echo $1 NOT STARTED, as its policy failed | tee -a "$OUT/failed" >&2

@@ -259,18 +259,20 @@ def check_results(path: Path) -> None:
         pass
 
 
-def add_result(path: Path, run: Run) -> None:
-    """Appends a finished evaluation to the results, unless a line with the same "config" is there."""
+def add_result(path: Path, run: Run, row: str | None = None, key: str | None = None) -> None:
+    """Appends a finished evaluation to the results, unless a line with the same "config" is there.
+
+    row, key: what run_all.sh calls it."""
     facts = run.facts()
     origin = run.settings["pretraining"]
-    row = {"dataset": facts["dataset"], "lm": origin["lm"], "masker": origin["masker"], "seed": facts["seed"],
-           "split": facts["split"], **facts["scores"], "seconds": facts["seconds"],
-           "predictions": str(run.folder / "predictions.jsonl"), "config": run.settings,
-           "versions": facts["versions"]}
+    line = {"dataset": facts["dataset"], "lm": origin["lm"], "masker": origin["masker"], "row": row,
+            "seed": facts["seed"], "split": facts["split"], **facts["scores"], "seconds": facts["seconds"],
+            "predictions": str(run.folder / "predictions.jsonl"), "key": key, "config": run.settings,
+            "versions": facts["versions"]}
     with FileLock(f"{path}.lock"):
-        lines = read_results(path)
-        if any(line.get("config") == row["config"] for line in lines):
+        before = read_results(path)
+        if any(other.get("config") == line["config"] for other in before):
             return
-        write_jsonl(path, [*lines, row])
-    shown = {name: value for name, value in row.items() if name not in ("config", "versions")}
+        write_jsonl(path, [*before, line])
+    shown = {name: value for name, value in line.items() if name not in ("key", "config", "versions")}
     print(json.dumps(shown))

@@ -106,7 +106,7 @@ def test_labels_follow_their_texts(texts, tok, monkeypatch):
     """In a selection of pieces, as the sub-tasks of train_nmg.py are."""
     pieces = finetune_cls.pieces_of(texts["train"], 48).take(np.array([5, 2]))
     make_batch = captured(monkeypatch, finetune_cls, random_lm("bert", len(tok)), pieces)
-    batch = make_batch(0, np.array([1, 0]))
+    batch = make_batch(0, 0, np.array([1, 0]))
     assert batch["labels"].tolist() == [2, 1]
     assert tok.decode(batch["input_ids"][1]).startswith("[CLS] dogs")
 
@@ -115,8 +115,8 @@ def test_targets_follow_their_questions(questions, tok, monkeypatch):
     whole = finetune_qa.pieces_of(questions["train"], 64)
     some = np.random.default_rng(0).permutation(len(whole))[:5]
     lm = random_lm("bert", len(tok))
-    of_all = captured(monkeypatch, finetune_qa, lm, whole)(0, some)
-    of_some = captured(monkeypatch, finetune_qa, lm, whole.take(some))(0, np.arange(5))
+    of_all = captured(monkeypatch, finetune_qa, lm, whole)(0, 0, some)
+    of_some = captured(monkeypatch, finetune_qa, lm, whole.take(some))(0, 0, np.arange(5))
     torch.testing.assert_close(of_some, of_all)
 
 

@@ -1,5 +1,6 @@
 """The training loop against a naive one, checkpoints, processes that share batches; the fast path of CPUs
 against the formulas."""
+import itertools
 import os
 import socket
 
@@ -56,7 +57,7 @@ IDS, LABELS = tagging()
 LENGTH = np.full(len(IDS), 6)
 
 
-def make_batch(epoch, indices):
+def make_batch(step, epoch, indices):
     return {"input_ids": IDS[indices], "labels": LABELS[indices]}
 
 
@@ -76,17 +77,18 @@ def same(a, b):
 
 # ---------------------------------------------------------------- steps
 
-def test_the_optimiser_is_that_of_the_paper():
+@pytest.mark.parametrize(("max_steps", "steps"), [(None, 18), (17, 17), (99, 18)])
+def test_the_optimiser_is_that_of_the_paper(max_steps, steps):
     """AdamW without weight decay, no warm-up, linear decay to 0, norm clipped to 1: torch's and Hugging
     Face's own, on the mean loss of the labels."""
     ours, theirs = Tagger(), Tagger()
     for model in (ours, theirs):
         model.head.weight.data.mul_(20)     # for gradients that are clipped, and some that are not
-    loss, _ = fit(ours)
+    loss, _ = fit(ours, max_steps=max_steps)
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.0)
-    schedule = transformers.get_linear_schedule_with_warmup(optimizer, 0, 18)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, 0, steps)
     norms, average = [], None
-    for _, indices in loop.batches(LENGTH, 4, 3, seed=5):
+    for _, indices in itertools.islice(loop.batches(LENGTH, 4, 3, seed=5), steps):
         optimizer.zero_grad()
         logits, labels = theirs(IDS[indices]), LABELS[indices]
         loss_sum = F.cross_entropy(logits[labels != -100], labels[labels != -100], reduction="sum")
@@ -97,7 +99,7 @@ def test_the_optimiser_is_that_of_the_paper():
         schedule.step()
         average = mean.item() if average is None else 0.98 * average + 0.02 * mean.item()
     assert max(norms) > 1 > min(norms)
-    assert len(norms) == 18
+    assert len(norms) == steps
     assert loss == pytest.approx(average, rel=1e-5)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
@@ -107,7 +109,7 @@ def test_a_batch_without_labels_changes_nothing():
     model = Tagger()
     before = weights(model)
     no_labels = torch.full_like(LABELS, -100)
-    loss, _ = fit(model, lambda _, rows: {"input_ids": IDS[rows], "labels": no_labels[rows]})
+    loss, _ = fit(model, lambda step, epoch, rows: {"input_ids": IDS[rows], "labels": no_labels[rows]})
     assert loss == 0
     assert same(before, weights(model))
 
@@ -139,9 +141,9 @@ def test_every_step_has_a_dropout_of_its_own():
             draws.append(torch.rand(()).item())
             return tagger_loss(model, tensors)
 
-        def noisy_batch(epoch, indices):
+        def noisy_batch(step, epoch, indices):
             torch.rand(noise)
-            return make_batch(epoch, indices)
+            return make_batch(step, epoch, indices)
 
         draws = []
         fit(Tagger(), noisy_batch, loss_fn, seed=seed)
@@ -206,11 +208,11 @@ def stopping_after(steps):
     """make_batch that raises once it has made so many batches."""
     made = []
 
-    def stopping(epoch, indices):
+    def stopping(step, epoch, indices):
         if len(made) == steps:
             raise Killed
         made.append(indices)
-        return make_batch(epoch, indices)
+        return make_batch(step, epoch, indices)
     return stopping
 
 

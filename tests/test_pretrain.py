@@ -1,6 +1,7 @@
 """The loss against Hugging Face's own, masks and their contract, common random numbers, LMs that cannot be
 used, and the script: the same bytes again, also after a kill."""
 import json
+import math
 
 import numpy as np
 import pytest
@@ -212,6 +213,47 @@ def test_masks_and_corruption_anew_each_epoch_or_once(remask, pieces, monkeypatc
     assert (corrupted == corrupted_again).all() == (not remask)
 
 
+def rates_of(pieces, monkeypatch, **changed):
+    """Of each step of a training: the share of the maskable tokens that may be masked, and is."""
+    found, mlm_tensors = [], pretrain.mlm_tensors
+
+    def spy(batch, mask, corrupted):
+        found.append((batch, mask))
+        return mlm_tensors(batch, mask, corrupted)
+
+    with monkeypatch.context() as m:
+        m.setattr(pretrain, "mlm_tensors", spy)
+        train(random_lm("bert", 200), pieces, **changed)
+    return found
+
+
+@pytest.mark.parametrize(("max_steps", "steps"), [(None, 16), (5, 5), (100, 16)])
+def test_a_rate_falls_linearly_in_the_steps(max_steps, steps, pieces, monkeypatch):
+    assert len(pieces) == 60
+    found = rates_of(pieces, monkeypatch, p="0.6-0.2", epochs=2, max_steps=max_steps)
+    assert len(found) == steps
+    for step, (batch, mask) in enumerate(found):
+        rate = 0.6 - 0.4 * step / (steps - 1)
+        n = batch.maskable.sum(1)
+        assert (mask.sum(1) == np.maximum(1, np.round(rate * n))).all()
+
+
+def test_a_rate_is_drawn_for_each_step(pieces, monkeypatch):
+    found = [maskers.masking_rate("random:0.1-0.4", step, 10_000, 0) for step in range(10_000)]
+    assert min(found) < 0.101 and max(found) > 0.399
+    assert np.mean(found) == pytest.approx(0.25, abs=0.003)
+    assert found != [maskers.masking_rate("random:0.1-0.4", step, 10_000, 1) for step in range(10_000)]
+    for step, (batch, mask) in enumerate(rates_of(pieces, monkeypatch, p="random:0.1-0.4")):
+        n = batch.maskable.sum(1)
+        assert (mask.sum(1) == np.maximum(1, np.round(found[step] * n))).all()
+
+
+def test_one_rate_is_a_number():
+    assert maskers.check_rate("0.15") == 0.15 and maskers.check_rate(1.0) == 1.0
+    assert maskers.check_rate("0.3-0.15") == "0.3-0.15"
+    assert maskers.masking_rate(0.15, 3, 10, 0) == 0.15
+
+
 def by_lm(batch, budget, rng, lm=None):
     """A masker that reads the LM."""
     return maskers.pick(lm(batch)[:, :, 0].numpy(), batch, budget)
@@ -409,15 +451,18 @@ def names(folder):
 def test_what_a_run_leaves(tmp_path, flags, lm_folder):
     done = call("pretrain.py", *flags, "--masker=whole", "--out=o", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert names(tmp_path / "o") == ["config.json", "model.safetensors", "run.json", "tokenizer.json",
-                                     "tokenizer_config.json"]
+    assert names(tmp_path / "o") == ["README.md", "config.json", "model.safetensors", "run.json",
+                                     "tokenizer.json", "tokenizer_config.json"]
     facts = json.loads((tmp_path / "o/run.json").read_text())
     expected = {"masker": "whole", "p": 0.15, "epochs": 1, "lr": 1e-3, "batch_size": 4, "max_len": 32}
     assert {name: facts[name] for name in expected} == expected
     before, after = facts["held_out_loss"]
     assert 0 < after < before
     assert facts["loss"] > 0 and facts["seconds"] > 0
-    assert f"{before:.3f} before, {after:.3f} after" in done.stdout
+    assert f"{math.exp(before):.2f} before, {math.exp(after):.2f} after" in done.stdout
+    card = (tmp_path / "o/README.md").read_text()
+    assert f"| loss, nats | {before:.3f} | {after:.3f} |" in card
+    assert "--masker=whole --p=0.15 --epochs=1 --lr=0.001" in card
     assert facts["weights"] == pretrain.weights_of(str(lm_folder))
     assert facts["weights"] != pretrain.weights_of(str(tmp_path / "o"))
     again = call("pretrain.py", *flags, "--masker=whole", "--out=o", cwd=tmp_path)
@@ -515,7 +560,7 @@ runs.start(pretrain.main, pretrain.Config)
 def test_killed_and_started_again(tmp_path, flags):
     """SIGKILL in the midst of pre-training; the same command again gives the same bytes as an undisturbed
     run. Until then the run does not count as done."""
-    flags += ["--epochs=20"]
+    flags += ["--epochs=20", "--eval_every=7"]
     clean = call("pretrain.py", *flags, "--out=clean", cwd=tmp_path)
     assert clean.returncode == 0, clean.stderr
     (tmp_path / "often.py").write_text(OFTEN)
@@ -534,6 +579,22 @@ def test_killed_and_started_again(tmp_path, flags):
     facts = [json.loads((tmp_path / out / "run.json").read_text()) for out in ("clean", "killed")]
     assert facts[0]["loss"] == facts[1]["loss"]
     assert facts[0]["held_out_loss"] == facts[1]["held_out_loss"]
+    looks = [(tmp_path / out / "metrics.jsonl").read_text() for out in ("clean", "killed")]
+    assert looks[0] == looks[1] and looks[0].count("held_out_loss") > 5
+
+
+def test_looks_on_the_way_change_nothing(tmp_path, flags):
+    """The same weights as without; a row every 3 steps, the first before training, and a picture."""
+    for out, more in (("plain", []), ("looked", ["--eval_every=3"])):
+        done = call("pretrain.py", *flags, "--max_steps=8", *more, f"--out={out}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    one, two = ((tmp_path / out / "model.safetensors").read_bytes() for out in ("plain", "looked"))
+    assert one == two
+    rows = [json.loads(line) for line in (tmp_path / "looked/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 3, 6]
+    before, after = json.loads((tmp_path / "looked/run.json").read_text())["held_out_loss"]
+    assert rows[0]["held_out_loss"] == before > rows[1]["held_out_loss"] > rows[2]["held_out_loss"] > after
+    assert (tmp_path / "looked/held_out.png").stat().st_size > 5000
 
 
 class Killed(Exception):
@@ -612,6 +673,9 @@ def test_the_script_in_two_processes(tmp_path, flags, lm_folder):
     (["--dataset=toycl"], "did you mean 'toycls'?"),
     (["--lm=no/such_model"], "--lm=no/such_model: cannot be opened"),
     (["--p=0"], "must be above 0 and at most 1"),
+    (["--p=0.3-1.5"], "--p=0.3-1.5: a share must be above 0 and at most 1"),
+    (["--p=drawn:0.1-0.4"], "--p=drawn:0.1-0.4: a share"),
+    (["--p=0.3-0.15", "--remask=False"], "masks that are chosen once have one rate"),
     (["--epochs=0"], "--epochs=0: must be 1 or more"),
     (["--raw=nowhere"], "--raw=nowhere"),
     (["--out=full"], "exists and is no run of this script"),

@@ -53,7 +53,8 @@ def test_every_row_of_the_papers_tables():
     ({"LMS": "roberta-base", "DATASETS": "newsqa", "MASKERS": "nmg", "SEEDS": "7"}, 1 + 1),
     ({"LMS": "roberta-base", "DATASETS": "newsqa", "MASKERS": "nmg-alone nmg-fresh", "SEEDS": "7"}, 2 + 2),
     ({"QA": "some/folder", "CLS": "", "LMS": "x", "MASKERS": "none", "SEEDS": "0"}, 1),
-    ({"MASKERS": "all"}, 0),
+    ({"CLS": "my.csv", "LMS": "x", "MASKERS": "random tfidf random,--p=0.3 search", "SEEDS": "0 1"}, 9),
+    ({"DATASETS": "all"}, 0),
 ])
 def test_subsets(env, count):
     assert len(listed(**env)) == count
@@ -81,25 +82,54 @@ def test_raw_files_and_more_flags(tmp_path):
     commands = listed(DATASETS="chemprot", MASKERS="entity", SEEDS="0", RAW=str(tmp_path),
                       SPACY_MODEL="some_model", PRETRAIN_FLAGS="--lr=3e-4", FINETUNE_FLAGS="--lr=2e-4")
     before, _, after = commands[0].partition(" && ")
-    assert f" --raw={tmp_path}/chemprot --lr=3e-4 " in before
-    assert "--masker=entity --spacy_model=some_model " in before
+    assert f" --raw={tmp_path}/chemprot --spacy_model=some_model --lr=3e-4 " in before
+    assert "--masker=entity " in before
     assert f" --raw={tmp_path}/chemprot --lr=2e-4 " in after
     assert "spacy_model" not in after
 
 
-def test_the_flags_of_an_ablation_win_over_nmg_flags():
-    commands = listed(LMS="x", DATASETS="newsqa", MASKERS="nmg nmg-alone nmg-fresh",
+def test_what_is_learned_and_its_flags():
+    """A policy for each learned masker, whose own flags win; the row masks with it, and flags after a comma
+    are its alone."""
+    names = "nmg nmg-alone nmg-fresh search random,--p=0.3,--epochs=2"
+    commands = listed(LMS="x", DATASETS="newsqa", MASKERS=names, SEEDS="0", SEARCH_FLAGS="--pairs=9",
                       NMG_FLAGS="--mlm_lr=3e-4 --self_play=True")
-    policies = [c for c in commands if "train_nmg.py" in c]
-    assert len(policies) == 3
-    assert all("--mlm_lr=3e-4" in c for c in policies)
-    alone, = [c for c in policies if "--self_play=False" in c]
-    assert alone.rindex("--self_play=False") > alone.rindex("--self_play=True")
+    learn, rows = commands[:4], commands[4:]
+    assert ["train_nmg.py" in c and "--mlm_lr=3e-4" in c for c in learn] == [True, True, True, False]
+    assert "--self_play=True --self_play=False --continual=True" in learn[1]
+    assert "--self_play=True --continual=False" in learn[2]
+    assert "search_masks.py --dataset=newsqa --lm=x --pairs=9 --out=runs/tables/search-newsqa-x" in learn[3]
+    assert "--masker=sampled:runs/tables/search-newsqa-x " in rows[3]
+    assert "--masker=random " in rows[4] and " --p=0.3 --epochs=2 " in rows[4].partition("&&")[0]
+    assert "--row=random,--p=0.3,--epochs=2 " in rows[4]
+
+
+def test_one_kind_of_task_alone():
+    """CLS=my.csv asks for no question answering, and the other way round."""
+    assert all("finetune_cls.py" in c for c in listed(CLS="my.csv", LMS="x", MASKERS="random"))
+    assert all("finetune_qa.py" in c for c in listed(QA="my.json", LMS="x", MASKERS="random"))
+
+
+def test_rows_in_the_results_are_not_listed_again(tmp_path):
+    """Wherever data, LM and results lie now; with other flags it is another row."""
+    asked = {"CLS": "a/my.csv", "LMS": "b/lm", "MASKERS": "random nmg", "SEEDS": "0 1", "OUT": str(tmp_path)}
+    commands = listed(**asked)
+    assert len(commands) == 5
+    keys = [c.partition("--key=")[2].split()[0] for c in commands if "--key=" in c]
+    assert len(set(keys)) == 4
+    lines = [json.dumps({"seed": 0, "key": key, "config": {}}) for key in keys]
+    (tmp_path / "results.jsonl").write_text("\n".join(lines[:3]) + "\n")
+    left = listed(**asked | {"CLS": "else/my.csv", "LMS": "where/lm"})
+    assert len(left) == 2 and "train_nmg.py" in left[0] and f"--key={keys[3]} " in left[1]
+    assert len(listed(**asked | {"FINETUNE_FLAGS": "--epochs=9"})) == 5
+    assert len(listed(**asked | {"PRETRAIN_FLAGS": "--epochs=9"})) == 5
+    (tmp_path / "results.jsonl").write_text("\n".join(lines) + "\n")
+    assert listed(**asked) == []
 
 
 @pytest.mark.parametrize(("flags", "env", "message"), [
     (["--lits"], {}, "--lits: run_all.sh takes --list or nothing"),
-    ([], {"MASKERS": "all"}, "no row is left"),
+    ([], {"DATASETS": "all"}, "no row is left"),
     (["--list"], {"OUT": "with space"}, "must be without spaces"),
 ])
 def test_mistakes(flags, env, message):

@@ -378,9 +378,10 @@ def test_a_line_of_results(tmp_path, capsys):
     versions = row.pop("versions")
     assert "torch" in versions
     assert row.pop("config") == run.settings
+    assert row.pop("key") is None
     # what is printed is the line without what is long
     assert json.loads(capsys.readouterr().out) == row
-    assert row == {"dataset": "d", "lm": "base", "masker": "whole", "seed": 0, "split": "test",
+    assert row == {"dataset": "d", "lm": "base", "masker": "whole", "row": None, "seed": 0, "split": "test",
                    "accuracy": 50.0, "macro_f1": 40.0, "seconds": {"train": 1.0},
                    "predictions": str(tmp_path / "o/predictions.jsonl")}
 

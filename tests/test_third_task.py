@@ -42,7 +42,7 @@ def predict(model, tensors):
 def finetune(lm, pieces, *, epochs, lr, batch_size, seed, quiet):
     model, numbers = with_head(lm, AutoModelForSequenceClassification, seed, num_labels=1), numbers_of(pieces)
 
-    def make_batch(epoch, indices):
+    def make_batch(step, epoch, indices):
         return collate(pieces, indices).tensors() | {"labels": numbers[indices]}
 
     def loss_fn(model, tensors):
