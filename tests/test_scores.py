@@ -231,9 +231,14 @@ def test_high_pmi_against_its_definition(seed):
     assert {(20, 21), (22, 23, 24), (22, 25, 26, 27, 28)} <= found
 
 
-@pytest.mark.parametrize(("times", "found"), [(9, set()), (10, {(1, 2)})])
-def test_the_only_collocation_is_found_where_it_occurs_ten_times(times, found):
-    assert scores.high_pmi([[1, 2]] * times, [1, 2]) == found
+@pytest.mark.parametrize(("texts", "found"), [
+    ([[1, 2]] * 9, set()),
+    ([[1, 2]] * 10, {(1, 2)}),
+    # 0 1 2 is rarer than three such words side by side by chance.
+    ([[0], [1], [2]] * 300 + [[0, 1, 2]] * 12 + [[3, 4], [5, 6]] * 20, {(3, 4), (5, 6)}),
+])
+def test_what_is_a_collocation(texts, found):
+    assert scores.high_pmi(texts, range(7)) == found
 
 
 def test_units_are_collocations_from_left_to_right(tmp_path, tok):

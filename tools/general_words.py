@@ -45,10 +45,11 @@ def main(cfg: Config) -> None:
     text = cfg.text and Path(cfg.text)
     counts = from_text(text, cfg.words) if text else from_wordfreq(cfg.language, cfg.words)
     # What has no letter (numbers) is lumped together in wordfreq.
-    rows = [f"{word}\t{count}\n" for word, count in counts.items() if any(map(str.isalpha, word))]
+    counts = {word: count for word, count in counts.items() if any(map(str.isalpha, word))}
     with runs.atomic_write(Path(cfg.out)) as partial:
+        rows = [f"{word}\t{count}\n" for word, count in counts.items()]
         partial.write_text("".join(rows), encoding="utf-8")
-    print(f"{cfg.out}: {len(rows):,} words, {sum(counts.values()):,} occurrences")
+    print(f"{cfg.out}: {len(counts):,} words, {sum(counts.values()):,} occurrences")
 
 
 if __name__ == "__main__":
