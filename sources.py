@@ -88,6 +88,9 @@ def read_table(path: Path) -> Iterator[dict]:
     csv.field_size_limit(2**31 - 1)
     table = csv.DictReader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
     columns = ["text"] if table.fieldnames == ["text"] else ["text", "label"]
+    if table.fieldnames and not set(columns) <= set(table.fieldnames):
+        raise UserError(f"{path}: must have the columns text and label, or text alone, in its first line; it "
+                        f"has {', '.join(table.fieldnames)}: rename two of them")
     while True:
         # A quoted cell may run over lines: the place of a row is where it begins.
         with located(f"{path}:{table.line_num + 1}"):
