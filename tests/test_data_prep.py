@@ -651,7 +651,7 @@ BAD = [
      "half.jsonl:1: not valid JSON: Expecting ',' delimiter: line 1 column 13"),
     ("two.jsonl", '{"text": "a"} {"text": "b"}\n',
      "two.jsonl:1: not valid JSON: Extra data: line 1 column 15"),
-    ("column.csv", "id,text,labels\n1,a,b\n", "text alone, in its first line; it has id, text, labels: rename"),
+    ("column.csv", "id,text,labels\n1,a,b\n", "in its first line; it has id, text, labels: rename"),
     ("cells.csv", "text,label\na, b,c", "cells.csv:2: more cells than columns"),
     ("comma.csv", "label,text\npos,A fine, good film\n", "comma.csv:2: more cells than columns"),
     ("short.csv", "text,label\na\n", "short.csv:2: the field 'label' must be text"),
