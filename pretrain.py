@@ -267,7 +267,7 @@ def look_at(model: torch.nn.Module, held_out: Pieces, every: int, before: float,
 
 def model_card(cfg: Config, pieces: Pieces, before: float | None, after: float | None) -> str:
     """README.md of the adapted LM, as the Hugging Face hub shows it."""
-    lm, dataset = Path(cfg.lm).name, Path(cfg.dataset).name
+    lm = Path(cfg.lm).name if Path(cfg.lm).exists() else cfg.lm
     flags = [f"--{name}={value}" for name, value in asdict(cfg).items() if value is not None]
     versions = [f"{name} {version}" for name, version in runs.versions().items()]
     steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
@@ -275,7 +275,7 @@ def model_card(cfg: Config, pieces: Pieces, before: float | None, after: float |
 base_model: {lm}
 pipeline_tag: fill-mask
 ---
-# {lm}, further pre-trained on {dataset}
+# {lm}, further pre-trained on {Path(cfg.dataset).name}
 
 {steps:,} steps of masked language modeling, {cfg.batch_size} blocks a step, on {pieces.length.sum():,} tokens
 of text. The words to mask were chosen by `{cfg.masker}`, at a rate of {cfg.p}.

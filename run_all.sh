@@ -67,7 +67,7 @@ row() {
         if [ $name != none ]; then
             lm=$OUT/pretrain-$run
             pretrain="$PYTHON pretrain.py --dataset=$2 --lm=$3 --masker=$masker --seed=$seed $(raw $2)"
-            pretrain+=" $flags $PRETRAIN_FLAGS --out=$lm && "
+            pretrain+=" $PRETRAIN_FLAGS $flags --out=$lm && "
         fi
         rows+=("$pretrain$PYTHON $1 --dataset=$2 --lm=$lm --seed=$seed $(raw $2) $FINETUNE_FLAGS \
                 --row=$4 --key=$key --results=$OUT/results.jsonl --out=$OUT/score-$run")

@@ -82,7 +82,7 @@ def test_raw_files_and_more_flags(tmp_path):
     commands = listed(DATASETS="chemprot", MASKERS="entity", SEEDS="0", RAW=str(tmp_path),
                       SPACY_MODEL="some_model", PRETRAIN_FLAGS="--lr=3e-4", FINETUNE_FLAGS="--lr=2e-4")
     before, _, after = commands[0].partition(" && ")
-    assert f" --raw={tmp_path}/chemprot --spacy_model=some_model --lr=3e-4 " in before
+    assert f" --raw={tmp_path}/chemprot --lr=3e-4 --spacy_model=some_model " in before
     assert "--masker=entity " in before
     assert f" --raw={tmp_path}/chemprot --lr=2e-4 " in after
     assert "spacy_model" not in after
