@@ -54,6 +54,8 @@ def read(files: list[str], split: str | None) -> list[dict]:
                 raise runs.UserError(f"{file}:{n}: not a line of results: it lacks {', '.join(missing)}")
             line |= {"where": f"{file}:{n}", "metrics": metrics}
             found.append(line | row_and_facts(line))
+    if not found:
+        raise runs.UserError(f"--results={','.join(files)}: holds no line of results yet")
     splits = {line["split"] for line in found}
     wanted = split or ("test" if "test" in splits else "dev")
     if wanted not in splits:
@@ -154,14 +156,18 @@ def holm(p: list[float]) -> np.ndarray:
 
 def tests(rows: dict[str, dict[int, dict]], metric: str) -> dict[str, tuple[np.ndarray, float | None]]:
     """{row: (differences to Random (S,), p)} of the rows of several seeds: sign-flip tests, Holm-corrected.
-    p is None of too few seeds: 2 / 2^S, the least p, is above .05 / rows."""
+    p is None of too few seeds."""
     found = {row: d for row, d in differences(rows, metric).items() if len(d) > 1}
     corrected = holm([sign_flips(d) for d in found.values()])
     tested = {}
     for (row, d), p in zip(found.items(), corrected.tolist(), strict=True):
-        enough = 2 / 2**len(d) <= 0.05 / len(found)
-        tested[row] = d, p if enough else None
+        tested[row] = d, p if enough(len(d), len(found)) else None
     return tested
+
+
+def enough(seeds: int, rows: int) -> bool:
+    """Whether the least p of a sign-flip test, 2 / 2^seeds, is low enough for Holm's correction."""
+    return 2 / 2**seeds <= 0.05 / rows
 
 
 def detectable(sd: float, n: int) -> float:
@@ -193,10 +199,10 @@ def conclusion(rows: dict[str, dict[int, dict]], metric: str) -> str:
 
 def planned(rows: dict[str, dict[int, dict]], metric: str, points: float) -> str:
     """One sentence: how many seeds would find a difference, from the scatter so far."""
-    needed = []
-    for row, (d, _) in tests(rows, metric).items():
+    needed, tested = [], tests(rows, metric)
+    for row, (d, _) in tested.items():
         n = 3
-        while detectable(d.std(ddof=1), n) > points and n < 10_000:
+        while not enough(n, len(tested)) or (detectable(d.std(ddof=1), n) > points and n < 10_000):
             n += 1
         needed.append(f"{row} {n}")
     return (f"Seeds that would find {points:g} points of {METRICS[metric]} (power .8, a t test at 5 % of one "

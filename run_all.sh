@@ -16,7 +16,9 @@
 #
 # shellcheck disable=SC2016,SC2086,SC2329   # names have no spaces; xargs calls `job`
 set -eo pipefail
-cd "$(dirname "$0")"
+# Paths are those of where you are; the scripts lie beside this file.
+here=${0%run_all.sh}
+[[ ! "${here:-.}" -ef . ]] || here=""
 if [ "${QUICK:-}" ]; then
     LMS=${LMS:-tiny} QA=${QA-toyqa} CLS=${CLS-toycls} SEEDS=${SEEDS:-0} JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
     quick="--episodes=2 --explore=1 --contexts=240 --docs=20"
@@ -28,7 +30,7 @@ SEEDS=${SEEDS:-0 1 2} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-p
 QA=${QA-squad emrqa newsqa} CLS=${CLS-chemprot imdb}
 policies=() rows=() finished=0
 fail() { echo "error: $*" >&2; exit 2; }
-[[ "$OUT$RAW$PYTHON" != *[[:space:]]* ]] || fail "OUT, RAW and PYTHON must be without spaces"
+[[ "$OUT$RAW$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, RAW, PYTHON and this path must be without spaces"
 
 raw() { [[ -z $RAW || ! -d $RAW/$1 ]] || echo "--raw=$RAW/$1"; }
 
@@ -42,7 +44,7 @@ policy() {
         search) command="search_masks.py $SEARCH_FLAGS" ;;
         *) return 0 ;;
     esac
-    command="$PYTHON ${command%% *} --dataset=$1 --lm=$2 $(raw $1) ${command#* } --out=$OUT/$3-$(basename $1)-$(basename $2)"
+    command="$PYTHON $here${command%% *} --dataset=$1 --lm=$2 $(raw $1) ${command#* } --out=$OUT/$3-$(basename $1)-$(basename $2)"
     [[ " ${policies[*]} " == *" $command "* ]] || policies+=("$command")
 }
 
@@ -66,10 +68,10 @@ row() {
         run=$(basename $2)-$(basename $3)-$(basename ${4//,--/-})-$seed
         if [ $name != none ]; then
             lm=$OUT/pretrain-$run
-            pretrain="$PYTHON pretrain.py --dataset=$2 --lm=$3 --masker=$masker --seed=$seed $(raw $2)"
+            pretrain="$PYTHON ${here}pretrain.py --dataset=$2 --lm=$3 --masker=$masker --seed=$seed $(raw $2)"
             pretrain+=" $PRETRAIN_FLAGS $flags --out=$lm && "
         fi
-        rows+=("$pretrain$PYTHON $1 --dataset=$2 --lm=$lm --seed=$seed $(raw $2) $FINETUNE_FLAGS \
+        rows+=("$pretrain$PYTHON $here$1 --dataset=$2 --lm=$lm --seed=$seed $(raw $2) $FINETUNE_FLAGS \
                 --row=$4 --key=$key --results=$OUT/results.jsonl --out=$OUT/score-$run")
     done
 }
@@ -109,6 +111,7 @@ if [ "$*" = --list ]; then
 fi
 [ $# = 0 ] || fail "$*: run_all.sh takes --list or nothing; all else are environment variables"
 [ $((${#rows[@]} + finished)) -gt 0 ] || fail "no row is left: check LMS, DATASETS and MASKERS"
+[ $finished = 0 ] || echo "$finished rows are in $OUT/results.jsonl already"
 mkdir -p "$OUT/logs"
 rm -f "$OUT/failed"
 export OUT OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(( ($(getconf _NPROCESSORS_ONLN) + JOBS - 1) / JOBS ))}
@@ -123,7 +126,7 @@ job() {
     fi
     echo "$(date +%H:%M:%S)" $1
     bash -c "$1" >> "$log" 2>&1 || ended=$?
-    [ $ended = 0 ] || echo $1 "FAILED ($ended), see $log" | tee -a "$OUT/failed" >&2
+    [ $ended = 0 ] || echo $1 "FAILED ($ended), see $log: $(tail -n 1 "$log")" | tee -a "$OUT/failed" >&2
 }
 export -f job
 
@@ -139,7 +142,7 @@ all() {
 all "${policies[@]}"
 all "${rows[@]}"
 reported=0
-$PYTHON report.py --results="$OUT/results.jsonl" --out="$OUT/report" || reported=$?
+$PYTHON ${here}report.py --results="$OUT/results.jsonl" --out="$OUT/report" || reported=$?
 [ -s "$OUT/failed" ] || exit $reported
 printf '\n%s failed; the same command runs them again:\n' "$(wc -l < "$OUT/failed")" >&2
 cat "$OUT/failed" >&2

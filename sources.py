@@ -90,7 +90,7 @@ def read_table(path: Path) -> Iterator[dict]:
     columns = ["text"] if table.fieldnames == ["text"] else ["text", "label"]
     if table.fieldnames and not set(columns) <= set(table.fieldnames):
         raise UserError(f"{path}: must have the columns text and label, or text alone, in its first line; it "
-                        f"has {', '.join(table.fieldnames)}: rename two of them")
+                        f"has {', '.join(table.fieldnames)}; rename yours")
     while True:
         # A quoted cell may run over lines: the place of a row is where it begins.
         with located(f"{path}:{table.line_num + 1}"):

@@ -551,7 +551,7 @@ def test_download(server, tmp_path):
 
 def test_named_sets_download_what_they_read(server, tmp_path, tok, monkeypatch):
     """squad and chemprot through the real code, with a local server in the place of the official ones."""
-    rows = [{"text": f"text {i}", "label": "a"} for i in range(5)]
+    rows = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(5)]
     for split in ("train", "dev", "test"):
         write_jsonl(tmp_path / f"www/chemprot/{split}.jsonl", rows)
     monkeypatch.setattr(sources, "DONT_STOP", server)
@@ -606,6 +606,7 @@ def jsonl(*rows):
 
 
 GOOD = {"text": "a text", "label": "a"}
+OTHER = {"text": "another text", "label": "b"}
 QA = squad([TEXTS[0]], ["mat"])
 QAS = ["data", 0, "paragraphs", 0, "qas", 0]
 
@@ -651,7 +652,7 @@ BAD = [
      "half.jsonl:1: not valid JSON: Expecting ',' delimiter: line 1 column 13"),
     ("two.jsonl", '{"text": "a"} {"text": "b"}\n',
      "two.jsonl:1: not valid JSON: Extra data: line 1 column 15"),
-    ("column.csv", "id,text,labels\n1,a,b\n", "in its first line; it has id, text, labels: rename"),
+    ("column.csv", "id,text,labels\n1,a,b\n", "in its first line; it has id, text, labels; rename"),
     ("cells.csv", "text,label\na, b,c", "cells.csv:2: more cells than columns"),
     ("comma.csv", "label,text\npos,A fine, good film\n", "comma.csv:2: more cells than columns"),
     ("short.csv", "text,label\na\n", "short.csv:2: the field 'label' must be text"),
@@ -726,13 +727,15 @@ def test_odd_but_good_input(tmp_path, tok):
 
 
 def test_other_bad_input(tmp_path, tok):
-    write_jsonl(tmp_path / "d/train.jsonl", [GOOD] * 3)
+    write_jsonl(tmp_path / "one/train.jsonl", [GOOD] * 3)
+    write_jsonl(tmp_path / "d/train.jsonl", [GOOD, GOOD, OTHER])
     write_jsonl(tmp_path / "d/test.jsonl", [GOOD, {"text": "b", "label": "z"}])
-    write_jsonl(tmp_path / "e/train.jsonl", [GOOD] * 3)
+    write_jsonl(tmp_path / "e/train.jsonl", [GOOD, GOOD, OTHER])
     write_jsonl(tmp_path / "e/test.jsonl", [{"text": "b"}])
     write_jsonl(tmp_path / "two/train.jsonl", [GOOD])
     write_jsonl(tmp_path / "two/train.txt", [GOOD])
     cases = [
+        (str(tmp_path / "one"), None, "all texts of train have the label 'a'; two labels are needed"),
         (str(tmp_path / "d"), None, "d, test: the label 'z' is not among those of train"),
         (str(tmp_path / "e"), None, "e, test: the field 'label' is missing"),
         (str(tmp_path / "two"), None, "train.jsonl and train.txt could be train"),

@@ -533,6 +533,9 @@ def test_planned_seeds_find_the_difference(tmp_path, rng):
     drawn = rng.normal(0.5, scatter.std(ddof=1), (4000, n))
     found = stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05
     assert 0.77 < found.mean() < 0.85
+    # Without scatter: what a sign-flip test of one row needs at least.
+    alike = {seed: line | {"accuracy": 71.0} for seed, line in rows["Random"].items()}
+    assert "Whole-Random 6." in report.planned(rows | {"Whole-Random": alike}, "accuracy", 0.5)
     assert report.planned({"Random": rows["Random"]}, "accuracy", 0.5).endswith("not known from one seed.")
 
 

@@ -15,9 +15,9 @@ import spacy
 from conftest import ROOT, TEXTS, fast_tokenizer, mrqa_files, random_lm, write_jsonl
 
 
-def run_all(*flags, **env):
+def run_all(*flags, cwd=ROOT, **env):
     command = ["bash", str(ROOT / "run_all.sh"), *flags]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | env, timeout=600)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | env, timeout=600)
 
 
 def listed(**env):
@@ -108,6 +108,15 @@ def test_one_kind_of_task_alone():
     """CLS=my.csv asks for no question answering, and the other way round."""
     assert all("finetune_cls.py" in c for c in listed(CLS="my.csv", LMS="x", MASKERS="random"))
     assert all("finetune_qa.py" in c for c in listed(QA="my.json", LMS="x", MASKERS="random"))
+
+
+def test_from_another_folder(tmp_path):
+    """Paths are those of the user's folder, and the scripts are found."""
+    env = {"CLS": "my.csv", "LMS": "x", "MASKERS": "random", "SEEDS": "0"}
+    command, = run_all("--list", cwd=tmp_path, **env).stdout.splitlines()
+    assert f"{ROOT}/pretrain.py --dataset=my.csv " in command
+    assert f"{ROOT}/finetune_cls.py --dataset=my.csv " in command
+    assert "--out=runs/tables/score-my.csv-x-random-0" in command
 
 
 def test_rows_in_the_results_are_not_listed_again(tmp_path):
@@ -232,6 +241,8 @@ def test_rows_of_the_toy_world_are_run_once(tmp_path):
         second = run_all(**env, SEEDS="0 1")
     assert first.returncode == 1
     assert "1 failed" in first.stderr
+    assert "the spaCy model 'xx_none' is not installed" in first.stderr
+    assert "1 rows are in" in second.stdout
     assert "xx_none" in (tmp_path / "logs/score-toycls-tiny-entity-0.log").read_text()
     assert "| No PT |" in first.stdout
     assert second.returncode == 0, second.stderr
