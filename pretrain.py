@@ -251,10 +251,11 @@ def fill_in(cfg: Config) -> None:
         cfg.out = f"runs/pretrain-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{name}-{cfg.seed}"
 
 
-def look_at(model: torch.nn.Module, held_out: Pieces, every: int, before: float, folder: Path,
+def look_at(model: torch.nn.Module, held_out: Pieces, every: int, steps: int, before: float, folder: Path,
             step: int) -> None:
-    """After every so many steps: the held-out loss, in metrics.jsonl and as a curve, held_out.png."""
-    if step % every:
+    """After `every` steps and the last of `steps`: the held-out loss, in metrics.jsonl and as a curve,
+    held_out.png."""
+    if step % every and step < steps:
         return
     file = folder / "metrics.jsonl"
     # After a kill, the steps since the last checkpoint are taken again.
@@ -329,7 +330,8 @@ def main(cfg: Config) -> None:
     before = held_out_loss(model, held_out) if held_out else None
     look = None
     if held_out and cfg.eval_every:
-        look = functools.partial(look_at, model, held_out, cfg.eval_every, before, run.folder)
+        steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
+        look = functools.partial(look_at, model, held_out, cfg.eval_every, steps, before, run.folder)
     loss, seconds = 0.0, 0.0
     if cfg.masker != "none":
         loss, seconds = pretrain(

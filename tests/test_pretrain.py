@@ -560,7 +560,7 @@ runs.start(pretrain.main, pretrain.Config)
 def test_killed_and_started_again(tmp_path, flags):
     """SIGKILL in the midst of pre-training; the same command again gives the same bytes as an undisturbed
     run. Until then the run does not count as done."""
-    flags += ["--epochs=20", "--eval_every=7"]
+    flags += ["--epochs=10", "--eval_every=10"]
     clean = call("pretrain.py", *flags, "--out=clean", cwd=tmp_path)
     assert clean.returncode == 0, clean.stderr
     (tmp_path / "often.py").write_text(OFTEN)
@@ -580,20 +580,21 @@ def test_killed_and_started_again(tmp_path, flags):
     assert facts[0]["loss"] == facts[1]["loss"]
     assert facts[0]["held_out_loss"] == facts[1]["held_out_loss"]
     looks = [(tmp_path / out / "metrics.jsonl").read_text() for out in ("clean", "killed")]
-    assert looks[0] == looks[1] and looks[0].count("held_out_loss") > 5
+    assert looks[0] == looks[1] and looks[0].count("held_out_loss") > 3
 
 
 def test_looks_on_the_way_change_nothing(tmp_path, flags):
-    """The same weights as without; a row every 3 steps, the first before training, and a picture."""
+    """The same weights as without; a row every 3 steps, before the first and after the last; a picture."""
     for out, more in (("plain", []), ("looked", ["--eval_every=3"])):
         done = call("pretrain.py", *flags, "--max_steps=8", *more, f"--out={out}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     one, two = ((tmp_path / out / "model.safetensors").read_bytes() for out in ("plain", "looked"))
     assert one == two
     rows = [json.loads(line) for line in (tmp_path / "looked/metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [0, 3, 6]
+    assert [row["step"] for row in rows] == [0, 3, 6, 8]
     before, after = json.loads((tmp_path / "looked/run.json").read_text())["held_out_loss"]
-    assert rows[0]["held_out_loss"] == before > rows[1]["held_out_loss"] > rows[2]["held_out_loss"] > after
+    assert rows[0]["held_out_loss"] == before > rows[1]["held_out_loss"] > rows[2]["held_out_loss"]
+    assert rows[3]["held_out_loss"] == after < rows[2]["held_out_loss"]
     assert (tmp_path / "looked/held_out.png").stat().st_size > 5000
 
 
