@@ -115,8 +115,6 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
             docs.append(record["doc"])
             if "label" in fields:
                 labels.add(record["label"])
-    if len(labels) == 1:
-        raise UserError(f"{name}: all texts of train have the label {labels.pop()!r}; two labels are needed")
     labels = sorted(labels)
     part_of = cut_parts(np.array(docs), source.cut)                                 # (N,)
 

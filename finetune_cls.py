@@ -25,7 +25,7 @@ import toy
 from data import Pieces, Split, collate, truncated
 from loop import autocast, device, fit, length_batches, to_device, with_head
 from pretrain import load_lm, max_len_of, origin_of, weights_of
-from runs import Run
+from runs import Run, UserError
 
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 3, "lr": 2e-5, "batch_size": 16, "max_len": 256}
@@ -58,6 +58,8 @@ class Config:
 
 def pieces_of(split: Split, max_len: int) -> Pieces:
     """Every text of a split once, cut to max_len tokens."""
+    if len(split.labels) < 2:
+        raise UserError(f"all texts of train have the label {split.labels[0]!r}; two labels are needed")
     return truncated(split, max_len)
 
 

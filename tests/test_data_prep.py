@@ -727,7 +727,6 @@ def test_odd_but_good_input(tmp_path, tok):
 
 
 def test_other_bad_input(tmp_path, tok):
-    write_jsonl(tmp_path / "one/train.jsonl", [GOOD] * 3)
     write_jsonl(tmp_path / "d/train.jsonl", [GOOD, GOOD, OTHER])
     write_jsonl(tmp_path / "d/test.jsonl", [GOOD, {"text": "b", "label": "z"}])
     write_jsonl(tmp_path / "e/train.jsonl", [GOOD, GOOD, OTHER])
@@ -735,7 +734,6 @@ def test_other_bad_input(tmp_path, tok):
     write_jsonl(tmp_path / "two/train.jsonl", [GOOD])
     write_jsonl(tmp_path / "two/train.txt", [GOOD])
     cases = [
-        (str(tmp_path / "one"), None, "all texts of train have the label 'a'; two labels are needed"),
         (str(tmp_path / "d"), None, "d, test: the label 'z' is not among those of train"),
         (str(tmp_path / "e"), None, "e, test: the field 'label' is missing"),
         (str(tmp_path / "two"), None, "train.jsonl and train.txt could be train"),

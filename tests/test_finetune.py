@@ -455,6 +455,7 @@ def test_two_processes_give_one_result(tmp_path, lm_folder, cls_folder):
     ("finetune_cls.py", ["--split=tset"], "--split=tset: must be dev or test"),
     ("finetune_cls.py", ["--split=corpus"], "--split=corpus: must be dev or test"),
     ("finetune_cls.py", ["--dataset=train.jsonl", "--split=test"], "has no test split"),
+    ("finetune_cls.py", ["--dataset=one.jsonl"], "all texts of train have the label 'a'; two labels are"),
     ("finetune_qa.py", ["--overlap=-5"], "--overlap=-5: must be 0 or more"),
     ("finetune_cls.py", ["--max_len=999"], "--max_len=999: this LM takes at most 128 tokens"),
     ("finetune_cls.py", ["--lm=empty"], "--lm=empty: no config.json"),
@@ -464,6 +465,7 @@ def test_wrong_flags(script, flags, said, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
     write_jsonl(tmp_path / "train.jsonl", [{"text": text, "label": text[:1]} for text in TEXTS * 5])
+    write_jsonl(tmp_path / "one.jsonl", [{"text": text, "label": "a"} for text in TEXTS * 5])
     result = call(script, *flags, cwd=tmp_path)
     assert result.returncode == 2 and said in result.stderr
     assert "Traceback" not in result.stderr and result.stderr.count("\n") == 1
