@@ -66,7 +66,8 @@ def find(name: str) -> Masker:
         raise UserError(f"--masker={name}: no such masker{nearest(name, MASKERS)}, or FILE.py:function")
     if not Path(file).is_file():
         raise UserError(f"--masker={name}: no such file: {file}")
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    # Under a name of its own, as the file may be called like one of ours.
+    spec = importlib.util.spec_from_file_location(f"masker_file_{Path(file).stem}", file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -72,7 +72,7 @@ def load_lm(name: str) -> torch.nn.Module:
 
 
 def max_len_of(model: torch.nn.Module, wanted: int | None, default: int, flag: str = "max_len") -> int:
-    """The flag if it is set, else the default, or the most positions that the LM has. tokens"""
+    """The flag if it is set, else the default, or the most positions that the LM has; in tokens."""
     most = 8192
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
@@ -132,7 +132,8 @@ def mask_batch(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, epoc
 
 
 def mlm_tensors(batch: Batch, mask: np.ndarray, corrupted: np.ndarray) -> dict[str, torch.Tensor]:
-    """What mlm_loss reads: input_ids, attention_mask (B, L); masked_at (K,), flat indices; labels (K,)."""
+    """What mlm_loss reads: input_ids, attention_mask (B, L; none without padding); masked_at (K,), flat
+    indices; labels (K,)."""
     tensors = {"input_ids": torch.from_numpy(corrupted.astype(np.int64)),
                "masked_at": torch.from_numpy(np.flatnonzero(mask)),
                "labels": torch.from_numpy(batch.input_ids[mask].astype(np.int64))}
@@ -272,6 +273,8 @@ def model_card(cfg: Config, pieces: Pieces, before: float | None, after: float |
     flags = [f"--{name}={value}" for name, value in asdict(cfg).items() if value is not None]
     versions = [f"{name} {version}" for name, version in runs.versions().items()]
     steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
+    if cfg.masker == "none":
+        steps = 0
     card = f"""---
 base_model: {lm}
 pipeline_tag: fill-mask
@@ -302,6 +305,9 @@ def main(cfg: Config) -> None:
     # 1. the LM, and the task's text in blocks
     tokenizer = data_prep.load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, cfg.spacy_model)
+    if cfg.eval_every and "dev" not in data.splits:
+        raise UserError(f"--eval_every: {cfg.dataset} has no dev split to look at; --dev_share=0.1 cuts one "
+                        "from train")
     model = load_lm(cfg.lm)
     fill_in(cfg)
     cfg.max_len = max_len_of(model, cfg.max_len, data.block_len)
@@ -329,7 +335,10 @@ def main(cfg: Config) -> None:
     held_out = blocks(data.splits["dev"], cfg.max_len) if "dev" in data.splits else None
     before = held_out_loss(model, held_out) if held_out else None
     look = None
-    if held_out and cfg.eval_every:
+    if cfg.eval_every:
+        if not (run.folder / "checkpoint.pt").exists():
+            # What another start, perhaps with other flags, left there.
+            (run.folder / "metrics.jsonl").unlink(missing_ok=True)
         steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
         look = functools.partial(look_at, model, held_out, cfg.eval_every, steps, before, run.folder)
     loss, seconds = 0.0, 0.0

@@ -24,7 +24,8 @@ PAPER = {tuple(line.split()[:3]): line.split()[3:] for line in LINES}
 READING = """- Mean ± standard deviation over seeds. Of rows with every seed the best is bold, the second
   underlined: the paper's convention, no evidence. hours: median of a seed, without meta-training.
 - minus Random: paired by seed, with Student's t 95 % interval. p: exact sign-flip test, Holm-corrected over
-  rows; "too few seeds" where 2 / 2^n, its least, is above .05 / rows. detectable: by a t test of power .8.
+  rows; "too few seeds" where 2 / 2^n, its least, is above .05 / rows. detectable: by a t test at
+  .05 / rows, power .8.
 """
 # Settings that name a row, or places. And what may differ between the lines of a row.
 NOT_FACTS = {"masker", "self_play", "continual", "reward", "dataset", "lm", "split", "raw", "results", "out",
@@ -69,6 +70,8 @@ def row_and_facts(line: dict) -> dict:
     pretraining = line["config"].get("pretraining") or {}
     policy = pretraining.get("policy") or {}
     row = NAMES.get(masker, Path(masker).name)
+    if masker.startswith("difference:"):
+        row = f"difference:{row.removeprefix('difference:')}"
     if masker.startswith(("nmg:", "search:", "sampled:")):
         row = "Search" if "features" in policy else "NMG"
         if masker.startswith("sampled:"):
@@ -161,7 +164,9 @@ def tests(rows: dict[str, dict[int, dict]], metric: str) -> dict[str, tuple[np.n
     corrected = holm([sign_flips(d) for d in found.values()])
     tested = {}
     for (row, d), p in zip(found.items(), corrected.tolist(), strict=True):
-        tested[row] = d, p if enough(len(d), len(found)) else None
+        if not enough(len(d), len(found)):
+            p = None
+        tested[row] = d, p
     return tested
 
 
@@ -170,24 +175,27 @@ def enough(seeds: int, rows: int) -> bool:
     return 2 / 2**seeds <= 0.05 / rows
 
 
-def detectable(sd: float, n: int) -> float:
-    """The difference that n paired seeds find with power .8, by a t test at 5 %; sd: of the differences."""
-    return (stats.t.ppf(0.975, n - 1) + stats.t.ppf(0.8, n - 1)) * sd / np.sqrt(n)
+def detectable(sd: float, n: int, rows: int) -> float:
+    """The difference that n paired seeds find with power .8, by a t test at 5 % / rows, Holm's first step.
+
+    sd: of the differences"""
+    return (stats.t.ppf(1 - 0.025 / rows, n - 1) + stats.t.ppf(0.8, n - 1)) * sd / np.sqrt(n)
 
 
 def conclusion(rows: dict[str, dict[int, dict]], metric: str) -> str:
     """One sentence: what may be concluded."""
     sure, unseen, too_few = [], [], []
-    for row, (d, p) in tests(rows, metric).items():
+    tested = tests(rows, metric)
+    for row, (d, p) in tested.items():
         mean, half = d.mean(), half_width(d)
         if p is None:
             too_few.append(row)
         elif p <= 0.05:
             verb = "beats" if mean > 0 else "is behind"
-            ends = sorted((abs(mean - half), abs(mean + half)))
-            sure.append(f"{row} {verb} Random by {abs(mean):.1f} points ({ends[0]:.1f} to {ends[1]:.1f})")
+            interval = f"{mean - half:+.1f} to {mean + half:+.1f}"
+            sure.append(f"{row} {verb} Random: {mean:+.1f} points ({interval})")
         else:
-            least = detectable(d.std(ddof=1), len(d))
+            least = detectable(d.std(ddof=1), len(d), len(tested))
             unseen.append(f"{row} ({len(d)} seeds could see {least:.1f} points)")
     said = sure
     if unseen:
@@ -202,11 +210,12 @@ def planned(rows: dict[str, dict[int, dict]], metric: str, points: float) -> str
     needed, tested = [], tests(rows, metric)
     for row, (d, _) in tested.items():
         n = 3
-        while not enough(n, len(tested)) or (detectable(d.std(ddof=1), n) > points and n < 10_000):
+        sd, m = d.std(ddof=1), len(tested)
+        while not enough(n, m) or (detectable(sd, n, m) > points and n < 10_000):
             n += 1
         needed.append(f"{row} {n}")
-    return (f"Seeds that would find {points:g} points of {METRICS[metric]} (power .8, a t test at 5 % of one "
-            f"row): {', '.join(needed) or 'not known from one seed'}.")
+    return (f"Seeds that would find {points:g} points of {METRICS[metric]} (power .8, a t test at 5 % / "
+            f"rows): {', '.join(needed) or 'not known from one seed'}.")
 
 
 def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric: str) -> list[list[str]]:
@@ -238,7 +247,7 @@ def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric:
             d, p = tested[row]
             low, high = d.mean() - half_width(d), d.mean() + half_width(d)
             shown = "too few seeds" if p is None else f"{p:.2g}"
-            least = detectable(d.std(ddof=1), len(d))
+            least = detectable(d.std(ddof=1), len(d), len(tested))
             cells = [f"{d.mean():+.2f}", f"{low:+.2f} to {high:+.2f}", shown, f"{least:.2f}"]
         table.append([row, ours, theirs, *cells, count, f"{hours:.3f}"])
     if not paper:

@@ -7,8 +7,8 @@
 #   bash run_all.sh --list              prints the commands for a scheduler; those that learn must end first
 #
 # Choose with environment variables, lists with spaces between:
-#   MASKERS        any --masker of pretrain.py, where nmg and search are learned first; nmg-alone and nmg-fresh
-#                  are the ablations of table 3. More flags for pretrain.py after commas: random,--p=0.3-0.15
+#   MASKERS        any --masker of pretrain.py; nmg and search are learned first, nmg-alone and nmg-fresh are
+#                  the ablations of table 3. Flags of a row alone after commas: random,--p=0.3-0.15
 #   LMS, SEEDS     DATASETS: only these of the tables                  JOBS=2        rows at once
 #   QA, CLS        data sets of each task (names or paths)             SPACY_MODEL   finds named entities
 #   RAW=FOLDER     FOLDER/NAME has the raw files of a named data set   OUT=runs      where everything goes
@@ -19,13 +19,13 @@ set -eo pipefail
 # Paths are those of where you are; the scripts lie beside this file.
 here=${0%run_all.sh}
 [[ ! "${here:-.}" -ef . ]] || here=""
+# Where only one kind of task is chosen, the data sets of the other are not wanted.
+[ -z "${QA+x}${CLS+x}" ] || QA=${QA-} CLS=${CLS-}
 if [ "${QUICK:-}" ]; then
     LMS=${LMS:-tiny} QA=${QA-toyqa} CLS=${CLS-toycls} SEEDS=${SEEDS:-0} JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
     quick="--episodes=2 --explore=1 --contexts=240 --docs=20"
     NMG_FLAGS=${NMG_FLAGS:-$quick}
 fi
-# Where only one kind of task is chosen, the paper's data sets of the other are not wanted.
-[ -z "${QA+x}${CLS+x}" ] || QA=${QA-} CLS=${CLS-}
 SEEDS=${SEEDS:-0 1 2} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
 QA=${QA-squad emrqa newsqa} CLS=${CLS-chemprot imdb}
 policies=() rows=() finished=0
@@ -44,28 +44,32 @@ policy() {
         search) command="search_masks.py $SEARCH_FLAGS" ;;
         *) return 0 ;;
     esac
-    command="$PYTHON $here${command%% *} --dataset=$1 --lm=$2 $(raw $1) ${command#* } --out=$OUT/$3-$(basename $1)-$(basename $2)"
+    command="$PYTHON $here${command%% *} --dataset=$1 --lm=$2 $(raw $1) ${command#* }"
+    command+=" --out=$OUT/$3-$(basename $1)-$(basename $2)"
     [[ " ${policies[*]} " == *" $command "* ]] || policies+=("$command")
 }
 
 # SCRIPT DATASET LM MASKER[,--flag=value,...]: a row of a table, all seeds but for those in the results
 row() {
     [[ -z $DATASETS || " $DATASETS " == *" $2 "* ]] || return 0
-    local lm=$3 name=${4%%,*} flags=${4#"${4%%,*}"} masker pretrain="" run key seed
+    local lm=$3 name=${4%%,*} flags=${4#"${4%%,*}"} masker learned="" pretrain="" run key seed
     masker=$name flags=${flags//,/ }
-    [[ $name != nmg* || $name == nmg:* ]] || masker=nmg:$OUT/$name-$(basename $2)-$(basename $3)
-    [[ $name != search ]] || masker=sampled:$OUT/$name-$(basename $2)-$(basename $3)
-    [[ $name != entity || -z $SPACY_MODEL ]] || flags+=" --spacy_model=$SPACY_MODEL"
+    case $name in
+        nmg|nmg-*) masker=nmg:$OUT/$name-$(basename $2)-$(basename $3) learned=$NMG_FLAGS ;;
+        search) masker=sampled:$OUT/$name-$(basename $2)-$(basename $3) learned=$SEARCH_FLAGS ;;
+        entity) [[ -z $SPACY_MODEL ]] || flags+=" --spacy_model=$SPACY_MODEL" ;;
+        *.py:*) learned=$(cksum < "${name%:*}" 2> /dev/null) || true ;;
+    esac
     for seed in $SEEDS; do
         # What this line is made of, wherever its files lie.
-        key=$(echo $1 $(basename $2) $(basename $3) $4 $seed $PRETRAIN_FLAGS : $FINETUNE_FLAGS | cksum)
-        key=${key// /-}
+        key="$1 $(basename $2) $(basename $3) $name $flags $learned $seed $PRETRAIN_FLAGS : $FINETUNE_FLAGS"
+        key=$(cksum <<< $key) key=${key// /-}
         if grep -qs "\"key\": \"$key\"" "$OUT/results.jsonl"; then
             finished=$((finished + 1))
             continue
         fi
         policy $2 $3 $name
-        run=$(basename $2)-$(basename $3)-$(basename ${4//,--/-})-$seed
+        run=$(basename $2)-$(basename $3)-$(tr ":/" "-" <<< ${4//,--/-})-$seed
         if [ $name != none ]; then
             lm=$OUT/pretrain-$run
             pretrain="$PYTHON ${here}pretrain.py --dataset=$2 --lm=$3 --masker=$masker --seed=$seed $(raw $2)"
@@ -94,7 +98,7 @@ for lm in ${LMS:-bert-base-uncased}; do
     done
 done
 
-# ---------------------------------------------------------------- table 3: ablations, the last of the QA data sets
+# ---------------------------------------------------------------- table 3: ablations, on the last of QA
 if [ -z "$MASKERS" ]; then
     for lm in ${LMS:-distilbert-base-uncased}; do
         for data in ${QA##* }; do
@@ -130,7 +134,7 @@ job() {
 }
 export -f job
 
-# COMMAND ...: JOBS of them at once, in a process group of their own, which Ctrl-C and SIGTERM stop as a whole.
+# COMMAND ...: JOBS of them at once, in a process group, which Ctrl-C and SIGTERM stop as a whole.
 all() {
     [ $# -gt 0 ] || return 0
     set -m

@@ -1,5 +1,5 @@
-"""How much each token should be masked: scores, as logits. A score is a masker, which draws tokens in
-proportion to exp(score) (of log n, in proportion to n), and a feature of search_masks.py.
+"""How much each token should be masked: scores, as logits. A score is a masker, which draws tokens with
+weight exp(score) (a score of log n gives weight n), and a feature of search_masks.py.
 
     @register("rare")
     def rare(batch, lm=None):
@@ -120,7 +120,7 @@ def loss(batch: Batch, lm=None) -> np.ndarray:
 
 @register("easy")
 def easy(batch: Batch, lm=None) -> np.ndarray:
-    """The opposite of `loss`: easy tokens first, hard ones as they are learned."""
+    """The opposite of `loss`: easy tokens first."""
     return -loss(batch, lm)
 
 
@@ -166,6 +166,8 @@ def label_information(split: Split, texts: tuple[int, ...]) -> np.ndarray:
     they are those of train."""
     if hasattr(split, "label"):
         label = np.repeat(split.label, np.diff(split.token_start))                              # (T,)
+    elif not hasattr(split, "answer"):
+        raise UserError("the score 'label' needs labels or questions in train, and this text has none")
     else:
         # Whether a token stands in an answer: answers add 1 where they begin, and take it away behind.
         starts = split.token_start[split.question_text]
@@ -256,7 +258,7 @@ def collocations(split: Split) -> np.ndarray:
     words = words_of(split)
     ends = np.searchsorted(words.first, split.token_start[1:-1])
     texts = [text.tolist() for text in np.split(words.at[words.first], ends)]
-    kept = high_pmi(texts, np.flatnonzero(words.has_letter()).tolist())
+    kept = high_pmi(texts, set(np.flatnonzero(words.has_letter()).tolist()))
 
     # From left to right, the longest collocation that begins at a word.
     begins = []
@@ -273,7 +275,7 @@ def collocations(split: Split) -> np.ndarray:
     return np.cumsum(first)
 
 
-def high_pmi(texts: list[list[int]], words: list[int]) -> set[tuple[int, ...]]:
+def high_pmi(texts: list[list[int]], words: set[int]) -> set[tuple[int, ...]]:
     """The collocations among the n-grams of some texts that consist of the given words."""
     total = sum(map(len, texts))
     # log p of the likeliest way to put an n-gram together of segments, or to take it as a whole.

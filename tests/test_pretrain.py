@@ -482,6 +482,7 @@ def test_the_same_seed_twice_gives_the_same_bytes(tmp_path, flags):
 
 def test_none_hands_the_lm_on_as_it_is(tmp_path, flags, lm_folder):
     assert call("pretrain.py", *flags, "--masker=none", "--out=o", cwd=tmp_path).returncode == 0
+    assert "\n0 steps of masked language modeling" in (tmp_path / "o/README.md").read_text()
     before, after = load_file(lm_folder / "model.safetensors"), load_file(tmp_path / "o/model.safetensors")
     assert same(before, after)
     assert json.loads((tmp_path / "o/run.json").read_text())["loss"] == 0
@@ -666,6 +667,13 @@ def test_the_script_in_two_processes(tmp_path, flags, lm_folder):
 
 
 # ---------------------------------------------------------------- what a user may get wrong
+
+def test_there_is_nothing_to_look_at_on_the_way(tmp_path, lm_folder):
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
+    result = call("pretrain.py", "--dataset=corpus.txt", f"--lm={lm_folder}", "--eval_every=5", cwd=tmp_path)
+    assert result.returncode == 2 and "corpus.txt has no dev split to look at" in result.stderr
+    assert not (tmp_path / "runs").exists()
+
 
 @pytest.mark.parametrize(("flags", "said"), [
     (["--mask=random"], "unknown flag --mask; did you mean 'masker'?"),

@@ -182,7 +182,7 @@ def test_detectable_is_what_a_paired_t_test_finds(study):
     rows = groups_of(study)["chemprot", "bert-base-uncased"]
     d = report.differences(rows, "accuracy")["NMG"]
     shown = float(table_of(study)["NMG"]["detectable"])
-    threshold = stats.t.ppf(0.975, 8)
+    threshold = stats.t.ppf(1 - 0.05 / 2 / len(report.tests(rows, "accuracy")), 8)
     power = 1 - stats.nct.cdf(threshold, 8, shown / stats.sem(d))
     assert shown == pytest.approx((threshold + stats.t.ppf(0.8, 8)) * stats.sem(d), abs=0.005)
     assert power == pytest.approx(0.8, abs=0.03)
@@ -504,10 +504,10 @@ def test_one_sentence_says_what_may_be_concluded(tmp_path):
         add(tmp_path, "punct", seed, 68.0 - seed / 10)
         add(tmp_path, "whole", seed, 70.0 + scatter[seed])
     half = stats.t.ppf(0.975, 9) * np.std(np.arange(10) / 10, ddof=1) / np.sqrt(10)
-    least = (stats.t.ppf(0.975, 9) + stats.t.ppf(0.8, 9)) * scatter.std(ddof=1) / np.sqrt(10)
+    least = (stats.t.ppf(1 - 0.05 / 2 / 3, 9) + stats.t.ppf(0.8, 9)) * scatter.std(ddof=1) / np.sqrt(10)
     said = concluded(tmp_path)
-    assert f"tfidf beats Random by 1.4 points ({1.45 - half:.1f} to {1.45 + half:.1f})" in said
-    assert f"Punct.-Random is behind Random by 2.5 points ({2.45 - half:.1f} to {2.45 + half:.1f})" in said
+    assert f"tfidf beats Random: +1.4 points (+{1.45 - half:.1f} to +{1.45 + half:.1f})" in said
+    assert f"Punct.-Random is behind Random: -2.5 points (-{2.45 + half:.1f} to -{2.45 - half:.1f})" in said
     assert f"no difference to Random was seen of Whole-Random (10 seeds could see {least:.1f} points)" in said
     assert "too few" not in said
     for seed in range(3):

@@ -104,8 +104,27 @@ def test_what_is_learned_and_its_flags():
     assert "--row=random,--p=0.3,--epochs=2 " in rows[4]
 
 
+def test_every_row_has_a_folder_of_its_own():
+    names = "search:a/b sampled:a/b random random,--p=0.3 difference difference:a/b my.py:b"
+    commands = listed(CLS="my.csv", LMS="x", MASKERS=names, SEEDS="0")
+    outs = [c.rpartition("--out=")[2] for c in commands]
+    keys = [c.partition("--key=")[2].split()[0] for c in commands]
+    assert len(set(outs)) == len(set(keys)) == len(commands) == 7
+
+
+def test_an_edited_masker_is_another_row(tmp_path):
+    asked = {"CLS": "my.csv", "LMS": "x", "MASKERS": f"{tmp_path}/my.py:rare", "SEEDS": "0"}
+    keys = []
+    for code in ("# one", "# two"):
+        (tmp_path / "my.py").write_text(code)
+        command, = listed(**asked)
+        keys.append(command.partition("--key=")[2].split()[0])
+    assert keys[0] != keys[1]
+
+
 def test_one_kind_of_task_alone():
     """CLS=my.csv asks for no question answering, and the other way round."""
+    assert all("--dataset=my.csv" in c for c in listed(QUICK="1", CLS="my.csv", MASKERS="random"))
     assert all("finetune_cls.py" in c for c in listed(CLS="my.csv", LMS="x", MASKERS="random"))
     assert all("finetune_qa.py" in c for c in listed(QA="my.json", LMS="x", MASKERS="random"))
 
@@ -131,6 +150,7 @@ def test_rows_in_the_results_are_not_listed_again(tmp_path):
     left = listed(**asked | {"CLS": "else/my.csv", "LMS": "where/lm"})
     assert len(left) == 2 and "train_nmg.py" in left[0] and f"--key={keys[3]} " in left[1]
     assert len(listed(**asked | {"FINETUNE_FLAGS": "--epochs=9"})) == 5
+    assert len(listed(**asked | {"NMG_FLAGS": "--episodes=9"})) == 1 + 2 + 0
     assert len(listed(**asked | {"PRETRAIN_FLAGS": "--epochs=9"})) == 5
     (tmp_path / "results.jsonl").write_text("\n".join(lines) + "\n")
     assert listed(**asked) == []

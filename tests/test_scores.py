@@ -305,6 +305,13 @@ def test_label_of_a_question_is_whether_a_token_stands_in_an_answer(qa_folder, t
     assert set(tok.convert_ids_to_tokens(best)) <= {"purred", "big", "ones", "many", "pieces"}
 
 
+def test_label_needs_labels(tmp_path, tok):
+    (tmp_path / "corpus.txt").write_text("\n".join(MARKED))
+    split = data_prep.load(str(tmp_path / "corpus.txt"), tok).corpus
+    with pytest.raises(UserError, match="needs labels or questions in train"):
+        SCORES["label"](batch_of(split))
+
+
 def test_label_knows_only_the_labels_that_it_may(data):
     """Those of split.labelled: as if train had no other text."""
     train = data["train"]
