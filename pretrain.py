@@ -33,10 +33,8 @@ from runs import Run, UserError
 class Config:
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; with a fast tokenizer
-    masker: str = "random"          # random whole span pmi entity punct none, a score of scores.py,
-                                    # nmg: search: or sampled:FOLDER, or FILE.py:function
-    p: str | None = None            # share of tokens to mask; None: 0.15 (learned maskers, toy world: 0.05);
-                                    # 0.3-0.15: linear in the steps; random:0.1-0.4: drawn for each step
+    masker: str = "random"          # of maskers.py, scores.py; nmg: search: sampled:FOLDER; FILE.py:function
+    p: str | None = None            # 0.15, 0.3-0.15, random:0.1-0.4 (masking_rate); None: 0.15, learned 0.05
     epochs: int | None = None       # None: 1, the paper's meta-test (learned maskers, toy world: 3)
     max_steps: int | None = None    # None: those of all epochs; the learning rate falls to 0 until there
     lr: float | None = None         # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 3e-4)
@@ -267,14 +265,11 @@ def look_at(model: torch.nn.Module, held_out: Pieces, every: int, steps: int, be
     held_out_curve(rows, folder / "held_out.png")
 
 
-def model_card(cfg: Config, pieces: Pieces, before: float | None, after: float | None) -> str:
+def model_card(cfg: Config, pieces: Pieces, steps: int, before: float | None, after: float | None) -> str:
     """README.md of the adapted LM, as the Hugging Face hub shows it."""
     lm = Path(cfg.lm).name if Path(cfg.lm).exists() else cfg.lm
     flags = [f"--{name}={value}" for name, value in asdict(cfg).items() if value is not None]
     versions = [f"{name} {version}" for name, version in runs.versions().items()]
-    steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
-    if cfg.masker == "none":
-        steps = 0
     card = f"""---
 base_model: {lm}
 pipeline_tag: fill-mask
@@ -334,15 +329,17 @@ def main(cfg: Config) -> None:
     # 3. pre-train, between two looks at held-out text, or with more on the way
     held_out = blocks(data.splits["dev"], cfg.max_len) if "dev" in data.splits else None
     before = held_out_loss(model, held_out) if held_out else None
+    steps = 0
+    if cfg.masker != "none":
+        steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
     look = None
     if cfg.eval_every:
         if not (run.folder / "checkpoint.pt").exists():
             # What another start, perhaps with other flags, left there.
             (run.folder / "metrics.jsonl").unlink(missing_ok=True)
-        steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
         look = functools.partial(look_at, model, held_out, cfg.eval_every, steps, before, run.folder)
     loss, seconds = 0.0, 0.0
-    if cfg.masker != "none":
+    if steps:
         loss, seconds = pretrain(
             model, pieces, masker, p=cfg.p, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size,
             max_steps=cfg.max_steps, seed=cfg.seed, remask=cfg.remask, distributed=True,
@@ -355,7 +352,7 @@ def main(cfg: Config) -> None:
     model.save_pretrained(run.folder)
     tokenizer.save_pretrained(run.folder)
     with runs.atomic_write(run.folder / "README.md") as partial:
-        partial.write_text(model_card(cfg, pieces, before, after), encoding="utf-8")
+        partial.write_text(model_card(cfg, pieces, steps, before, after), encoding="utf-8")
     run.finish(loss=loss, held_out_loss=[before, after], seconds=round(seconds, 1))
     print(f"saved {run.folder}: loss {loss:.3f} on its own masks, {seconds:.1f} s")
     if held_out:

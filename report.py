@@ -58,7 +58,8 @@ def read(files: list[str], split: str | None) -> list[dict]:
     if not found:
         raise runs.UserError(f"--results={','.join(files)}: holds no line of results yet")
     splits = {line["split"] for line in found}
-    wanted = split or ("test" if "test" in splits else "dev")
+    default = "test" if "test" in splits else "dev"
+    wanted = split or default
     if wanted not in splits:
         raise runs.UserError(f"--split={wanted}: no line of this split in {', '.join(files)}; test or dev")
     return [line for line in found if line["split"] == wanted]
@@ -182,10 +183,9 @@ def detectable(sd: float, n: int, rows: int) -> float:
     return (stats.t.ppf(1 - 0.025 / rows, n - 1) + stats.t.ppf(0.8, n - 1)) * sd / np.sqrt(n)
 
 
-def conclusion(rows: dict[str, dict[int, dict]], metric: str) -> str:
-    """One sentence: what may be concluded."""
+def conclusion(tested: dict[str, tuple[np.ndarray, float | None]], metric: str) -> str:
+    """One sentence: what may be concluded from `tests`."""
     sure, unseen, too_few = [], [], []
-    tested = tests(rows, metric)
     for row, (d, p) in tested.items():
         mean, half = d.mean(), half_width(d)
         if p is None:
@@ -199,27 +199,28 @@ def conclusion(rows: dict[str, dict[int, dict]], metric: str) -> str:
             unseen.append(f"{row} ({len(d)} seeds could see {least:.1f} points)")
     said = sure
     if unseen:
-        said = [*said, f"no difference to Random was seen of {', '.join(unseen)}"]
+        said.append(f"no difference to Random was seen of {', '.join(unseen)}")
     if too_few:
-        said = [*said, f"too few seeds to say anything of {', '.join(too_few)}"]
+        said.append(f"too few seeds to say anything of {', '.join(too_few)}")
     return f"**{METRICS[metric]}**: {'; '.join(said)}." if said else ""
 
 
-def planned(rows: dict[str, dict[int, dict]], metric: str, points: float) -> str:
+def planned(tested: dict[str, tuple[np.ndarray, float | None]], metric: str, points: float) -> str:
     """One sentence: how many seeds would find a difference, from the scatter so far."""
-    needed, tested = [], tests(rows, metric)
+    needed = []
     for row, (d, _) in tested.items():
-        n = 3
-        sd, m = d.std(ddof=1), len(tested)
-        while not enough(n, m) or (detectable(sd, n, m) > points and n < 10_000):
+        n, sd = 3, d.std(ddof=1)
+        while not enough(n, len(tested)) or (detectable(sd, n, len(tested)) > points and n < 10_000):
             n += 1
         needed.append(f"{row} {n}")
     return (f"Seeds that would find {points:g} points of {METRICS[metric]} (power .8, a t test at 5 % / "
             f"rows): {', '.join(needed) or 'not known from one seed'}.")
 
 
-def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric: str) -> list[list[str]]:
-    """The paper's table of one data set, LM and metric: its own figures beside ours, and the evidence."""
+def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric: str,
+                tested: dict[str, tuple[np.ndarray, float | None]]) -> list[list[str]]:
+    """The paper's table of one data set, LM and metric: its own figures beside ours, and the evidence, which
+    is what `tests` found."""
     paper = PAPER.get((dataset.lower(), lm.split("-base")[0], metric), [])
     scores = {}
     for row, lines in rows.items():
@@ -227,7 +228,7 @@ def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric:
     seeds = set().union(*rows.values())
     means = {f"{scores[row].mean():.2f}" for row in rows if rows[row].keys() == seeds}
     marks = dict(zip(sorted(means, key=float)[::-1], ("**{}**", "<ins>{}</ins>"), strict=False))
-    found, tested = differences(rows, metric), tests(rows, metric)
+    found = differences(rows, metric)
     table = [[f"{dataset}, {lm}", METRICS[metric], "paper", "minus Random", "95 % interval", "p",
               "detectable", "seeds", "hours"]]
     for row, lines in rows.items():
@@ -395,11 +396,12 @@ def main(cfg: Config) -> None:
             notes.append(f"- Scored with version {line['version']} of this code; others may differ.")
         page.append(f"## {dataset}, {lm}")
         for metric in line["metrics"]:
-            table = score_table(dataset, lm, rows, metric)
+            tested = tests(rows, metric)
+            table = score_table(dataset, lm, rows, metric, tested)
             page.append(markdown_table(table))
-            page.append(conclusion(rows, metric))
+            page.append(conclusion(tested, metric))
             if cfg.plan:
-                page.append(planned(rows, metric, cfg.plan))
+                page.append(planned(tested, metric, cfg.plan))
             tex.append(latex_table(table))
         page.append("\n".join(notes))
         if "Random" in rows and len(rows) > 1:

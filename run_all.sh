@@ -34,41 +34,31 @@ fail() { echo "error: $*" >&2; exit 2; }
 
 raw() { [[ -z $RAW || ! -d $RAW/$1 ]] || echo "--raw=$RAW/$1"; }
 
-# DATASET LM NAME: has the policy of a row learned, once; it lies in $OUT/NAME-DATASET-LM
-policy() {
-    local command
-    case $3 in
-        nmg) command="train_nmg.py $NMG_FLAGS --self_play=True --continual=True" ;;
-        nmg-alone) command="train_nmg.py $NMG_FLAGS --self_play=False --continual=True" ;;
-        nmg-fresh) command="train_nmg.py $NMG_FLAGS --self_play=True --continual=False" ;;
-        search) command="search_masks.py $SEARCH_FLAGS" ;;
-        *) return 0 ;;
-    esac
-    command="$PYTHON $here${command%% *} --dataset=$1 --lm=$2 $(raw $1) ${command#* }"
-    command+=" --out=$OUT/$3-$(basename $1)-$(basename $2)"
-    [[ " ${policies[*]} " == *" $command "* ]] || policies+=("$command")
-}
-
-# SCRIPT DATASET LM MASKER[,--flag=value,...]: a row of a table, all seeds but for those in the results
+# SCRIPT DATASET LM MASKER[,--flag=value,...]: a row of a table, all seeds but for those in the results. What
+# its masker learns comes first, once, and lies in $OUT/NAME-DATASET-LM.
 row() {
     [[ -z $DATASETS || " $DATASETS " == *" $2 "* ]] || return 0
-    local lm=$3 name=${4%%,*} flags=${4#"${4%%,*}"} masker learned="" pretrain="" run key seed
-    masker=$name flags=${flags//,/ }
+    local lm=$3 name=${4%%,*} flags=${4#"${4%%,*}"} learn="" code="" pretrain=""
+    local masker folder run key seed command
+    masker=$name flags=${flags//,/ } folder=$OUT/$name-$(basename $2)-$(basename $3)
     case $name in
-        nmg|nmg-*) masker=nmg:$OUT/$name-$(basename $2)-$(basename $3) learned=$NMG_FLAGS ;;
-        search) masker=sampled:$OUT/$name-$(basename $2)-$(basename $3) learned=$SEARCH_FLAGS ;;
+        nmg) learn="train_nmg.py $NMG_FLAGS --self_play=True --continual=True" masker=nmg:$folder ;;
+        nmg-alone) learn="train_nmg.py $NMG_FLAGS --self_play=False --continual=True" masker=nmg:$folder ;;
+        nmg-fresh) learn="train_nmg.py $NMG_FLAGS --self_play=True --continual=False" masker=nmg:$folder ;;
+        search) learn="search_masks.py $SEARCH_FLAGS" masker=sampled:$folder ;;
         entity) [[ -z $SPACY_MODEL ]] || flags+=" --spacy_model=$SPACY_MODEL" ;;
-        *.py:*) learned=$(cksum < "${name%:*}" 2> /dev/null) || true ;;
+        *.py:*) code=$(cksum < "${name%:*}" 2> /dev/null) || true ;;
     esac
     for seed in $SEEDS; do
         # What this line is made of, wherever its files lie.
-        key="$1 $(basename $2) $(basename $3) $name $flags $learned $seed $PRETRAIN_FLAGS : $FINETUNE_FLAGS"
-        key=$(cksum <<< $key) key=${key// /-}
+        key="$1 $(basename $2) $(basename $3) $name $flags $learn $code $seed"
+        key=$(cksum <<< "$key $PRETRAIN_FLAGS : $FINETUNE_FLAGS") key=${key// /-}
         if grep -qs "\"key\": \"$key\"" "$OUT/results.jsonl"; then
             finished=$((finished + 1))
             continue
         fi
-        policy $2 $3 $name
+        command="$PYTHON $here${learn%% *} --dataset=$2 --lm=$3 $(raw $2) ${learn#* } --out=$folder"
+        [[ -z $learn || " ${policies[*]} " == *" $command "* ]] || policies+=("$command")
         run=$(basename $2)-$(basename $3)-$(tr ":/" "-" <<< ${4//,--/-})-$seed
         if [ $name != none ]; then
             lm=$OUT/pretrain-$run

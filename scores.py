@@ -23,6 +23,7 @@ import torch.nn.functional as F
 import toy
 from data import Batch, Split
 from runs import UserError
+from sources import lines
 
 Score = Callable[..., np.ndarray]
 SCORES: dict[str, Score] = {}
@@ -202,9 +203,13 @@ class Words(NamedTuple):
     count: np.ndarray       # (W,) how often each occurs
     text: list[str]         # (W,) in lower case
 
-    def has_letter(self) -> np.ndarray:
+    def have_letters(self) -> np.ndarray:
         """(W,) bool"""
-        return np.array([any(map(str.isalpha, word)) for word in self.text])
+        return np.array([has_letter(word) for word in self.text])
+
+
+def has_letter(word: str) -> bool:
+    return any(map(str.isalpha, word))
 
 
 @functools.cache
@@ -231,17 +236,16 @@ def typical(split: Split, general: Path) -> np.ndarray:
     words = words_of(split)
     in_general = np.array([counts.get(word, least) for word in words.text])
     log_ratio = np.log(words.count / words.count.sum()) - np.log(in_general / total)
-    return np.where(words.has_letter(), log_ratio, 0)
+    return np.where(words.have_letters(), log_ratio, 0)
 
 
-@functools.cache
 def general_counts(file: Path) -> dict[str, int]:
     """{word: count} of a file; UserError where it is none."""
     counts = {}
-    for n, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        word, _, count = line.partition("\t")
+    for where, line in lines(file):
+        word, _, count = line.rstrip("\n").partition("\t")
         if not count.isdecimal() or int(count) == 0:
-            raise UserError(f"{file}:{n}: must be a word, a tab, and how often the word occurs")
+            raise UserError(f"{where}: must be a word, a tab, and how often the word occurs")
         counts[word] = int(count)
     if not counts:
         raise UserError(f"{file}: is empty; each line must be a word, a tab, and how often the word occurs")
@@ -258,7 +262,7 @@ def collocations(split: Split) -> np.ndarray:
     words = words_of(split)
     ends = np.searchsorted(words.first, split.token_start[1:-1])
     texts = [text.tolist() for text in np.split(words.at[words.first], ends)]
-    kept = high_pmi(texts, set(np.flatnonzero(words.has_letter()).tolist()))
+    kept = high_pmi(texts, set(np.flatnonzero(words.have_letters()).tolist()))
 
     # From left to right, the longest collocation that begins at a word.
     begins = []

@@ -46,10 +46,14 @@ def groups_of(folder, split="test", files=("results.jsonl",)):
     return report.grouped(report.read([str(folder / file) for file in files], split))
 
 
+def score_table(dataset, lm, rows, metric):
+    return report.score_table(dataset, lm, rows, metric, report.tests(rows, metric))
+
+
 def table_of(folder, metric="accuracy"):
     """{row: {column: cell}} of the only table of this metric."""
     ((dataset, lm), rows), = groups_of(folder).items()
-    header, *body = report.score_table(dataset, lm, rows, metric)
+    header, *body = score_table(dataset, lm, rows, metric)
     return {cells[0]: dict(zip(header[1:], cells[1:], strict=True)) for cells in body}
 
 
@@ -285,7 +289,7 @@ def test_other_lms_have_no_figures_of_the_paper(tmp_path):
     add(tmp_path, dataset="ChemProt", lm="minilm")
     add(tmp_path, dataset="ChemProt", lm="org/bert-base-cased")
     for (dataset, lm), rows in groups_of(tmp_path).items():
-        header = report.score_table(dataset, lm, rows, "accuracy")[0]
+        header = score_table(dataset, lm, rows, "accuracy")[0]
         assert ("paper" in header) == (lm == "bert-base-cased")
 
 
@@ -492,7 +496,7 @@ def test_the_picture_of_a_search(tmp_path, shown):
 
 def concluded(folder):
     rows, = groups_of(folder).values()
-    return report.conclusion(rows, "accuracy")
+    return report.conclusion(report.tests(rows, "accuracy"), "accuracy")
 
 
 def test_one_sentence_says_what_may_be_concluded(tmp_path):
@@ -521,6 +525,10 @@ def test_one_seed_or_no_random_concludes_nothing(tmp_path):
     assert concluded(tmp_path) == ""
 
 
+def planned(rows):
+    return report.planned(report.tests(rows, "accuracy"), "accuracy", 0.5)
+
+
 def test_planned_seeds_find_the_difference(tmp_path, rng):
     """In simulation: with the scatter that was seen, 80 of 100 such studies find it, by scipy's t test."""
     scatter = np.array([-1.0, 1.5, -0.5, 0.7, -0.9, 0.2, 1.1, -1.1])
@@ -528,15 +536,15 @@ def test_planned_seeds_find_the_difference(tmp_path, rng):
         add(tmp_path, "random", seed, 70.0)
         add(tmp_path, "whole", seed, 70.0 + scatter[seed])
     rows, = groups_of(tmp_path).values()
-    said = report.planned(rows, "accuracy", 0.5)
+    said = planned(rows)
     n = int(re.search(r"Whole-Random (\d+)\.", said)[1])
     drawn = rng.normal(0.5, scatter.std(ddof=1), (4000, n))
     found = stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05
     assert 0.77 < found.mean() < 0.85
     # Without scatter: what a sign-flip test of one row needs at least.
     alike = {seed: line | {"accuracy": 71.0} for seed, line in rows["Random"].items()}
-    assert "Whole-Random 6." in report.planned(rows | {"Whole-Random": alike}, "accuracy", 0.5)
-    assert report.planned({"Random": rows["Random"]}, "accuracy", 0.5).endswith("not known from one seed.")
+    assert "Whole-Random 6." in planned(rows | {"Whole-Random": alike})
+    assert planned({"Random": rows["Random"]}).endswith("not known from one seed.")
 
 
 def test_a_row_with_flags_of_its_own(tmp_path):
@@ -572,7 +580,7 @@ def test_the_script(study):
     assert page.count("\n| --- ") == tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 2
     rows = groups_of(study)["chemprot", "bert-base-uncased"]
     for metric in ("accuracy", "macro_f1"):
-        table = report.score_table("chemprot", "bert-base-uncased", rows, metric)
+        table = score_table("chemprot", "bert-base-uncased", rows, metric)
         assert report.markdown_table(table) in page
 
 

@@ -151,7 +151,7 @@ def test_words_against_a_plain_loop(kind, tmp_path):
 
 def test_words_with_a_letter():
     words = Words(None, None, None, ["cat", "7", "b2", "-", "", "[sep]", "été"])
-    assert words.has_letter().tolist() == [True, False, True, False, False, True, True]
+    assert words.have_letters().tolist() == [True, False, True, False, False, True, True]
 
 
 GENERAL = {"the": 900, "cat": 60, "unbelievable": 7, "sat": 40, "in": 500, ",": 400, "3": 20}

@@ -1,6 +1,6 @@
 """How often the intervals and tests of report.py are right, by simulation of studies with a known answer.
 
-    python -m tools.coverage                    # a minute; the table of docs/statistics.md
+    python -m tools.coverage                    # minutes; the table of docs/statistics.md
 """
 from dataclasses import dataclass
 

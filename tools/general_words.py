@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 import runs
 from runs import UserError
+from scores import has_letter
 from sources import lines
 
 
@@ -45,7 +46,7 @@ def main(cfg: Config) -> None:
     text = cfg.text and Path(cfg.text)
     counts = from_text(text, cfg.words) if text else from_wordfreq(cfg.language, cfg.words)
     # What has no letter (numbers) is lumped together in wordfreq.
-    counts = {word: count for word, count in counts.items() if any(map(str.isalpha, word))}
+    counts = {word: count for word, count in counts.items() if has_letter(word)}
     with runs.atomic_write(Path(cfg.out)) as partial:
         rows = [f"{word}\t{count}\n" for word, count in counts.items()]
         partial.write_text("".join(rows), encoding="utf-8")
