@@ -25,7 +25,7 @@ import runs
 import toy
 from data import Batch, Pieces, blocks, collate
 from loop import autocast, device, fit, length_batches, steps_of, to_device
-from report import held_out_curve
+from plots import held_out_curve
 from runs import Run, UserError
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
+import plots
 import runs
 
 NAMES = {"none": "No PT", "random": "Random", "whole": "Whole-Random", "span": "Span-Random",
@@ -285,104 +286,8 @@ def forest(rows: dict[str, dict[int, dict]], metrics: tuple[str, ...], title: st
                 ax.errorbar(d.mean(), y, xerr=half_width(d), fmt="o", color=color, linewidth=2)
         ax.set(ylim=(len(found) - 0.5, -0.5), xlabel=f"{METRICS[metric]}, points above Random")
         ax.set_yticks(range(len(found)), found)
-        ax.spines[["top", "right"]].set_visible(False)
     fig.suptitle(f"{title}: 95 % intervals", fontsize=11)
-    with runs.atomic_write(file) as partial:
-        fig.savefig(partial, dpi=150, format="png")
-
-
-def won_lost(metrics: list[dict]) -> str:
-    ahead = np.array([m["learner_score"] - m["random_score"] for m in metrics])
-    return f"won {sum(ahead > 0)} and lost {sum(ahead < 0)} against random"
-
-
-def curves(metrics: list[dict], file: Path) -> None:
-    """The paper's learning curves, from the records of metrics.jsonl, one an episode."""
-    fig = Figure(figsize=(12, 3.4), layout="constrained")
-    regret, entropy, loss = fig.subplots(1, 3)
-    x = np.arange(1, len(metrics) + 1)
-    regret.plot(x, x, color="grey", linewidth=1, label="worst case")
-    entropy.plot(x, [m["random_entropy"] for m in metrics], color="grey", linewidth=1, label="uniform")
-    for name, color in (("learner", "#1f3b57"), ("opponent", "#d08c3c")):
-        # Without self-play there is no opponent.
-        if f"{name}_score" in metrics[0]:
-            lost = np.cumsum([m[f"{name}_score"] < m["random_score"] for m in metrics])
-            losses = [m[f"{name}_policy_loss"] + m[f"{name}_value_loss"] for m in metrics]
-            regret.plot(x, lost, ".-", color=color, label=name)
-            entropy.plot(x, [m[f"{name}_entropy"] for m in metrics], ".-", color=color, label=name)
-            loss.plot(x, losses, ".-", color=color, label=name)
-    loss.set(title="loss of an action in replay")
-    regret.set(title="episodes lost against random, so far", ylim=(0, None))
-    regret.yaxis.get_major_locator().set_params(integer=True)
-    entropy.set(title="mean entropy of the policy, nats", ylim=(0, 1.1 * metrics[0]["random_entropy"]))
-    for ax in (regret, entropy, loss):
-        ax.set(xlabel="episode", xlim=(0, len(x) + 1))
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=8)
-    with runs.atomic_write(file) as partial:
-        fig.savefig(partial, dpi=120, format="png")
-
-
-def held_out_curve(rows: list[dict], file: Path) -> None:
-    """Perplexity of held-out text against steps, from rows with "step" and "held_out_loss"."""
-    fig = Figure(figsize=(5, 3.2), layout="constrained")
-    ax = fig.subplots()
-    perplexity = np.exp([row["held_out_loss"] for row in rows])
-    ax.plot([row["step"] for row in rows], perplexity, ".-", color="#1f3b57")
-    ax.set(xlabel="step", ylabel="perplexity of held-out text")
-    ax.spines[["top", "right"]].set_visible(False)
-    with runs.atomic_write(file) as partial:
-        fig.savefig(partial, dpi=120, format="png")
-
-
-def worth_table(names: list[str], worth: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
-    """What a search found, best first: a row a feature, its worth and 95 % interval in each metric.
-
-    worth: {metric: (mean (d,), half of the interval (d,))}, the first of them decides about the order."""
-    lines = [f"{'worth of 1 sd, x 100':20}" + "".join(f"{metric:>29}" for metric in worth)]
-    first, _ = next(iter(worth.values()))
-    for i in np.argsort(-first):
-        line = f"{names[i]:20}"
-        for mean, half in worth.values():
-            low, high = 100 * (mean[i] - half[i]), 100 * (mean[i] + half[i])
-            line += f"{100 * mean[i]:10.2f} ({low:6.2f} to {high:6.2f})"
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def predicted(expected: np.ndarray, y: np.ndarray) -> str:
-    """How outcomes y (n,) of a search went with what was expected of each before it was seen.
-
-    The correlation falls again once a search has learned, as then it expects the same of every pair; so the
-    share of winners that were foreseen comes first."""
-    told = (expected * y)[expected * y != 0]
-    if len(told) < 4:
-        return "too few pairs to say how well outcomes were predicted"
-    right = int((told > 0).sum())
-    p = stats.binomtest(right, len(told), 0.5, "greater").pvalue
-    return (f"the player that was expected to win won in {right} of {len(told)} pairs (p = {p:.2g}); "
-            f"correlation of expectations and outcomes {np.corrcoef(expected, y)[0, 1]:.2f}")
-
-
-def draw_worth(names: list[str], worth: np.ndarray, half: np.ndarray, expected: np.ndarray, y: np.ndarray,
-               file: Path) -> None:
-    """What a search found: the worth of each feature with its interval, and each outcome against what was
-    expected before it."""
-    fig = Figure(figsize=(9, 0.3 * len(names) + 1.4), layout="constrained")
-    left, right = fig.subplots(1, 2, width_ratios=(3, 2))
-    order = np.argsort(worth)
-    left.axvline(0, color="grey", linestyle=":", linewidth=1)
-    left.errorbar(100 * worth[order], range(len(names)), xerr=100 * half[order], fmt="o", color="#1f3b57")
-    left.set_yticks(range(len(names)), [names[i] for i in order])
-    left.set(xlabel="worth of masking 1 sd more of it, x 100; 95 % intervals")
-    right.axhline(0, color="grey", linestyle=":", linewidth=1)
-    right.plot(100 * expected, 100 * y, "o", color="#d08c3c")
-    right.set(xlabel="expected difference of a pair", ylabel="outcome")
-    for ax in (left, right):
-        ax.spines[["top", "right"]].set_visible(False)
-    with runs.atomic_write(file) as partial:
-        fig.savefig(partial, dpi=150, format="png")
+    plots.save(fig, file)
 
 
 def main(cfg: Config) -> None:

@@ -31,9 +31,9 @@ import toy
 from data import Batch, Data, Pieces, collate
 from loop import all_gather, broadcast, device, length_batches, rank_and_world, stream, torch_seed
 from maskers import RowRandom
+from plots import curves
 from policies import Policy
 from pretrain import LMReader, load_lm, max_len_of, pretrain, weights_of
-from report import curves, won_lost
 from runs import Run, UserError
 from subtasks import SubTask, SubTaskSampler
 
@@ -299,6 +299,11 @@ def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
 
 
 # ---------------------------------------------------------------- the outer loop
+
+def won_lost(metrics: list[dict]) -> str:
+    ahead = np.array([m["learner_score"] - m["random_score"] for m in metrics])
+    return f"won {sum(ahead > 0)} and lost {sum(ahead < 0)} against random"
+
 
 def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task: ModuleType) -> Policy:
     """Algorithm 1. Writes metrics.jsonl, curves.png and checkpoints to `folder`; returns the learner's

@@ -12,7 +12,9 @@ from conftest import ROOT, SHARED, call, needs_shared
 from matplotlib.figure import Figure
 from scipy import stats
 
+import plots
 import report
+import train_nmg
 from report import half_width, holm, sign_flips
 from runs import UserError
 
@@ -424,17 +426,17 @@ def lines_of(ax):
 
 def test_learning_curves(tmp_path, shown):
     records = metrics([(0.5, 0.6, 0.4), (0.5, 0.3, 0.5), (0.5, 0.4, 0.2)])
-    report.curves(records, tmp_path / "c.png")
+    plots.curves(records, tmp_path / "c.png")
     regret, entropy, loss = map(lines_of, shown[0].axes)
     # A tie is no loss.
     assert regret == {"worst case": [1, 2, 3], "learner": [0, 1, 2], "opponent": [1, 1, 2]}
     assert entropy == {"uniform": [2, 2, 2], "learner": [0.1, 1.1, 2.1], "opponent": [0.1, 1.1, 2.1]}
     assert loss["opponent"] == pytest.approx([0.5, 2.5, 4.5])
-    assert report.won_lost(records) == "won 1 and lost 2 against random"
+    assert train_nmg.won_lost(records) == "won 1 and lost 2 against random"
 
 
 def test_learning_curves_without_an_opponent(tmp_path, shown):
-    report.curves(metrics([(0.5, 0.5, 0)], names=["learner"]), tmp_path / "c.png")
+    plots.curves(metrics([(0.5, 0.5, 0)], names=["learner"]), tmp_path / "c.png")
     assert list(lines_of(shown[0].axes[0])) == ["worst case", "learner"]
 
 
@@ -461,7 +463,7 @@ def test_forest(study, shown):
 def test_the_worth_of_features_best_first():
     worth = {"likelihood": (np.array([0.01, -0.02, 0.034]), np.array([0.005, 0.01, 0.1])),
              "accuracy": (np.array([0.5, 0.25, 0.0]), np.array([0.1, 0.2, 0.3]))}
-    header, *rows = report.worth_table(["rare", "punct", "component 1"], worth).splitlines()
+    header, *rows = plots.worth_table(["rare", "punct", "component 1"], worth).splitlines()
     assert header.split()[-2:] == ["likelihood", "accuracy"]
     assert [re.split(r"  +", row)[0] for row in rows] == ["component 1", "rare", "punct"]
     numbers = [[float(x) for x in re.findall(r"-?\d+\.\d+", row)] for row in rows]
@@ -474,16 +476,16 @@ def test_how_well_outcomes_were_predicted():
     y = np.array([0.2] * 14 + [-0.1] * 4 + [-0.5] * 2 + [1, 0])
     p = sum(math.comb(20, k) for k in range(16, 21)) / 2**20
     r = np.corrcoef(expected, y)[0, 1]
-    assert report.predicted(expected, y) == (
+    assert plots.predicted(expected, y) == (
         f"the player that was expected to win won in 16 of 20 pairs (p = {p:.2g}); "
         f"correlation of expectations and outcomes {r:.2f}")
-    assert "too few pairs" in report.predicted(expected[:3], y[:3])
+    assert "too few pairs" in plots.predicted(expected[:3], y[:3])
 
 
 def test_the_picture_of_a_search(tmp_path, shown):
     worth, half = np.array([0.02, -0.01, 0.03]), np.array([0.01, 0.02, 0.005])
     expected, y = np.array([0.1, 0.2]), np.array([0.3, -0.4])
-    report.draw_worth(["a", "b", "c"], worth, half, expected, y, tmp_path / "w.png")
+    plots.draw_worth(["a", "b", "c"], worth, half, expected, y, tmp_path / "w.png")
     left, right = shown[0].axes
     assert [label.get_text() for label in left.get_yticklabels()] == ["b", "a", "c"]
     bars = left.containers[0].lines[2][0].get_segments()

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 
 import data_prep
 import maskers
+import plots
 import runs
 from data import Pieces, Split, blocks
 from loop import length_batches, stream
@@ -153,10 +154,8 @@ def draw(tags: list[str], percent: dict[str, list[float]], title: str, file: Pat
     ax.set_xticks(x, tags)
     ax.yaxis.grid(color="#e3e3e3")
     ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
     fig.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    with runs.atomic_write(file) as partial:
-        fig.savefig(partial, dpi=150, format="png")
+    plots.save(fig, file)
 
 
 # ---------------------------------------------------------------- the script

@@ -17,6 +17,7 @@ import finetune_cls
 import finetune_qa
 import loop
 import maskers
+import plots
 import runs
 import toy
 from data import Data, blocks
@@ -82,9 +83,7 @@ def draw(scores: dict[str, list[float]], chance: float, measure: str, file: Path
     ax.set_yticks(range(len(scores)), scores)
     ax.set_xticks(range(0, 101, 20))
     ax.invert_yaxis()
-    ax.spines[["top", "right"]].set_visible(False)
-    with runs.atomic_write(file) as partial:
-        fig.savefig(partial, dpi=150, format="png")
+    plots.save(fig, file)
 
 
 def main(cfg: Config) -> None:
