@@ -114,7 +114,12 @@ def stream(seed: int, name: str) -> np.random.Generator:
 
 def torch_seed(seed: int, name: str) -> None:
     """Starts torch's own generators (initialisation, dropout) on a named stream."""
-    torch.manual_seed(int(stream(seed, name).integers(2**62)))
+    number = int(stream(seed, name).integers(2**62))
+    if device().type == "cpu":
+        # The same as below, without a millisecond for the devices that are not there.
+        torch.default_generator.manual_seed(number)
+    else:
+        torch.manual_seed(number)
 
 
 # ---------------------------------------------------------------- batches

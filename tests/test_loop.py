@@ -371,6 +371,13 @@ def test_streams_depend_on_seed_and_name_alone():
     assert len({first(0, "order"), first(0, "head"), first(1, "order")}) == 3
 
 
+def test_torch_draws_what_torch_manual_seed_would_give():
+    loop.torch_seed(3, "dropout 7 0")
+    drawn = torch.rand(5)
+    torch.manual_seed(int(loop.stream(3, "dropout 7 0").integers(2**62)))
+    assert torch.equal(drawn, torch.rand(5))
+
+
 # ---------------------------------------------------------------- a head for a task
 
 def with_head(lm, seed, auto_class=transformers.AutoModelForSequenceClassification):
