@@ -97,8 +97,10 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 
     Order, corruption, dropout and head are common to the players of an episode: only their masks differ."""
     adapted = copy.deepcopy(lm)
-    pretrain(adapted, subtask.contexts, maskers.fixed(mask), p=cfg.p, epochs=cfg.mlm_epochs, lr=cfg.mlm_lr,
-             batch_size=cfg.batch_size, seed=subtask.seed, remask=False, quiet=True)
+    # Without a mask, as of the masker `none`, there is nothing to learn.
+    if mask.any():
+        pretrain(adapted, subtask.contexts, maskers.fixed(mask), p=cfg.p, epochs=cfg.mlm_epochs,
+                 lr=cfg.mlm_lr, batch_size=cfg.batch_size, seed=subtask.seed, remask=False, quiet=True)
     model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr,
                           batch_size=cfg.batch_size, seed=subtask.seed, quiet=True)
     return adapted, task.example_scores(model, subtask.val)

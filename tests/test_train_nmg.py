@@ -338,6 +338,17 @@ def test_an_inner_loop_trains_a_copy_on_its_own_masks(subtask, monkeypatch):
                            lm.base_model.embeddings.word_embeddings.weight)
 
 
+def test_without_a_mask_the_lm_stays_as_it_is(subtask, monkeypatch):
+    """As pre-training on no label leaves it."""
+    lm, mask = pretrain.load_lm("tiny"), np.zeros((len(subtask.contexts), 64), bool)
+    trained = copy.deepcopy(lm)
+    pretrain.pretrain(trained, subtask.contexts, maskers.fixed(mask), epochs=1, quiet=True)
+    monkeypatch.setattr(train_nmg, "pretrain", None)
+    adapted, _ = train_nmg.inner_loop(lm, subtask, mask, finetune_cls, some_config())
+    for name, weight in adapted.state_dict().items():
+        assert torch.equal(weight, lm.state_dict()[name]) and torch.equal(weight, trained.state_dict()[name])
+
+
 def test_only_masks_differ_between_the_players_of_an_episode(subtask):
     """Equal masks score equally; another mask, or the seed of another episode, does not."""
     lm, batch = pretrain.load_lm("tiny"), batch_of(subtask.contexts)
