@@ -75,7 +75,7 @@ class Split:
 
     find_entities: split -> (T,) index of the named entity of each token, -1 where none; runs on first use
     train: the split of the same data set that training sees
-    labelled: the texts whose labels may be used to choose masks; all, or those of a sub-task"""
+    labelled: the texts whose labels may be used, also to choose masks; all, some, or those of a sub-task"""
 
     def __init__(self, folder: Path, special: SpecialTokens, labels: list[str], find_entities: Callable):
         self.folder = folder
@@ -99,6 +99,11 @@ class Split:
     def text(self, i: int) -> str:
         """The raw text i, in which char_begin and char_end count."""
         return bytes(self.utf8[self.byte_start[i]:self.byte_start[i + 1]]).decode()
+
+    def label_only(self, n: int, seed: int) -> None:
+        """From now on, `labelled` are n texts, drawn by seed: the same for every masker and stage."""
+        rng = np.random.default_rng([seed, zlib.crc32(b"labelled")])
+        self.labelled = np.sort(rng.permutation(len(self))[:n])
 
     @functools.cached_property
     def questions(self) -> list[dict]:
@@ -196,6 +201,10 @@ class Pieces:
         questions = None if self.question_ids is None else self.question_ids[indices]
         return replace(self, text_ids=self.text_ids[indices], begin=self.begin[indices],
                        end=self.end[indices], question_ids=questions)
+
+    def with_labels(self) -> "Pieces":
+        """Those whose text is labelled."""
+        return self.take(np.flatnonzero(np.isin(self.text_ids, self.split.labelled)))
 
 
 def blocks(split: Split, max_len: int) -> Pieces:

@@ -43,6 +43,7 @@ class Config:
     lr: float | None = None         # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
     batch_size: int | None = None   # texts a step; the paper chose from 12, 16, 32; None: 16
     max_len: int | None = None      # tokens, longer texts are cut; None: 256, or the LM's most
+    labelled: int | None = None     # texts of train whose labels are used, drawn by seed; None: all
     seed: int = 0                   # of head, order and dropout, three separate streams
     fast: bool = True               # bf16 where native, cheaper dropout and attention on a CPU
     raw: str | None = None          # folder with the raw files of a named data set
@@ -135,7 +136,9 @@ def main(cfg: Config) -> None:
     defaults = toy.FINETUNE["cls"] if origin["lm"] == "tiny" else DEFAULTS
     runs.fill(cfg, defaults)
     cfg.split = data.scored(cfg.split)
-    train = pieces_of(data["train"], cfg.max_len)
+    if cfg.labelled:
+        data["train"].label_only(cfg.labelled, cfg.seed)
+    train = pieces_of(data["train"], cfg.max_len).with_labels()
     scored = pieces_of(data[cfg.split], cfg.max_len)
 
     # 2. fine-tune, and predict every text

@@ -50,6 +50,7 @@ class Config:
     max_len: int | None = None      # tokens a window, question and context; None: 384, or the LM's most
     overlap: int = 128              # context tokens that two windows share; at most a third of max_len
     max_question: int = 64          # tokens; longer questions are cut
+    labelled: int | None = None     # texts of train whose questions are used, drawn by seed; None: all
     seed: int = 0                   # of head, order and dropout, three separate streams
     fast: bool = True               # bf16 where native, cheaper dropout and attention on a CPU
     raw: str | None = None          # folder with the raw files of a named data set
@@ -242,11 +243,14 @@ def main(cfg: Config) -> None:
     defaults = toy.FINETUNE["qa"] if origin["lm"] == "tiny" else DEFAULTS
     runs.fill(cfg, defaults)
     cfg.split = data.scored(cfg.split)
-    train = pieces_of(data["train"], cfg.max_len, cfg.overlap, cfg.max_question)
+    if cfg.labelled:
+        data["train"].label_only(cfg.labelled, cfg.seed)
+    train = pieces_of(data["train"], cfg.max_len, cfg.overlap, cfg.max_question).with_labels()
     scored = pieces_of(data[cfg.split], cfg.max_len, cfg.overlap, cfg.max_question)
     answered = np.unique(train.question_ids[holds_answer(train, np.arange(len(train)))])
-    lost = len(train.split.questions) - len(answered)
-    print(f"{len(train):,} windows of {len(train.split.questions):,} questions; the answers of {lost:,} are "
+    asked = len(np.unique(train.question_ids))
+    lost = asked - len(answered)
+    print(f"{len(train):,} windows of {asked:,} questions; the answers of {lost:,} are "
           "cut off in every window: trained as absent")
 
     # 2. fine-tune, and answer every question

@@ -46,6 +46,7 @@ class Config:
     fast: bool = True               # bf16 where native, cheaper dropout and attention on a CPU
     raw: str | None = None          # folder with the raw files of a named data set
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
+    labelled: int | None = None     # as in finetune_*.py, for masks that read labels; None: all
     spacy_model: str | None = None  # finds the entities for --masker=entity; None: en_core_web_sm
     out: str | None = None          # folder of the adapted LM; None: runs/pretrain-DATASET-LM-MASKER-SEED
 
@@ -303,6 +304,8 @@ def main(cfg: Config) -> None:
     if cfg.eval_every and "dev" not in data.splits:
         raise UserError(f"--eval_every: {cfg.dataset} has no dev split to look at; --dev_share=0.1 cuts one "
                         "from train")
+    if cfg.labelled:
+        data["train"].label_only(cfg.labelled, cfg.seed)
     model = load_lm(cfg.lm)
     fill_in(cfg)
     cfg.max_len = max_len_of(model, cfg.max_len, data.block_len)

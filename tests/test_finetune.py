@@ -18,6 +18,7 @@ import finetune_cls
 import finetune_qa
 import loop
 import runs
+import scores
 from data import collate, truncated, windows
 from data_prep import load
 from runs import UserError
@@ -378,6 +379,37 @@ def test_every_flag_reaches_the_training(script, lm_folder, cls_folder, qa_folde
         expected = {"epochs": 4, "lr": 0.002, "batch_size": 3, "seed": seed, "distributed": True}
         assert seen[-1] == seen[-1] | expected
     assert not torch.equal(*heads)
+
+
+@pytest.mark.parametrize("script", ["finetune_cls", "finetune_qa"])
+def test_stages_of_a_seed_use_the_same_labels(script, lm_folder, cls_folder, qa_folder, tmp_path,
+                                              monkeypatch):
+    """--labelled: of so many texts, which the seed alone decides; masks that read labels read no others."""
+    used = []
+
+    def train(lm, pieces, **_):
+        used.append(np.unique(pieces.text_ids).tolist())
+        raise UserError("stop")
+
+    def read(split, texts):
+        used.append(list(texts))
+        raise UserError("stop")
+
+    monkeypatch.setattr(importlib.import_module(script), "finetune", train)
+    monkeypatch.setattr(scores, "label_information", read)
+    data = cls_folder if script == "finetune_cls" else qa_folder
+    flags = [f"--dataset={data}", f"--lm={lm_folder}", "--max_len=64"]
+    for stage in (f"{script}.py", "pretrain.py"):
+        for seed in (0, 1):
+            more = ["--labelled=7", f"--seed={seed}", f"--out={stage}{seed}"]
+            if stage == "pretrain.py":
+                more.append("--masker=label")
+            result = call(stage, *flags, *more, cwd=tmp_path)
+            assert "stop" in result.stderr, result.stderr
+    assert used[:2] == used[2:] and used[0] != used[1]
+    assert [len(set(texts)) for texts in used] == [7] * 4
+    call(f"{script}.py", *flags, "--labelled=1000", "--out=all", cwd=tmp_path)
+    assert used[-1] == list(range(24 if script == "finetune_cls" else 12))
 
 
 # ---------------------------------------------------------------- the scripts
