@@ -10,6 +10,7 @@ from scipy import integrate, stats
 
 import data_prep
 import maskers
+import plots
 import policies
 import pretrain
 import runs
@@ -623,6 +624,27 @@ def test_what_matters_compares_maskers_on_the_same_sub_tasks(world, lm, tmp_path
             low, high = stats.t.interval(0.95, 1, d.mean(), stats.sem(d)) if d.std() else (d.mean(),) * 2
             numbers = [float(x) for x in re.findall(r"-?\d+\.\d+", row)]
             assert numbers == pytest.approx([score.mean(), d.mean(), low, high], abs=0.0051)
+
+
+def test_a_picture_of_sizes(tmp_path, monkeypatch):
+    """Of made-up plays, punct minus random by seed: 0.01, 0.03 with 200 texts; 0.1, 0.2, 0.3 with 2,000."""
+    for contexts, differences in ((2000, (0.1, 0.2, 0.3)), (200, (0.01, 0.03))):
+        lines = [{"contexts": contexts}]
+        for seed, d in enumerate(differences):
+            for masker, score in (("random", 0.5), ("punct", 0.5 + d), ("other", 0)):
+                lines.append({"seed": seed, "masker": masker, "scores": {"accuracy": score}})
+        runs.write_jsonl(tmp_path / f"{contexts}.jsonl", lines)
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda *given: drawn.append(given))
+    logs = [tmp_path / "2000.jsonl", tmp_path / "200.jsonl"]
+    what_matters.draw(logs, ["random", "punct"], "accuracy", tmp_path / "p.png")
+    (fig, file), = drawn
+    assert file == tmp_path / "p.png"
+    line, = fig.axes[0].containers
+    assert line.lines[0].get_xydata() == pytest.approx(np.array([[200, 2], [2000, 20]]))
+    for d, ends in zip(([1, 3], [10, 20, 30]), line.lines[2][0].get_segments(), strict=True):
+        low, high = stats.t.interval(0.95, len(d) - 1, np.mean(d), stats.sem(d))
+        assert ends[:, 1] == pytest.approx([low, high])
 
 
 def test_what_matters_goes_on_and_refuses_another_log(tmp_path):

@@ -2,7 +2,8 @@
 
     python -m tools.what_matters                                            # toy world
     python -m tools.what_matters --dataset=chemprot --lm=bert-base-uncased --contexts=200
-    python -m tools.what_matters --dataset=chemprot --lm=bert-base-uncased --contexts=2000 --examples=600
+    python -m tools.what_matters --dataset=chemprot --lm=bert-base-uncased --contexts=2000 --examples=600 \\
+        --log=large.jsonl --sizes=runs/what_matters.jsonl           # and a picture of both sizes
 
 All maskers of a seed share the sub-task, the order and the head: only their masks differ. Half of train's
 documents are for validation; test data are not looked at. One line a play goes to --log; started again, it
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import maskers
+import plots
 import runs
 import train_nmg
 from loop import stream
@@ -31,6 +34,7 @@ class Config(train_nmg.BaseConfig):
     seeds: int = 6                      # sub-tasks, with seeds from --seed on
     spacy_model: str | None = None      # finds entities
     log: str = "runs/what_matters.jsonl"        # a line a play
+    sizes: str | None = None            # logs of other --contexts, with commas: a picture of all beside log
 
 
 def main(cfg: Config) -> None:
@@ -38,7 +42,7 @@ def main(cfg: Config) -> None:
     names = cfg.maskers.split(",")
     chosen = {name: maskers.find(name) for name in names}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
-    settings = train_nmg.log_settings(cfg, data, "maskers", "seeds", "seed")
+    settings = train_nmg.log_settings(cfg, data, "maskers", "seeds", "seed", "sizes")
     file = Path(cfg.log)
     lines = runs.read_results(file) or [settings]
     if lines[0] != settings:
@@ -62,6 +66,16 @@ def main(cfg: Config) -> None:
                               "seconds": time.time() - started})
                 runs.write_jsonl(file, lines)
     print(table(lines[1:], names))
+    if cfg.sizes:
+        draw([file, *map(Path, cfg.sizes.split(","))], names, cfg.metric, file.with_suffix(".png"))
+
+
+def scores_of(plays: list[dict], masker: str, first: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """(S,) the scores of a masker, x 100, and (S,) the differences to the first, of the S seeds of both."""
+    score = {(play["masker"], play["seed"]): 100 * play["scores"][metric] for play in plays}
+    seeds = [seed for name, seed in score if name == masker and (first, seed) in score]
+    found = np.array([score[masker, seed] for seed in seeds])
+    return found, found - [score[first, seed] for seed in seeds]
 
 
 def table(plays: list[dict], names: list[str]) -> str:
@@ -70,17 +84,34 @@ def table(plays: list[dict], names: list[str]) -> str:
     for metric in plays[0]["scores"]:
         heading = f"minus {first}"
         lines.append(f"{metric + ' x 100':18}{'mean':>9}{heading:>16}{'95 % interval':>20}{'seeds':>7}")
-        score = {(play["masker"], play["seed"]): 100 * play["scores"][metric] for play in plays}
         for name in names:
-            seeds = [seed for masker, seed in score if masker == name and (first, seed) in score]
-            found = np.array([score[name, seed] for seed in seeds])
+            found, d = scores_of(plays, name, first, metric)
             line = f"{name:18}{found.mean():9.2f}"
-            d = found - [score[first, seed] for seed in seeds]
             if name != first and len(d) > 1:
                 half = half_width(d)
                 line += f"{d.mean():16.2f}{d.mean() - half:10.2f} to {d.mean() + half:5.2f}{len(d):7}"
             lines.append(line)
     return "\n".join(lines)
+
+
+def draw(logs: list[Path], names: list[str], metric: str, file: Path) -> None:
+    """What maskers are worth against the number of texts: differences to the first, 95 % intervals."""
+    fig = Figure(figsize=(6, 3.6), layout="constrained")
+    ax = fig.subplots()
+    ax.axhline(0, color="grey", linestyle=":", linewidth=1)
+    read = sorted(map(runs.read_results, logs), key=lambda lines: lines[0]["contexts"])
+    sizes = [lines[0]["contexts"] for lines in read]
+    for i, name in enumerate(names[1:]):
+        differences = [scores_of(lines[1:], name, names[0], metric)[1] for lines in read]
+        mean, half = zip(*[(d.mean(), half_width(d)) for d in differences], strict=True)
+        # A little apart, so that intervals do not hide each other.
+        ax.errorbar(np.array(sizes) * 1.04**i, mean, yerr=half, fmt="o-", label=name)
+    ax.set(xscale="log", xlabel="texts of the adaptation", ylabel=f"{metric} x 100, minus {names[0]}")
+    ax.set_xticks(sizes, sizes)
+    ax.minorticks_off()
+    fig.legend(loc="outside right upper", frameon=False)
+    plots.save(fig, file)
+    print(f"picture: {file}")
 
 
 if __name__ == "__main__":
