@@ -5,8 +5,10 @@
     python report.py --plan=0.5               # how many seeds would find half a point
 """
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -39,6 +41,7 @@ class Config:
     results: str = "results.jsonl"  # lines of the finetune scripts; several files with commas
     split: str | None = None        # lines of this split only: test or dev; None: test, or dev without any
     plan: float | None = None       # points: says how many seeds would find such a difference
+    fixed: str | None = None        # the row whose test was fixed in advance, so that its p is not corrected
     out: str = "report"             # folder of results.md, tables.tex and forest-DATASET-LM.png
 
 
@@ -159,16 +162,25 @@ def holm(p: list[float]) -> np.ndarray:
     return np.minimum(corrected[np.argsort(np.argsort(p))], 1)
 
 
-def tests(rows: dict[str, dict[int, dict]], metric: str) -> dict[str, tuple[np.ndarray, float | None]]:
-    """{row: (differences to Random (S,), p)} of the rows of several seeds: sign-flip tests, Holm-corrected.
-    p is None of too few seeds."""
+class Test(NamedTuple):
+    """A row of several seeds against Random."""
+    d: np.ndarray           # (S,) differences, in points
+    p: float | None         # of a sign-flip test, Holm-corrected; None of too few seeds
+    of: int                 # the rows over which p is corrected
+
+
+def tests(rows: dict[str, dict[int, dict]], metric: str, fixed: str | None = None) -> dict[str, Test]:
+    """{row: its test}. The row that was fixed in advance is corrected for nothing, nor are others for it."""
     found = {row: d for row, d in differences(rows, metric).items() if len(d) > 1}
-    corrected = holm([sign_flips(d) for d in found.values()])
+    others = {row: sign_flips(d) for row, d in found.items() if row != fixed}
+    p = dict(zip(others, holm(list(others.values())).tolist(), strict=True))
     tested = {}
-    for (row, d), p in zip(found.items(), corrected.tolist(), strict=True):
-        if not enough(len(d), len(found)):
-            p = None
-        tested[row] = d, p
+    for row, d in found.items():
+        of = 1 if row == fixed else len(others)
+        corrected = sign_flips(d) if row == fixed else p[row]
+        if not enough(len(d), of):
+            corrected = None
+        tested[row] = Test(d, corrected, of)
     return tested
 
 
@@ -184,10 +196,10 @@ def detectable(sd: float, n: int, rows: int) -> float:
     return (stats.t.ppf(1 - 0.025 / rows, n - 1) + stats.t.ppf(0.8, n - 1)) * sd / np.sqrt(n)
 
 
-def conclusion(tested: dict[str, tuple[np.ndarray, float | None]], metric: str) -> str:
+def conclusion(tested: dict[str, Test], metric: str) -> str:
     """One sentence: what may be concluded from `tests`."""
     sure, unseen, too_few = [], [], []
-    for row, (d, p) in tested.items():
+    for row, (d, p, of) in tested.items():
         mean, half = d.mean(), half_width(d)
         if p is None:
             too_few.append(row)
@@ -196,7 +208,7 @@ def conclusion(tested: dict[str, tuple[np.ndarray, float | None]], metric: str) 
             interval = f"{mean - half:+.1f} to {mean + half:+.1f}"
             sure.append(f"{row} {verb} Random: {mean:+.1f} points ({interval})")
         else:
-            least = detectable(d.std(ddof=1), len(d), len(tested))
+            least = detectable(d.std(ddof=1), len(d), of)
             unseen.append(f"{row} ({len(d)} seeds could see {least:.1f} points)")
     said = sure
     if unseen:
@@ -206,12 +218,12 @@ def conclusion(tested: dict[str, tuple[np.ndarray, float | None]], metric: str) 
     return f"**{METRICS[metric]}**: {'; '.join(said)}." if said else ""
 
 
-def planned(tested: dict[str, tuple[np.ndarray, float | None]], metric: str, points: float) -> str:
+def planned(tested: dict[str, Test], metric: str, points: float) -> str:
     """One sentence: how many seeds would find a difference, from the scatter so far."""
     needed = []
-    for row, (d, _) in tested.items():
+    for row, (d, _, of) in tested.items():
         n, sd = 3, d.std(ddof=1)
-        while not enough(n, len(tested)) or (detectable(sd, n, len(tested)) > points and n < 10_000):
+        while not enough(n, of) or (detectable(sd, n, of) > points and n < 10_000):
             n += 1
         needed.append(f"{row} {n}")
     return (f"Seeds that would find {points:g} points of {METRICS[metric]} (power .8, a t test at 5 % / "
@@ -219,7 +231,7 @@ def planned(tested: dict[str, tuple[np.ndarray, float | None]], metric: str, poi
 
 
 def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric: str,
-                tested: dict[str, tuple[np.ndarray, float | None]]) -> list[list[str]]:
+                tested: dict[str, Test]) -> list[list[str]]:
     """The paper's table of one data set, LM and metric: its own figures beside ours, and the evidence, which
     is what `tests` found."""
     paper = PAPER.get((dataset.lower(), lm.split("-base")[0], metric), [])
@@ -246,10 +258,10 @@ def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric:
         if len(found.get(row, [])) == 1:
             cells = [f"{found[row][0]:+.2f}", "one seed: no evidence", "-", "-"]
         elif row in tested:
-            d, p = tested[row]
+            d, p, of = tested[row]
             low, high = d.mean() - half_width(d), d.mean() + half_width(d)
             shown = "too few seeds" if p is None else f"{p:.2g}"
-            least = detectable(d.std(ddof=1), len(d), len(tested))
+            least = detectable(d.std(ddof=1), len(d), of)
             cells = [f"{d.mean():+.2f}", f"{low:+.2f} to {high:+.2f}", shown, f"{least:.2f}"]
         table.append([row, ours, theirs, *cells, count, f"{hours:.3f}"])
     if not paper:
@@ -291,17 +303,23 @@ def forest(rows: dict[str, dict[int, dict]], metrics: tuple[str, ...], title: st
 
 
 def main(cfg: Config) -> None:
-    split = f" --split={cfg.split}" if cfg.split else ""
-    page = [f"Made by `python report.py --results={cfg.results}{split} --out={cfg.out}`."]
+    flags = [f"--{name}={value}" for name, value in vars(cfg).items() if value]
+    page = [f"Made by `{shlex.join(['python', 'report.py', *flags])}`."]
     tex = ["% needs \\usepackage{booktabs}"]
-    for (dataset, lm), rows in grouped(read(cfg.results.split(","), cfg.split)).items():
+    groups = grouped(read(cfg.results.split(","), cfg.split))
+    known = set().union(*groups.values())
+    if cfg.fixed and cfg.fixed not in known - {"Random"}:
+        raise runs.UserError(f"--fixed={cfg.fixed}: no such row{runs.nearest(cfg.fixed, known - {'Random'})}")
+    for (dataset, lm), rows in groups.items():
         line = first_of(first_of(rows))
         notes = differing(rows)
+        if cfg.fixed in rows:
+            notes.append(f"- The test of {cfg.fixed} was fixed in advance: its p is not corrected.")
         if line.get("version"):
             notes.append(f"- Scored with version {line['version']} of this code; others may differ.")
         page.append(f"## {dataset}, {lm}")
         for metric in line["metrics"]:
-            tested = tests(rows, metric)
+            tested = tests(rows, metric, cfg.fixed)
             table = score_table(dataset, lm, rows, metric, tested)
             page.append(markdown_table(table))
             page.append(conclusion(tested, metric))

@@ -521,6 +521,28 @@ def test_one_sentence_says_what_may_be_concluded(tmp_path):
     assert concluded(tmp_path).endswith("too few seeds to say anything of Span-Random.")
 
 
+def test_a_comparison_that_was_fixed_in_advance(tmp_path, rng):
+    """It is not corrected, and neither are the others for it."""
+    for seed in range(7):
+        add(tmp_path, "random", seed, 70.0)
+        for masker, mean in (("tfidf", 4), ("punct", 1), ("whole", 1)):
+            add(tmp_path, masker, seed, 70.0 + rng.normal(mean, 1))
+    rows, = groups_of(tmp_path).values()
+    p = {row: sign_flips(d) for row, d in report.differences(rows, "accuracy").items()}
+    tested = report.tests(rows, "accuracy", "tfidf")
+    low, high = sorted(("Whole-Random", "Punct.-Random"), key=p.get)
+    assert tested["tfidf"].p == p["tfidf"] and tested["tfidf"].of == 1
+    assert tested[low].p == pytest.approx(2 * p[low]) and tested[low].of == 2
+    assert tested[high].p == pytest.approx(max(2 * p[low], p[high]))
+    unfixed = report.tests(rows, "accuracy")
+    assert [test.of for test in unfixed.values()] == [3] * 3 and unfixed["tfidf"].p > tested["tfidf"].p
+    result = call("report.py", "--fixed=tfidf", cwd=tmp_path)
+    assert "- The test of tfidf was fixed in advance: its p is not corrected." in result.stdout
+    assert result.stdout.startswith("Made by `python report.py --results=results.jsonl --fixed=tfidf")
+    result = call("report.py", "--fixed=tdidf", cwd=tmp_path)
+    assert result.returncode == 2 and "--fixed=tdidf: no such row; did you mean 'tfidf'" in result.stderr
+
+
 def test_one_seed_or_no_random_concludes_nothing(tmp_path):
     add(tmp_path, "random", 0)
     add(tmp_path, "whole", 0, 90.0)
