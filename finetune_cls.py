@@ -24,7 +24,7 @@ import runs
 import toy
 from data import Pieces, Split, collate, truncated
 from loop import autocast, device, fit, length_batches, to_device, with_head
-from pretrain import load_lm, max_len_of, origin_of, weights_of
+from pretrain import check_labels, load_lm, max_len_of, origin_of, weights_of
 from runs import Run, UserError
 
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
@@ -50,7 +50,7 @@ class Config:
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     results: str = "results.jsonl"  # one line a finished evaluation
     out: str | None = None          # folder of predictions.jsonl; None: runs/cls-DATASET-LM-SPLIT-SEED-HASH
-    row: str | None = None          # its name in the tables of report.py; None: the masker's
+    row: str | None = None          # what run_all.sh calls it, MASKER,--flag=value; tables show the flags
     key: str | None = None          # by which run_all.sh finds the line of results again
     save_model: bool = False        # keep the classifier in `out`, as a Hugging Face folder
 
@@ -112,7 +112,7 @@ def example_scores(model: torch.nn.Module, pieces: Pieces) -> dict[str, np.ndarr
             "likelihood": log_probs[np.arange(len(labels)), labels].astype(float)}
 
 
-def scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+def accuracy_and_f1(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """Accuracy (which is micro F1) and macro F1 in percent; gold and predicted (N,) are class indices."""
     f1 = []
     for label in np.union1d(gold, predicted):
@@ -132,6 +132,7 @@ def main(cfg: Config) -> None:
     data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, kind="cls")
     lm = load_lm(cfg.lm)
     origin, pretrain_seconds = origin_of(cfg.lm)
+    check_labels(origin, cfg.labelled, cfg.seed)
     cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
     defaults = toy.FINETUNE["cls"] if origin["lm"] == "tiny" else DEFAULTS
     runs.fill(cfg, defaults)
@@ -166,7 +167,7 @@ def main(cfg: Config) -> None:
             model.save_pretrained(run.folder)
             tokenizer.save_pretrained(run.folder)
         seconds = {"pretrain": pretrain_seconds, "train": trained - started, "score": time.time() - trained}
-        run.finish(scores=scores(gold, predicted), seconds=seconds)
+        run.finish(scores=accuracy_and_f1(gold, predicted), seconds=seconds)
 
     # 3. one line of results
     if runs.is_main_process():

@@ -26,7 +26,7 @@ import runs
 import toy
 from data import Batch, Pieces, Split, collate, windows
 from loop import autocast, device, fit, length_batches, to_device, with_head
-from pretrain import load_lm, max_len_of, origin_of, weights_of
+from pretrain import check_labels, load_lm, max_len_of, origin_of, weights_of
 from runs import Run
 
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
@@ -57,7 +57,7 @@ class Config:
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     results: str = "results.jsonl"  # one line a finished evaluation
     out: str | None = None          # folder of predictions.jsonl; None: runs/qa-DATASET-LM-SPLIT-SEED-HASH
-    row: str | None = None          # its name in the tables of report.py; None: the masker's
+    row: str | None = None          # what run_all.sh calls it, MASKER,--flag=value; tables show the flags
     key: str | None = None          # by which run_all.sh finds the line of results again
     save_model: bool = False        # keep the span predictor in `out`, as a Hugging Face folder
 
@@ -239,6 +239,7 @@ def main(cfg: Config) -> None:
     data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, kind="qa")
     lm = load_lm(cfg.lm)
     origin, pretrain_seconds = origin_of(cfg.lm)
+    check_labels(origin, cfg.labelled, cfg.seed)
     cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
     defaults = toy.FINETUNE["qa"] if origin["lm"] == "tiny" else DEFAULTS
     runs.fill(cfg, defaults)

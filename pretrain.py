@@ -226,6 +226,14 @@ def origin_of(lm: str) -> tuple[dict, float | None]:
     return {name: value for name, value in run.items() if name not in found_out}, run.get("seconds")
 
 
+def check_labels(origin: dict, labelled: int | None, seed: int) -> None:
+    """UserError where masks were chosen by labels that fine-tuning is not to have. origin: of `origin_of`"""
+    reads_labels = origin["masker"] == "label" or maskers.is_learned(origin["masker"])
+    if labelled and reads_labels and (origin.get("labelled"), origin["seed"]) != (labelled, seed):
+        raise UserError(f"--labelled={labelled}: the masks of this LM may have read other labels; pre-train "
+                        f"it with --labelled={labelled} --seed={seed}, too")
+
+
 def weights_of(lm: str) -> str | None:
     """The checksum of the weights in an LM's folder, where others may lie tomorrow; None of hub names."""
     if lm == "tiny":
@@ -310,9 +318,10 @@ def main(cfg: Config) -> None:
     fill_in(cfg)
     cfg.max_len = max_len_of(model, cfg.max_len, data.block_len)
     known = {"data": data.checksum, "weights": weights_of(cfg.lm)}
-    known["masker_code"] = maskers.checksum(cfg.masker)
     if maskers.is_learned(cfg.masker):
-        known["policy"] = masker.keywords["policy"].about
+        known["policy"] = masker.keywords["policy"].about | {"checksum": maskers.checksum(cfg.masker)}
+    else:
+        known["masker_code"] = maskers.checksum(cfg.masker)
     run = Run(cfg.out, runs.settings_of(cfg, **known))
     if run.done:
         return

@@ -32,8 +32,8 @@ READING = """- Mean ± standard deviation over seeds. Of rows with every seed th
 """
 # Settings that name a row, or places. And what may differ between the lines of a row.
 NOT_FACTS = {"masker", "self_play", "continual", "reward", "dataset", "lm", "split", "raw", "results", "out",
-             "save_model", "weights", "pretraining", "policy"}
-VARIES = {"seed", "pretraining.seed", "policy.seed", *METRICS}
+             "save_model", "spacy_model", "eval_every", "weights", "pretraining", "policy"}
+VARIES = {"seed", "pretraining.seed", "policy.seed", "policy.checksum", *METRICS}
 
 
 @dataclass
@@ -73,6 +73,8 @@ def row_and_facts(line: dict) -> dict:
     """The "row" of a line and its "facts": {name: value} of its scores and of what is behind them."""
     masker = line["masker"]
     pretraining = line["config"].get("pretraining") or {}
+    if masker == "none":
+        pretraining = {}
     policy = pretraining.get("policy") or {}
     row = NAMES.get(masker, Path(masker).name)
     if masker.startswith("difference:"):
@@ -90,7 +92,7 @@ def row_and_facts(line: dict) -> dict:
     facts = {name: line.get(name) for name in (*line["metrics"], "version")}
     for stage, flags in (("", line["config"]), ("pretraining.", pretraining), ("policy.", policy)):
         for name, value in flags.items():
-            if name not in NOT_FACTS and value is not None:
+            if name not in NOT_FACTS:
                 facts[stage + name] = value
     return {"row": row, "facts": facts}
 
@@ -166,21 +168,22 @@ class Test(NamedTuple):
     """A row of several seeds against Random."""
     d: np.ndarray           # (S,) differences, in points
     p: float | None         # of a sign-flip test, Holm-corrected; None of too few seeds
-    of: int                 # the rows over which p is corrected
+    n_tests: int            # over which p is corrected
 
 
 def tests(rows: dict[str, dict[int, dict]], metric: str, fixed: str | None = None) -> dict[str, Test]:
     """{row: its test}. The row that was fixed in advance is corrected for nothing, nor are others for it."""
     found = {row: d for row, d in differences(rows, metric).items() if len(d) > 1}
     others = {row: sign_flips(d) for row, d in found.items() if row != fixed}
-    p = dict(zip(others, holm(list(others.values())).tolist(), strict=True))
+    corrected = dict(zip(others, holm(list(others.values())).tolist(), strict=True))
     tested = {}
     for row, d in found.items():
-        of = 1 if row == fixed else len(others)
-        corrected = sign_flips(d) if row == fixed else p[row]
-        if not enough(len(d), of):
-            corrected = None
-        tested[row] = Test(d, corrected, of)
+        p, n_tests = corrected.get(row), len(others)
+        if row == fixed:
+            p, n_tests = sign_flips(d), 1
+        if not enough(len(d), n_tests):
+            p = None
+        tested[row] = Test(d, p, n_tests)
     return tested
 
 
@@ -199,7 +202,7 @@ def detectable(sd: float, n: int, rows: int) -> float:
 def conclusion(tested: dict[str, Test], metric: str) -> str:
     """One sentence: what may be concluded from `tests`."""
     sure, unseen, too_few = [], [], []
-    for row, (d, p, of) in tested.items():
+    for row, (d, p, n_tests) in tested.items():
         mean, half = d.mean(), half_width(d)
         if p is None:
             too_few.append(row)
@@ -208,7 +211,7 @@ def conclusion(tested: dict[str, Test], metric: str) -> str:
             interval = f"{mean - half:+.1f} to {mean + half:+.1f}"
             sure.append(f"{row} {verb} Random: {mean:+.1f} points ({interval})")
         else:
-            least = detectable(d.std(ddof=1), len(d), of)
+            least = detectable(d.std(ddof=1), len(d), n_tests)
             unseen.append(f"{row} ({len(d)} seeds could see {least:.1f} points)")
     said = sure
     if unseen:
@@ -221,9 +224,9 @@ def conclusion(tested: dict[str, Test], metric: str) -> str:
 def planned(tested: dict[str, Test], metric: str, points: float) -> str:
     """One sentence: how many seeds would find a difference, from the scatter so far."""
     needed = []
-    for row, (d, _, of) in tested.items():
+    for row, (d, _, n_tests) in tested.items():
         n, sd = 3, d.std(ddof=1)
-        while not enough(n, of) or (detectable(sd, n, of) > points and n < 10_000):
+        while not enough(n, n_tests) or (detectable(sd, n, n_tests) > points and n < 10_000):
             n += 1
         needed.append(f"{row} {n}")
     return (f"Seeds that would find {points:g} points of {METRICS[metric]} (power .8, a t test at 5 % / "
@@ -258,10 +261,10 @@ def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric:
         if len(found.get(row, [])) == 1:
             cells = [f"{found[row][0]:+.2f}", "one seed: no evidence", "-", "-"]
         elif row in tested:
-            d, p, of = tested[row]
+            d, p, n_tests = tested[row]
             low, high = d.mean() - half_width(d), d.mean() + half_width(d)
             shown = "too few seeds" if p is None else f"{p:.2g}"
-            least = detectable(d.std(ddof=1), len(d), of)
+            least = detectable(d.std(ddof=1), len(d), n_tests)
             cells = [f"{d.mean():+.2f}", f"{low:+.2f} to {high:+.2f}", shown, f"{least:.2f}"]
         table.append([row, ours, theirs, *cells, count, f"{hours:.3f}"])
     if not paper:

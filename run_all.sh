@@ -9,7 +9,7 @@
 # Choose with environment variables, lists with spaces between:
 #   MASKERS        any --masker of pretrain.py; nmg and search are learned first, nmg-alone and nmg-fresh are
 #                  the ablations of table 3. Flags of a row alone after commas: random,--p=0.3-0.15
-#   LMS, SEEDS     DATASETS: only these of the tables                  JOBS=2        rows at once
+#   LMS, SEEDS                                                         JOBS=2        rows at once
 #   QA, CLS        data sets of each task (names or paths)             SPACY_MODEL   finds named entities
 #   RAW=FOLDER     FOLDER/NAME has the raw files of a named data set   OUT=runs      where everything goes
 #   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS, SEARCH_FLAGS    more flags for every command of a script
@@ -32,14 +32,17 @@ policies=() rows=() finished=0
 fail() { echo "error: $*" >&2; exit 2; }
 [[ "$OUT$RAW$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, RAW, PYTHON and this path must be without spaces"
 
+# PATH: a checksum of what a file or a folder holds; nothing of what is no path, such as a name of the hub
+sum() { [ ! -e "$1" ] || find -L "$1" -type f -print0 | sort -z | xargs -0 cat | cksum; }
+
 raw() { [[ -z $RAW || ! -d $RAW/$1 ]] || echo "--raw=$RAW/$1"; }
 
 # SCRIPT DATASET LM MASKER[,--flag=value,...]: a row of a table, all seeds but for those in the results. What
 # its masker learns comes first, once, and lies in $OUT/NAME-DATASET-LM.
 row() {
-    [[ -z $DATASETS || " $DATASETS " == *" $2 "* ]] || return 0
     local lm=$3 name=${4%%,*} flags=${4#"${4%%,*}"} learn="" code="" pretrain=""
-    local masker folder run key seed command
+    local masker folder files run key seed command
+    files="$(sum $2) $(sum $3)"
     masker=$name flags=${flags//,/ } folder=$OUT/$name-$(basename $2)-$(basename $3)
     case $name in
         nmg) learn="train_nmg.py $NMG_FLAGS --self_play=True --continual=True" masker=nmg:$folder ;;
@@ -47,11 +50,12 @@ row() {
         nmg-fresh) learn="train_nmg.py $NMG_FLAGS --self_play=True --continual=False" masker=nmg:$folder ;;
         search) learn="search_masks.py $SEARCH_FLAGS" masker=sampled:$folder ;;
         entity) [[ -z $SPACY_MODEL ]] || flags+=" --spacy_model=$SPACY_MODEL" ;;
-        *.py:*) code=$(cksum < "${name%:*}" 2> /dev/null) || true ;;
+        *.py:*) code=$(sum "${name%:*}") ;;
+        *:*) code=$(sum "${name#*:}") ;;
     esac
     for seed in $SEEDS; do
         # What this line is made of, wherever its files lie.
-        key="$1 $(basename $2) $(basename $3) $name $flags $learn $code $seed"
+        key="$1 $(basename $2) $(basename $3) $name $flags $learn $code $files $seed"
         key=$(cksum <<< "$key $PRETRAIN_FLAGS : $FINETUNE_FLAGS") key=${key// /-}
         if grep -qs "\"key\": \"$key\"" "$OUT/results.jsonl"; then
             finished=$((finished + 1))
@@ -104,7 +108,7 @@ if [ "$*" = --list ]; then
     exit
 fi
 [ $# = 0 ] || fail "$*: run_all.sh takes --list or nothing; all else are environment variables"
-[ $((${#rows[@]} + finished)) -gt 0 ] || fail "no row is left: check LMS, DATASETS and MASKERS"
+[ $((${#rows[@]} + finished)) -gt 0 ] || fail "no row is left: check LMS, QA, CLS and MASKERS"
 [ $finished = 0 ] || echo "$finished rows are in $OUT/results.jsonl already"
 mkdir -p "$OUT/logs"
 rm -f "$OUT/failed"

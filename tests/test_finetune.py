@@ -80,7 +80,7 @@ def test_em_and_f1_by_hand(predicted, references, em, f1):
 @settings(max_examples=40, deadline=None)
 def test_accuracy_and_macro_f1_are_torchmetrics(pairs):
     gold, predicted = np.array(pairs).T
-    ours = finetune_cls.scores(gold, predicted)
+    ours = finetune_cls.accuracy_and_f1(gold, predicted)
     both = (torch.tensor(predicted), torch.tensor(gold))
     accuracy = MulticlassAccuracy(5, average="micro")(*both).item()
     f1_of_each = MulticlassF1Score(5, average="none")(*both).sum().item()
@@ -410,6 +410,23 @@ def test_stages_of_a_seed_use_the_same_labels(script, lm_folder, cls_folder, qa_
     assert [len(set(texts)) for texts in used] == [7] * 4
     call(f"{script}.py", *flags, "--labelled=1000", "--out=all", cwd=tmp_path)
     assert used[-1] == list(range(24 if script == "finetune_cls" else 12))
+
+
+def test_masks_that_read_more_labels_are_refused(lm_folder, cls_folder, tmp_path):
+    """Those of another number of texts, or of other texts."""
+    flags = [f"--dataset={cls_folder}", "--max_len=64"]
+    for masker in ("label", "random"):
+        made = call("pretrain.py", *flags, f"--lm={lm_folder}", f"--masker={masker}", "--labelled=12",
+                    "--max_steps=1", f"--out={masker}", cwd=tmp_path)
+        assert made.returncode == 0, made.stderr
+    allowed = {}
+    for wanted in (["--labelled=12"], ["--labelled=8"], ["--labelled=12", "--seed=1"], []):
+        for masker in ("label", "random"):
+            result = call("finetune_cls.py", *flags, f"--lm={masker}", "--epochs=1", *wanted, cwd=tmp_path)
+            allowed[masker, *wanted] = result.returncode == 0
+            assert result.returncode == 0 or "may have read other labels; pre-train it with" in result.stderr
+    refused = [row for row, fine in allowed.items() if not fine]
+    assert refused == [("label", "--labelled=8"), ("label", "--labelled=12", "--seed=1")]
 
 
 # ---------------------------------------------------------------- the scripts

@@ -15,6 +15,7 @@ import finetune_cls
 import finetune_qa
 import loop
 import maskers
+import policies
 import pretrain
 from data import blocks
 from runs import UserError
@@ -512,6 +513,17 @@ def test_a_masker_of_ones_own_that_changed_is_another_run(tmp_path, flags):
     (tmp_path / "mine.py").write_text(code + "# other\n")
     again = call(*command, cwd=tmp_path)
     assert again.returncode == 2 and "holds another run (masker_code=" in again.stderr
+
+
+def test_a_policy_that_changed_is_another_run(tmp_path, flags):
+    policies.Policy(32).save(tmp_path / "policy")
+    command = ["pretrain.py", *flags, "--masker=nmg:policy", "--max_steps=1", "--out=o"]
+    assert call(*command, cwd=tmp_path).returncode == 0
+    origin, _ = pretrain.origin_of(str(tmp_path / "o"))
+    assert len(origin["policy"]["checksum"]) == 8 and "masker_code" not in origin
+    policies.Policy(32).save(tmp_path / "policy")
+    again = call(*command, cwd=tmp_path)
+    assert again.returncode == 2 and "holds another run (policy=" in again.stderr
 
 
 def filled_in(**given):

@@ -343,13 +343,21 @@ def test_a_row_has_the_same_settings_for_all_seeds(tmp_path, changed):
     assert "but differ in" in refused(tmp_path)
 
 
+def test_a_flag_that_one_line_alone_sets(tmp_path):
+    """None is a setting like any other."""
+    for seed, labelled in ((0, None), (1, 100)):
+        add(tmp_path, "random", seed, config={"labelled": None})
+        add(tmp_path, "whole", seed, config={"labelled": labelled})
+    assert "but differ in labelled 100 (None)" in refused(tmp_path)
+
+
 def test_policies_of_another_seed(tmp_path):
     """Each seed of a row may have a policy of its own, but no seed two."""
-    add(tmp_path, "nmg:a", 0, policy={"seed": 0})
-    add(tmp_path, "nmg:b", 1, policy={"seed": 1})
+    add(tmp_path, "nmg:a", 0, policy={"seed": 0, "checksum": "a"})
+    add(tmp_path, "nmg:b", 1, policy={"seed": 1, "checksum": "b"})
     assert len(groups_of(tmp_path)["reviews", "minilm"]["NMG"]) == 2
-    add(tmp_path, "nmg:b", 0, policy={"seed": 1})
-    assert "policy.seed 1 (0)" in refused(tmp_path)
+    add(tmp_path, "nmg:b", 0, policy={"seed": 1, "checksum": "b"})
+    assert "policy.seed 1 (0), policy.checksum b (a)" in refused(tmp_path)
 
 
 def test_rows_with_other_settings_are_named(tmp_path):
@@ -531,11 +539,11 @@ def test_a_comparison_that_was_fixed_in_advance(tmp_path, rng):
     p = {row: sign_flips(d) for row, d in report.differences(rows, "accuracy").items()}
     tested = report.tests(rows, "accuracy", "tfidf")
     low, high = sorted(("Whole-Random", "Punct.-Random"), key=p.get)
-    assert tested["tfidf"].p == p["tfidf"] and tested["tfidf"].of == 1
-    assert tested[low].p == pytest.approx(2 * p[low]) and tested[low].of == 2
+    assert tested["tfidf"].p == p["tfidf"] and tested["tfidf"].n_tests == 1
+    assert tested[low].p == pytest.approx(2 * p[low]) and tested[low].n_tests == 2
     assert tested[high].p == pytest.approx(max(2 * p[low], p[high]))
     unfixed = report.tests(rows, "accuracy")
-    assert [test.of for test in unfixed.values()] == [3] * 3 and unfixed["tfidf"].p > tested["tfidf"].p
+    assert [test.n_tests for test in unfixed.values()] == [3] * 3 and unfixed["tfidf"].p > tested["tfidf"].p
     result = call("report.py", "--fixed=tfidf", cwd=tmp_path)
     assert "- The test of tfidf was fixed in advance: its p is not corrected." in result.stdout
     assert result.stdout.startswith("Made by `python report.py --results=results.jsonl --fixed=tfidf")

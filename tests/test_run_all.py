@@ -20,8 +20,8 @@ def run_all(*flags, cwd=ROOT, **env):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | env, timeout=600)
 
 
-def listed(**env):
-    result = run_all("--list", **env)
+def listed(cwd=ROOT, **env):
+    result = run_all("--list", cwd=cwd, **env)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
 
@@ -49,12 +49,12 @@ def test_every_row_of_the_papers_tables():
 
 
 @pytest.mark.parametrize(("env", "count"), [
-    ({"DATASETS": "chemprot", "MASKERS": "none whole", "SEEDS": "0 1 2 3 4"}, 10),
-    ({"LMS": "roberta-base", "DATASETS": "newsqa", "MASKERS": "nmg", "SEEDS": "7"}, 1 + 1),
-    ({"LMS": "roberta-base", "DATASETS": "newsqa", "MASKERS": "nmg-alone nmg-fresh", "SEEDS": "7"}, 2 + 2),
+    ({"CLS": "chemprot", "MASKERS": "none whole", "SEEDS": "0 1 2 3 4"}, 10),
+    ({"LMS": "roberta-base", "QA": "newsqa", "MASKERS": "nmg", "SEEDS": "7"}, 1 + 1),
+    ({"LMS": "roberta-base", "QA": "newsqa", "MASKERS": "nmg-alone nmg-fresh", "SEEDS": "7"}, 2 + 2),
     ({"QA": "some/folder", "CLS": "", "LMS": "x", "MASKERS": "none", "SEEDS": "0"}, 1),
     ({"CLS": "my.csv", "LMS": "x", "MASKERS": "random tfidf random,--p=0.3 search", "SEEDS": "0 1"}, 9),
-    ({"DATASETS": "all"}, 0),
+    ({"QA": "", "CLS": ""}, 0),
 ])
 def test_subsets(env, count):
     assert len(listed(**env)) == count
@@ -79,7 +79,7 @@ def test_paths_keep_their_names(tmp_path):
 
 def test_raw_files_and_more_flags(tmp_path):
     (tmp_path / "chemprot").mkdir()
-    commands = listed(DATASETS="chemprot", MASKERS="entity", SEEDS="0", RAW=str(tmp_path),
+    commands = listed(CLS="chemprot", MASKERS="entity", SEEDS="0", RAW=str(tmp_path),
                       SPACY_MODEL="some_model", PRETRAIN_FLAGS="--lr=3e-4", FINETUNE_FLAGS="--lr=2e-4")
     before, _, after = commands[0].partition(" && ")
     assert f" --raw={tmp_path}/chemprot --lr=3e-4 --spacy_model=some_model " in before
@@ -92,7 +92,7 @@ def test_what_is_learned_and_its_flags():
     """A policy for each learned masker, whose own flags win; the row masks with it, and flags after a comma
     are its alone."""
     names = "nmg nmg-alone nmg-fresh search random,--p=0.3,--epochs=2"
-    commands = listed(LMS="x", DATASETS="newsqa", MASKERS=names, SEEDS="0", SEARCH_FLAGS="--pairs=9",
+    commands = listed(LMS="x", QA="newsqa", MASKERS=names, SEEDS="0", SEARCH_FLAGS="--pairs=9",
                       NMG_FLAGS="--mlm_lr=3e-4 --self_play=True")
     learn, rows = commands[:4], commands[4:]
     assert ["train_nmg.py" in c and "--mlm_lr=3e-4" in c for c in learn] == [True, True, True, False]
@@ -112,14 +112,25 @@ def test_every_row_has_a_folder_of_its_own():
     assert len(set(outs)) == len(set(keys)) == len(commands) == 7
 
 
-def test_an_edited_masker_is_another_row(tmp_path):
-    asked = {"CLS": "my.csv", "LMS": "x", "MASKERS": f"{tmp_path}/my.py:rare", "SEEDS": "0"}
+@pytest.mark.parametrize("edited", ["my.csv", "lm/weights", "my.py", "policy/weights", "words.txt"])
+def test_what_is_edited_is_another_row(edited, tmp_path):
+    """Of the files, what they hold is in the key, and not where they lie."""
     keys = []
-    for code in ("# one", "# two"):
-        (tmp_path / "my.py").write_text(code)
-        command, = listed(**asked)
-        keys.append(command.partition("--key=")[2].split()[0])
-    assert keys[0] != keys[1]
+    for place in ("here", "there", "edited"):
+        files = dict.fromkeys(("my.csv", "lm/weights", "my.py", "policy/weights", "words.txt"), "one")
+        if place == "edited":
+            files[edited] = "two"
+        for file, content in files.items():
+            (tmp_path / place / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / place / file).write_text(content)
+        commands = listed(cwd=tmp_path / place, CLS="my.csv", LMS="lm", SEEDS="0",
+                          MASKERS="none my.py:rare sampled:policy difference:words.txt")
+        keys.append([command.partition("--key=")[2].split()[0] for command in commands])
+    here, there, after = keys
+    assert here == there and len(set(here)) == 4
+    row = {"my.py": 1, "policy/weights": 2, "words.txt": 3}.get(edited)
+    changed = [one != other for one, other in zip(here, after, strict=True)]
+    assert changed == [row in (None, i) for i in range(4)]
 
 
 def test_one_kind_of_task_alone():
@@ -158,7 +169,7 @@ def test_rows_in_the_results_are_not_listed_again(tmp_path):
 
 @pytest.mark.parametrize(("flags", "env", "message"), [
     (["--lits"], {}, "--lits: run_all.sh takes --list or nothing"),
-    ([], {"DATASETS": "all"}, "no row is left"),
+    ([], {"QA": "", "CLS": ""}, "no row is left"),
     (["--list"], {"OUT": "with space"}, "must be without spaces"),
 ])
 def test_mistakes(flags, env, message):
@@ -254,7 +265,7 @@ def test_when_it_is_stopped_the_row_at_work_ends_and_no_other_starts(stop, stub,
 def test_rows_of_the_toy_world_are_run_once(tmp_path):
     """A row fails, is mended and run again; what is finished is not."""
     with quick_python(tmp_path) as python:
-        env = {"PYTHON": python, "QUICK": "1", "DATASETS": "toycls", "MASKERS": "none entity",
+        env = {"PYTHON": python, "QUICK": "1", "CLS": "toycls", "MASKERS": "none entity",
                "OUT": str(tmp_path)}
         first = run_all(**env, SPACY_MODEL="xx_none")
         log = (tmp_path / "logs/score-toycls-tiny-none-0.log").read_text()
