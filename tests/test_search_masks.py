@@ -626,6 +626,19 @@ def test_what_matters_compares_maskers_on_the_same_sub_tasks(world, lm, tmp_path
             assert numbers == pytest.approx([score.mean(), d.mean(), low, high], abs=0.0051)
 
 
+def test_what_matters_plays_an_edited_masker_again(tmp_path):
+    """And no other."""
+    codes = []
+    for code in ("from maskers import random as mine\n", "from maskers import whole as mine\n"):
+        (tmp_path / "my.py").write_text(code)
+        result = call(*MATTERS, "--maskers=random,my.py:mine", "--seeds=1", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        _, *plays = runs.read_results(tmp_path / "w.jsonl")
+        codes.append({play["masker"]: (play["code"], play["seconds"]) for play in plays})
+        assert len(plays) == 2
+    assert codes[0]["random"] == codes[1]["random"] and codes[0]["my.py:mine"][0] != codes[1]["my.py:mine"][0]
+
+
 def test_a_picture_of_sizes(tmp_path, monkeypatch):
     """Of made-up plays, punct minus random by seed: 0.01, 0.03 with 200 texts; 0.1, 0.2, 0.3 with 2,000."""
     for contexts, differences in ((2000, (0.1, 0.2, 0.3)), (200, (0.01, 0.03))):

@@ -1,13 +1,13 @@
-"""Whether it matters WHAT is masked in a task: what maskers score on the same sub-tasks, on dev documents.
+"""Whether it matters WHAT is masked in a task: what maskers score on the same sub-tasks.
 
     python -m tools.what_matters                                            # toy world
     python -m tools.what_matters --dataset=chemprot --lm=bert-base-uncased --contexts=200
     python -m tools.what_matters --dataset=chemprot --lm=bert-base-uncased --contexts=2000 --examples=600 \\
         --log=large.jsonl --sizes=runs/what_matters.jsonl           # and a picture of both sizes
 
-All maskers of a seed share the sub-task, the order and the head: only their masks differ. Half of train's
-documents are for validation; test data are not looked at. One line a play goes to --log; started again, it
-goes on from there.
+All maskers of a seed share the sub-task, the order and the head: only their masks differ. They are scored on
+half of train, the same documents for all seeds; test data are not looked at. One line a play goes to --log;
+started again, it goes on from there.
 """
 import time
 from dataclasses import dataclass
@@ -47,7 +47,10 @@ def main(cfg: Config) -> None:
     lines = runs.read_results(file) or [settings]
     if lines[0] != settings:
         raise UserError(f"--log={file}: holds plays with other flags; choose another file")
-    done = {(line["seed"], line["masker"]) for line in lines[1:]}
+    # Plays of a masker that was edited since then do not count.
+    codes = {name: maskers.checksum(name) for name in names}
+    lines[1:] = [play for play in lines[1:] if play["code"] == codes.get(play["masker"], play["code"])]
+    done = {(play["seed"], play["masker"]) for play in lines[1:]}
 
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
     with tqdm(total=len(seeds) * len(names), unit="play", disable=None) as bar:
@@ -62,7 +65,7 @@ def main(cfg: Config) -> None:
                 mask = choose_masks(subtask.contexts, masker, cfg.p, seed, LMReader(lm))
                 _, measured = train_nmg.inner_loop(lm, subtask, mask, task, cfg)
                 scores = {metric: float(values.mean()) for metric, values in measured.items()}
-                lines.append({"seed": seed, "masker": name, "scores": scores,
+                lines.append({"seed": seed, "masker": name, "code": codes[name], "scores": scores,
                               "seconds": time.time() - started})
                 runs.write_jsonl(file, lines)
     print(table(lines[1:], names))
