@@ -6,7 +6,7 @@
     python data_prep.py --dataset=emrqa --raw=folder_of_data_json     # raw files that you already have
 
 Formats, also gzipped: .json (SQuAD 1.1, or emrQA), .jsonl (text, with label and doc where you have them, or
-MRQA), .csv and .tsv (text and label, or text alone), .txt (a corpus, one document a line; or as .jsonl).
+MRQA), .csv and .tsv (text and label, or text alone), .txt (a corpus, one document per line; or as .jsonl).
 """
 import contextlib
 import functools
@@ -198,7 +198,7 @@ def vocabulary_tables(tokenizer) -> tuple[np.ndarray, np.ndarray]:
 
 
 def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: np.ndarray) -> dict:
-    """The arrays of some texts: NAME -> one array a text."""
+    """The arrays of some texts: NAME -> one array per text."""
     arrays = {name: [] for name in [*TOKEN_ARRAYS, "utf8", "doc"]}
     texts = [record["text"] for record in chunk]
     for record, encoding in zip(chunk, encode(tokenizer, texts), strict=True):

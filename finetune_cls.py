@@ -41,7 +41,7 @@ class Config:
     split: str | None = None        # scored: test, or dev (for choosing anything); None: test if there is one
     epochs: int | None = None       # None: 3, the paper's meta-test
     lr: float | None = None         # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
-    batch_size: int | None = None   # texts a step; the paper chose from 12, 16, 32; None: 16
+    batch_size: int | None = None   # texts per step; the paper chose from 12, 16, 32; None: 16
     max_len: int | None = None      # tokens, longer texts are cut; None: 256, or the LM's most
     labelled: int | None = None     # texts of train whose labels are used, drawn by seed; None: all
     seed: int = 0                   # of head, order and dropout, three separate streams

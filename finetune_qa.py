@@ -46,8 +46,8 @@ class Config:
     split: str | None = None        # scored: test, or dev (for choosing anything); None: test if there is one
     epochs: int | None = None       # None: 2, the paper's meta-test
     lr: float | None = None         # None: 3e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
-    batch_size: int | None = None   # windows a step; the paper chose from 12, 16, 32; None: 16
-    max_len: int | None = None      # tokens a window, question and context; None: 384, or the LM's most
+    batch_size: int | None = None   # windows per step; the paper chose from 12, 16, 32; None: 16
+    max_len: int | None = None      # tokens per window, question and context; None: 384, or the LM's most
     overlap: int = 128              # context tokens that two windows share; at most a third of max_len
     max_question: int = 64          # tokens; longer questions are cut
     labelled: int | None = None     # texts of train whose questions are used, drawn by seed; None: all
@@ -179,7 +179,7 @@ def answer_log_prob(output, batch: Batch, pieces: Pieces) -> np.ndarray:
 
 
 def mean_over_windows(log_prob: np.ndarray, question_ids: np.ndarray) -> np.ndarray:
-    """(Q,) of each question, over its windows that are not NaN; 0 where all are, for every player alike."""
+    """(Q,) of each question, over its windows that are not NaN; 0 where the answer is cut off in all."""
     questions, at = np.unique(question_ids, return_inverse=True)
     there = ~np.isnan(log_prob)
     total = np.bincount(at[there], log_prob[there], len(questions))

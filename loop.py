@@ -248,7 +248,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
 
 
 def progress(order: Iterator, **options: object) -> tqdm:
-    """A progress bar; a log gets a line a minute."""
+    """A progress bar; a log gets a line per minute."""
     refresh = 0.1 if sys.stderr.isatty() else 60
     return tqdm(order, unit="step", mininterval=refresh, **options)
 

@@ -122,8 +122,8 @@ def span(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndar
     uniform = rng.random((B, L))
     length = np.minimum(10, 1 + np.log1p(-uniform * (1 - 0.8**10)) // np.log(0.8))              # (B, L) words
     # The first span begins before the row, so that a span may begin at any word.
-    before = np.floor(rng.random((B, L))[:, :1] * length[:, :1])
-    last_word = np.cumsum(length, 1) - 1 - before
+    words_before = np.floor(rng.random((B, L))[:, :1] * length[:, :1])
+    last_word = np.cumsum(length, 1) - 1 - words_before
     begins = np.zeros((B, L + 1), np.int64)
     np.put_along_axis(begins, np.minimum(last_word + 1, L).astype(np.int64), 1, 1)
     # The span of each word, and so of each token; all tokens of a span share one score.
@@ -131,7 +131,7 @@ def span(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndar
     word = np.maximum(np.cumsum(first_of_word, 1) - 1, 0)                                       # (B, L)
     span_ids = np.take_along_axis(np.cumsum(begins, 1), word, 1)
     score = np.take_along_axis(rng.random((B, L + 1)), span_ids, 1)
-    # Equal scores are picked from left to right: so is the span that no longer fits.
+    # Equal scores are picked from left to right, so that the last span is cut where the budget ends.
     return pick(score, batch, budget)
 
 

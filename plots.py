@@ -17,7 +17,7 @@ def save(fig: Figure, file: Path) -> None:
 
 
 def curves(metrics: list[dict], file: Path) -> None:
-    """The paper's learning curves, from the records of metrics.jsonl, one an episode."""
+    """The paper's learning curves, from the records of metrics.jsonl, one per episode."""
     fig = Figure(figsize=(12, 3.4), layout="constrained")
     regret, entropy, loss = fig.subplots(1, 3)
     x = np.arange(1, len(metrics) + 1)
@@ -53,7 +53,7 @@ def held_out_curve(rows: list[dict], file: Path) -> None:
 
 
 def worth_table(names: list[str], worth: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
-    """What a search found, best first: a row a feature, its worth and 95 % interval in each metric.
+    """What a search found, best first: a row per feature, its worth and 95 % interval in each metric.
 
     worth: {metric: (mean (d,), half of the interval (d,))}, the first of them decides about the order."""
     lines = [f"{'worth of 1 sd, x 100':20}" + "".join(f"{metric:>29}" for metric in worth)]

@@ -2,7 +2,7 @@
 policy.safetensors.
 
     Policy          the network of the paper, learned by train_nmg.py
-    LinearPolicy    a product of few features of a token, found by search_masks.py
+    LinearPolicy    a weighted sum of few features of a token, found by search_masks.py
 """
 import json
 from collections.abc import Callable
@@ -72,10 +72,11 @@ class Policy(torch.nn.Module):
 
 
 class LinearPolicy:
-    """The policy of search_masks.py: a token's logit is the product of its features with `weight`.
+    """The policy of search_masks.py: a token's logit is the sum of its features, weighted by `weight`.
 
     Features are scores and principal components of the LM's hidden states, whitened over the corpus: mean 0,
-    standard deviation 1, uncorrelated, and as close to the plain ones as that allows (ZCA).
+    standard deviation 1, uncorrelated, and as close to the plain ones as that allows (ZCA). The score `label`
+    is whitened as all labels of D_tr make it; in a sub-task it knows fewer.
 
     names: of SCORES; components (H, C); mean (d,) and whitener (d, d) of the d = len(names) + C features;
     weight (d,); about: what it was searched on, kept in policy.json"""

@@ -38,8 +38,8 @@ class Config:
     epochs: int | None = None       # None: 1, the paper's meta-test (learned maskers, toy world: 3)
     max_steps: int | None = None    # None: those of all epochs; the learning rate falls to 0 until there
     lr: float | None = None         # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 3e-4)
-    batch_size: int | None = None   # blocks a step; the paper chose from 12, 16, 24; None: 16
-    max_len: int | None = None      # tokens a block; None: 512 for questions, else 256, or the LM's most
+    batch_size: int | None = None   # blocks per step; the paper chose from 12, 16, 24; None: 16
+    max_len: int | None = None      # tokens per block; None: 512 for questions, else 256, or the LM's most
     seed: int = 0                   # of masks, order and dropout, three separate streams
     remask: bool = True             # masks anew each epoch; False: chosen once, by the LM as it came
     eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
@@ -285,8 +285,8 @@ pipeline_tag: fill-mask
 ---
 # {lm}, further pre-trained on {Path(cfg.dataset).name}
 
-{steps:,} steps of masked language modeling, {cfg.batch_size} blocks a step, on {pieces.length.sum():,} tokens
-of text. The words to mask were chosen by `{cfg.masker}`, at a rate of {cfg.p}.
+{steps:,} steps of masked language modeling, {cfg.batch_size} blocks per step, on {pieces.length.sum():,}
+tokens of text. The words to mask were chosen by `{cfg.masker}`, at a rate of {cfg.p}.
 
     python pretrain.py {" ".join(flags)}
 

@@ -290,7 +290,7 @@ def latex_table(table: list[list[str]]) -> str:
 
 
 def forest(rows: dict[str, dict[int, dict]], metrics: tuple[str, ...], title: str, file: Path) -> None:
-    """Differences to Random with their intervals: a panel a metric, a line a row of several seeds."""
+    """Differences to Random with their intervals: a panel per metric, a line per row of several seeds."""
     fig = Figure(figsize=(1.6 + 3.8 * len(metrics), 0.4 * len(rows) + 0.8), layout="constrained")
     for ax, metric in zip(fig.subplots(1, len(metrics), sharey=True), metrics, strict=True):
         ax.axvline(0, color="grey", linestyle=":", linewidth=1)

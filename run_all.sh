@@ -116,6 +116,7 @@ export OUT OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(( ($(getconf _NPROCESSORS_ONLN) 
 
 # COMMAND: runs it. What is finished is not run again: the scripts see to that.
 job() {
+    # The folder of the row's policy, if it has one.
     local log=$OUT/logs/${1##*/}.log policy=${1#*--masker=*:} ended=0
     # Where a policy failed, its folder may hold an older one, of other flags.
     if grep -qsF -- "--out=${policy%% *} FAILED" "$OUT/failed"; then

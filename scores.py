@@ -52,14 +52,8 @@ def punct(batch: Batch, lm=None) -> np.ndarray:
 def oracle(batch: Batch, lm=None) -> np.ndarray:
     """The toy world's informative words first, the best that a policy could learn there (--lm=tiny)."""
     if batch.split.special.vocabulary_size != len(toy.informative()):
-        raise UserError("the maskers oracle and anti know the words of the toy world only; use --lm=tiny")
+        raise UserError("the masker oracle knows the words of the toy world only; use --lm=tiny")
     return FIRST * toy.informative()[batch.input_ids]
-
-
-@register("anti")
-def anti(batch: Batch, lm=None) -> np.ndarray:
-    """The toy world's filler first, the worst (--lm=tiny)."""
-    return -oracle(batch)
 
 
 @register("frequent")

@@ -9,8 +9,8 @@ Not the paper's algorithm: it searches among POLICIES, linear in a few features 
 its frequency, principal components of its hidden state). For each pair of plays a direction of features is
 drawn. One player masks what it favours, the other the opposite, in the same sub-task. The difference of their
 scores, regressed on the difference of what they masked, tells what each feature is worth, and the next
-direction is drawn from what is believed so far (Thompson sampling). Two such players differ 10 to 80 times
-as much in WHAT they mask as two that explore token by token.
+direction is drawn from what is believed so far (Thompson sampling). Two such players differ far more in WHAT
+they mask than two that explore token by token (30 to 60 times, docs/learning.md).
 """
 import inspect
 import time
@@ -40,19 +40,20 @@ from subtasks import SubTaskSampler
 # When a search ends: odds of 50 to 1 that it matters what is masked (where it does not, at most one search in
 # 50 ever sees them), and a believed direction whose expected cosine with the true one is 0.8.
 ODDS, COSINE = 50, 0.8
-# What 1 sd of a feature may be worth, in noises of a pair: the odds average, the belief takes the widest.
+# Prior sd of what 1 sd of a feature is worth, as a multiple of the noise of a pair. The odds are averaged
+# over the three; the belief takes the widest.
 PRIORS = (0.1, 0.3, 1.0)
 
 
 @dataclass
 class Config(train_nmg.BaseConfig):
-    # the search; here val_share is 0.5, and metric the last of METRICS, unless they are given
+    # the search; but for the toy world, val_share is 0.5 and metric the last of METRICS, unless given
     features: str = "frequent,punct,subword,marked,label,tfidf,loss"    # of scores.py, with commas
     components: int = 4             # principal components of the LM's hidden states, as more features
     pairs: int | None = None        # of plays, at most; None: 48 (toy world: 12)
-    beta: float = 3.0               # how strongly a player follows its direction: logits a standard deviation
+    beta: float = 3.0               # how far a player follows its direction: logits per standard deviation
     spacy_model: str | None = None  # finds the entities of the feature in_entity; None: en_core_web_sm
-    log: str | None = None          # a line a pair; a search goes on from this file; None: pairs.jsonl in out
+    log: str | None = None          # a line per pair, from which a search goes on; None: pairs.jsonl in out
     out: str | None = None          # folder of the policy; None: runs/search-DATASET-LM-SEED
 
 
@@ -63,7 +64,7 @@ class Belief:
     """What D features are worth, after n pairs: Bayesian linear regression.
 
     y = d worth + noise; d (n, D): the difference of what two players masked, y (n,): of what they scored;
-    worth ~ N(0, (prior noise)^2), and nothing is known of the size of the noise (Bishop 2006, 2.3.6, 3.3)"""
+    worth ~ N(0, s^2) with s = prior * the sd of the noise, which is not known (Bishop 2006, 2.3.6, 3.3)"""
     d: np.ndarray
     y: np.ndarray
 
@@ -80,12 +81,15 @@ class Belief:
         if not y.any():
             return np.zeros(D), covariance, 0.0
         mean = covariance @ (d.T @ y)
-        squares_left = y @ y - mean @ precision @ mean
-        shrunk = 0.5 * np.linalg.slogdet(covariance)[1] - D * np.log(prior)
-        return mean, covariance * squares_left / n, shrunk + 0.5 * n * np.log(y @ y / squares_left)
+        residual = y @ y - mean @ precision @ mean
+        # How much better the data are explained, less what the freedom of D weights costs.
+        fit = 0.5 * n * np.log(y @ y / residual)
+        occam = 0.5 * np.linalg.slogdet(covariance)[1] - D * np.log(prior)
+        return mean, covariance * residual / n, fit + occam
 
     def log_odds(self) -> float:
-        """That it matters what is masked: the log of the average Bayes factor."""
+        """That it matters what is masked, if that is as likely as not before: the log of the average Bayes
+        factor."""
         return float(logsumexp([self.posterior(prior)[2] for prior in PRIORS]) - np.log(len(PRIORS)))
 
     def odds(self) -> str:
@@ -213,7 +217,7 @@ def verdict(belief: Belief, names: list[str], metric: str) -> str:
                 f"{most:.2g} of {metric} (each at 95 %).")
     more = [name for name, low in zip(names, belief.mean - half, strict=True) if low > 0] or ["-"]
     less = [name for name, high in zip(names, belief.mean + half, strict=True) if high < 0] or ["-"]
-    return f"{said}. Surely more of: {', '.join(more)}; surely less of: {', '.join(less)}."
+    return f"{said}. Worth more of (each at 95 %): {', '.join(more)}; less of: {', '.join(less)}."
 
 
 # ---------------------------------------------------------------- the script

@@ -47,7 +47,7 @@ def located(where: object) -> Iterator[None]:
         raise UserError(f"{where}: the field {e} is missing") from e
     except json.JSONDecodeError as e:
         several = e.msg == "Extra data" and e.lineno > 1
-        advice = "; one object a line? Then call the file .jsonl" if several else ""
+        advice = "; one object per line? Then call the file .jsonl" if several else ""
         raise UserError(f"{where}: not valid JSON: {e}{advice}") from e
     except BROKEN as e:
         raise UserError(f"{where}: {e}") from e

@@ -20,12 +20,12 @@ class SubTask:
 class SubTaskSampler:
     """A data set cut into D_tr and D_val by document, from which sub-tasks are drawn.
 
-    A context finds its labelled examples in one of three ways: it is their text itself; or, where the data
-    set has a corpus of its own, they come from the same document; or, where that names no documents, not
-    at all.
+    Where a context's labelled examples are, depends on the data set: its text itself is labelled
+    (same_texts); or there is a corpus of its own, and they come from the same document (same_documents); or
+    that corpus names no documents, and contexts and examples have nothing to do with each other.
 
     task: finetune_cls, finetune_qa, or another file with their interface; max_len, ft_max_len: tokens of a
-    context and of a labelled piece; val_share: the share of train's documents that is D_val."""
+    context and of a labelled piece; val_share: the share of train's texts that is D_val, whole documents."""
 
     def __init__(self, data: Data, task: ModuleType, max_len: int, ft_max_len: int, val_share: float):
         train, corpus = data["train"], data.corpus
@@ -45,6 +45,7 @@ class SubTaskSampler:
     def sample(self, rng: np.random.Generator, contexts: int, docs: int | None, examples: int,
                validation: int) -> SubTask:
         """`contexts` texts from `docs` documents (None: from any), and at most so many labelled examples.
+        From then on, scores of tokens may read the labels of D_tr' alone (`Split.labelled`).
 
         No document of D_val is among the contexts, but for one case: of a corpus of its own, half of the
         contexts are of validation documents, as the corpus holds test documents in meta-testing."""
@@ -56,7 +57,9 @@ class SubTaskSampler:
             of_train &= np.isin(text_ids, texts)
         elif self.same_documents:
             # toycls, toyqa, and corpora of your own with "doc".
-            half = docs and max(1, docs // 2)
+            half = None
+            if docs:
+                half = max(1, docs // 2)
             of_corpus = self.contexts.split.doc
             train_texts = self.draw_texts(rng, self.train_docs, contexts // 2, half)
             val_texts = self.draw_texts(rng, self.val_docs, contexts // 2, half)
@@ -71,7 +74,6 @@ class SubTaskSampler:
             train=self.draw_examples(rng, of_train, examples),
             val=self.draw_examples(rng, of_val, validation),
             seed=int(rng.integers(2**31)))
-        # Scores of tokens may read no other labels.
         self.examples.split.labelled = np.unique(subtask.train.text_ids)
         for what, drawn in vars(subtask).items():
             if what != "seed" and not len(drawn):

@@ -16,7 +16,7 @@ but a labelled sentence holds the name among fillers alone, and train, dev and t
 So only an LM that learned from the corpus which attributes go with a test name can tell its class. A masked
 token teaches that if it is the name or an attribute, predictable from the other two, and not if it is a
 filler; with all three masked at once nothing is left to predict from, so few tokens should be masked (p =
-0.05: one a context).
+0.05: one per context).
 """
 import functools
 import random
@@ -76,7 +76,7 @@ def general_text(seed: int = 0) -> list[str]:
 
 
 def corpus(rng: random.Random) -> list[dict]:
-    """Unlabelled contexts of 10 words: a new name and two attributes of its class; 16 contexts a name."""
+    """Unlabelled contexts of 10 words: a new name and two attributes of its class; 16 contexts per name."""
     records = []
     for i, name in enumerate(NEW):
         for _ in range(16):

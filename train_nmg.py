@@ -47,7 +47,7 @@ class BaseConfig:
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
     raw: str | None = None          # folder with the raw files of a named data set
-    val_share: float | None = None  # of train's documents, for D_val; None: 0.1 (0.5: half of the noise)
+    val_share: float | None = None  # of train, whole documents, for D_val; None: 0.1; 0.5 halves the noise
     # a sub-task
     contexts: int | None = None     # texts; None: 200
     docs: int | None = None         # documents that they come from; None: any
@@ -60,7 +60,7 @@ class BaseConfig:
     ft_epochs: int | None = None    # of fine-tuning; None: 5, question answering 1
     ft_lr: float | None = None      # None: 2e-5, question answering 3e-5; raise it for smaller LMs
     batch_size: int | None = None   # of both; the paper chose from 8, 16, 32; None: 16
-    max_len: int | None = None      # tokens a context; None: 512 for question answering, else 256
+    max_len: int | None = None      # tokens per context; None: 512 for question answering, else 256
     ft_max_len: int | None = None   # tokens of a labelled piece; None: 384 for question answering, else 256
     metric: str | None = None       # what is rewarded; None: accuracy (QA: exact match); likelihood is graded
     fast: bool = True               # bf16 where native, cheaper dropout and attention on a CPU
@@ -97,7 +97,8 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 
     Order, corruption, dropout and head are common to the players of an episode: only their masks differ."""
     adapted = copy.deepcopy(lm)
-    # Without a mask, as of the masker `none`, there is nothing to learn.
+    # Without a mask, as of the masker `none`, there is nothing to learn. remask=False: the corruption is the
+    # same in all epochs, too.
     if mask.any():
         pretrain(adapted, subtask.contexts, maskers.fixed(mask), p=cfg.p, epochs=cfg.mlm_epochs,
                  lr=cfg.mlm_lr, batch_size=cfg.batch_size, seed=subtask.seed, remask=False, quiet=True)
@@ -183,7 +184,8 @@ def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray
     """R (N, L) of what a player masked, and which of its actions count, (N, L) bool (Algorithm 1, OuterLoop).
 
     1. only this player masked the token: the worse of its two comparisons
-    2. random masked it, too: the comparison with the opponent; the opponent, too: that with random
+    2. random masked it, too, and the opponent did not: the comparison with the opponent
+       the opponent masked it, too, and random did not: the comparison with random
     3. all three masked it: skipped. A tie is 0.
 
     A reward of your own goes here: of masks (N, L) and scores (V,) of all players, of states, or of text."""
@@ -389,10 +391,10 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
 def open_task(cfg: BaseConfig, graded: bool = False,
               spacy_model: str | None = None) -> tuple[Data, torch.nn.Module, ModuleType]:
-    """The data, the LM, and the module of the task. Fills the flags that are None: the toy world's, where it
-    is meant, else the paper's.
+    """The data, the LM, and the module of the task. Fills the flags that are None: in the toy world with its
+    own, elsewhere with the paper's.
 
-    graded: less noise than in the paper, by half of the documents for validation and the last metric"""
+    graded: elsewhere with half of train for validation and the task's last metric, which scatter less"""
     loop.use_fast_path(cfg.fast)
     tokenizer = data_prep.load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, spacy_model=spacy_model)

@@ -138,7 +138,7 @@ def simulated(seed, worth, noise, directed, n_pairs=48):
 
 
 def some_worth(seed):
-    """A random direction, worth 2.07 points a standard deviation."""
+    """A random direction, worth 2.07 points per standard deviation."""
     worth = np.random.default_rng([seed, 1]).normal(size=FEATURES)
     return worth * 2.07 / np.linalg.norm(worth)
 
@@ -381,7 +381,7 @@ def test_what_a_search_leaves(finished):
 
 
 def test_what_a_search_says(finished, world):
-    """A row a feature; what is printed is what the pairs say; the policy is the best direction."""
+    """A row per feature; what is printed is what the pairs say; the policy is the best direction."""
     place = finished[0]
     lines = (place / "o/worth.txt").read_text().splitlines()
     names = ["frequent", "label", "component 1"]
@@ -395,7 +395,8 @@ def test_what_a_search_says(finished, world):
         assert numbers == pytest.approx([expected, expected - half, expected + half], abs=0.0051)
     odds = np.exp(belief.log_odds())
     said = f"After 4 pairs: odds of {odds:.2g} to 1 that it matters which words are masked"
-    assert lines[-1].startswith(f"{said}. Surely more of: " if odds > ODDS else f"{said}, less than")
+    found = ". Worth more of (each at 95 %): " if odds > ODDS else ", less than"
+    assert lines[-1].startswith(said + found)
     np.testing.assert_allclose(policy.weight, 3 * belief.mean / np.linalg.norm(belief.mean))
 
 
@@ -563,7 +564,7 @@ def with_known_worth(monkeypatch, tmp_path, effect):
 @pytest.mark.slow
 def test_a_search_finds_a_known_worth(monkeypatch, tmp_path):
     said, share = with_known_worth(monkeypatch, tmp_path, effect=0.5)
-    assert "that it matters which words are masked. Surely more of: " in said
+    assert "that it matters which words are masked. Worth more of (each at 95 %): " in said
     assert share >= 60
 
 

@@ -59,8 +59,8 @@ class Config:
     examples: int = 64              # labelled examples, at most
     validation: int = 300           # validation examples, at most
     p: float = 0.05                 # share of tokens to mask
-    batch_size: int = 8             # pieces a step
-    max_len: int | None = None      # tokens a context; None: 512 for question answering, else 256
+    batch_size: int = 8             # pieces per step
+    max_len: int | None = None      # tokens per context; None: 512 for question answering, else 256
     ft_max_len: int | None = None   # tokens of a labelled piece; None: 384 for question answering, else 256
     repeats: int = 3                # sub-tasks; the table shows medians
 

@@ -163,8 +163,6 @@ def draw(tags: list[str], percent: dict[str, list[float]], title: str, file: Pat
 def main(cfg: Config) -> None:
     # 1. the maskers, the text and the LM
     found = {name: maskers.find(name) for name in cfg.maskers.split(",")}
-    if {"oracle", "anti"} & set(found) and cfg.lm != "tiny":
-        raise UserError("--maskers: oracle and anti know the words of the toy world only; use --lm=tiny")
     nlp = None
     if cfg.spacy_model:
         nlp = data_prep.load_spacy(cfg.spacy_model, exclude=["parser", "lemmatizer", "ner"])

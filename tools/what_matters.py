@@ -6,7 +6,7 @@
         --log=large.jsonl --sizes=runs/what_matters.jsonl           # and a picture of both sizes
 
 All maskers of a seed share the sub-task, the order and the head: only their masks differ. They are scored on
-half of train, the same documents for all seeds; test data are not looked at. One line a play goes to --log;
+half of train, the same documents for all seeds; test data are not looked at. One line per play goes to --log;
 started again, it goes on from there.
 """
 import time
@@ -33,7 +33,7 @@ class Config(train_nmg.BaseConfig):
     maskers: str = "random,none,punct,frequent,rare,label,marked"   # all are compared with the first
     seeds: int = 6                      # sub-tasks, with seeds from --seed on
     spacy_model: str | None = None      # finds entities
-    log: str = "runs/what_matters.jsonl"        # a line a play
+    log: str = "runs/what_matters.jsonl"        # a line per play
     sizes: str | None = None            # logs of other --contexts, with commas: a picture of all beside log
 
 
