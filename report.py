@@ -125,10 +125,11 @@ def grouped(lines: list[dict]) -> dict[tuple[str, str], dict[str, dict[int, dict
 
 def differing(rows: dict[str, dict[int, dict]]) -> list[str]:
     """A note for each row that differs from Random in more than its masker."""
-    notes = []
+    if "Random" not in rows:
+        return []
+    notes, random = [], first_of(rows["Random"])
     for row, lines in rows.items():
-        random = rows.get("Random", lines)
-        differs = unlike(first_of(lines), first_of(random), VARIES | {"pretraining.masker_code"})
+        differs = unlike(first_of(lines), random, VARIES | {"pretraining.masker_code"})
         if differs:
             notes.append(f"- {row} (Random) differs in more than its masker: {differs}.")
     return notes
@@ -277,13 +278,21 @@ def markdown_table(table: list[list[str]]) -> str:
     return "\n".join([lines[0], "|" + " --- |" * len(table[0]), *lines[1:]])
 
 
+# A Markdown table becomes one of LaTeX by these replacements, in this order.
+LATEX = [(r"([%&_#])", r"\\\1"),                             # what LaTeX takes for a command
+         ("±", r"$\\pm$"),
+         (r"(?<= )-(?=\d)", "$-$"),                          # a sign, but no hyphen of a name
+         (r"\*\*(.+?)\*\*", r"\\textbf{\1}"),
+         (r"<ins>(.+?)</ins>", r"\\underline{\1}"),
+         (r"\|( --- \|)+", r"\\midrule"),
+         (r"\| (.+) \|", r"\1 \\\\"),
+         (r" \| ", " & ")]
+
+
 def latex_table(table: list[list[str]]) -> str:
     r"""The same in LaTeX; needs \usepackage{booktabs}."""
     text = markdown_table(table)
-    # What LaTeX takes for a command; signs, but no hyphens of names; bold and underlined; lines and cells.
-    for pattern, latex in ((r"([%&_#])", r"\\\1"), ("±", r"$\\pm$"), (r"(?<= )-(?=\d)", "$-$"),
-                           (r"\*\*(.+?)\*\*", r"\\textbf{\1}"), (r"<ins>(.+?)</ins>", r"\\underline{\1}"),
-                           (r"\|( --- \|)+", r"\\midrule"), (r"\| (.+) \|", r"\1 \\\\"), (r" \| ", " & ")):
+    for pattern, latex in LATEX:
         text = re.sub(pattern, latex, text)
     columns = "l" + "r" * (len(table[0]) - 1)
     return f"\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{text}\n\\bottomrule\n\\end{{tabular}}\n"
