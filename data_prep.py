@@ -6,7 +6,7 @@
     python data_prep.py --dataset=emrqa --raw=folder_of_data_json     # raw files that you already have
 
 Formats, also gzipped: .json (SQuAD 1.1, or emrQA), .jsonl (text, with label and doc where you have them, or
-MRQA), .csv and .tsv (text and label, or text alone), .txt (a corpus, one document per line; or as .jsonl).
+MRQA), .csv and .tsv (text and label, or text alone), .txt (a corpus, one document per line; or JSON lines).
 """
 import contextlib
 import functools
@@ -127,8 +127,8 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         wanted = fields if split != "corpus" else set()
         write_split(records[split], tokenizer, folder / split, wanted, labels, f"{name}, {split}")
 
-    kind = source.kind or next((KINDS[name] for name in KINDS if name in fields), "text")
-    joined = True
+    kind = source.kind or next((KINDS[field] for field in KINDS if field in fields), "text")
+    joined = "corpus" in source.readers
     for split in ("train", "corpus"):
         joined = joined and "doc" in next(iter(source.readers.get(split, list)()), {})
     meta = {"kind": kind, "labels": labels, "splits": splits, "joined": joined}

@@ -2,7 +2,7 @@
 without it.
 
 `enable()` replaces torch.nn.functional.dropout, and what transformers calls "sdpa", in this process. What
-each part gains, and on which machines, stands in docs/speed.md.
+it gains: docs/speed.md.
 """
 import itertools
 from collections.abc import Iterator

@@ -311,7 +311,7 @@ def main(cfg: Config) -> None:
     data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, cfg.spacy_model)
     if cfg.eval_every and "dev" not in data.splits:
         raise UserError(f"--eval_every: {cfg.dataset} has no dev split to look at; --dev_share=0.1 cuts one "
-                        "from train")
+                        "from train, which text in one .txt is where it lies in a folder as train.txt")
     if cfg.labelled:
         data["train"].label_only(cfg.labelled, cfg.seed)
     model = load_lm(cfg.lm)

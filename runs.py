@@ -140,7 +140,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 def write_jsonl(file: Path, rows: list[dict]) -> None:
     with atomic_write(file) as partial:
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        lines = [json.dumps(row) + "\n" for row in rows]
         partial.write_text("".join(lines), encoding="utf-8")
 
 

@@ -20,6 +20,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 import runs
 import toy
@@ -74,7 +75,8 @@ def read(path: Path) -> Iterator[dict]:
     """The records of one file in any of the formats."""
     readers = {"json": read_squad, "jsonl": read_jsonl, "csv": read_table, "tsv": read_table,
                "txt": read_lines}
-    return readers[format_of(path)](path)
+    with located(path):
+        yield from readers[format_of(path)](path)
 
 
 def read_lines(path: Path) -> Iterator[dict]:
@@ -178,7 +180,8 @@ def read_squad(path: Path) -> Iterator[dict]:
                     answers = [{"text": a["text"], "start": a["answer_start"]} for a in qa["answers"]]
                     qas.append({"id": str(qa["id"]), "question": question, "answers": answers})
                 record = {"text": nonempty(paragraph, "context"), "qas": qas}
-                # Where there is one article, its paragraphs are documents. No "doc": it counts in this file.
+                # Where there is one article, its paragraphs are documents. Not "doc", which would say that
+                # train and corpus number their documents alike (Data.joined).
                 if len(articles) > 1:
                     record["article"] = n
                 yield record
@@ -190,7 +193,7 @@ def read_note(note: dict) -> Iterator[dict]:
     note_lines = note["context"]
     if isinstance(note_lines, str):
         note_lines = note_lines.splitlines()
-    text = "\n".join(line.strip() for line in note_lines)
+    text = "\n".join(line.strip() for line in note_lines).encode("utf-8", "replace").decode()
     qas = []
     for i, qa in enumerate(note["qas"]):
         evidence = {str(answer.get("evidence") or "").strip() for answer in qa["answers"]}
@@ -221,7 +224,7 @@ def with_docs(reader: Callable[[], Iterable[dict]]) -> Iterator[dict]:
     for i, record in enumerate(reader()):
         doc = record.get("doc", record.get("article"))
         # A corpus may be long: nothing is remembered of it.
-        if doc is None and len(record) == 1:
+        if doc is None and record.keys() == {"text"}:
             doc = i
         elif doc is None:
             plain = re.sub(r"<<|>>|\[\[|\]\]|\s+", "", record["text"]).lower()
@@ -233,8 +236,8 @@ def with_docs(reader: Callable[[], Iterable[dict]]) -> Iterator[dict]:
 
 @dataclass
 class Source:
-    """Where the records of a data set come from. It is prepared again when one of its files changes (after an
-    edited reader, remove the folder that load() names)."""
+    """Where the records of a data set come from. It is prepared again when one of its files changes (if you
+    edit a reader, remove the folder that load() names)."""
     readers: dict[str, Callable[[], Iterable[dict]]]            # split -> its records
     files: list[Path]
     cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> share of train
@@ -309,13 +312,15 @@ def dont_stop(name: str, raw: Path | None) -> Source:
 def download(url: str, path: Path, sha256: str | None = None) -> None:
     """Fetches a file once, with a progress bar; one with another checksum is not kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        return
-    try:
-        torch.hub.download_url_to_file(url, str(path), hash_prefix=sha256)
-    except (OSError, RuntimeError, HTTPException) as e:
-        raise UserError(f"{url}: cannot be downloaded ({e}); with files of your own, use --raw=FOLDER or "
-                        "--dataset=PATH") from e
+    # Of the processes that torchrun starts, one downloads and the others wait.
+    with FileLock(f"{path}.lock"):
+        if path.exists():
+            return
+        try:
+            torch.hub.download_url_to_file(url, str(path), hash_prefix=sha256)
+        except (OSError, RuntimeError, HTTPException) as e:
+            raise UserError(f"{url}: cannot be downloaded ({e}); with files of your own, use --raw=FOLDER or "
+                            "--dataset=PATH") from e
 
 
 def toy_source(name: str, raw: Path | None = None) -> Source:

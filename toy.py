@@ -170,8 +170,8 @@ FINETUNE = {
     "cls": {"epochs": 3, "lr": 5e-4, "batch_size": 32},
     "qa": {"epochs": 9, "lr": 1e-3, "batch_size": 32},
 }
-# Meta-training and search: sub-tasks of every name of train, half of them labelled. The likelihood of wrong
-# answers runs away here, so that a search learns more from the accuracy.
+# Meta-training and search: sub-tasks of every name of train, half of them labelled. The log likelihood of a
+# few wrong answers drowns the rest here, so that a search learns more from the accuracy.
 INNER_LOOP = {
     "cls": {"contexts": 1920, "docs": 120, "val_share": 0.5, "mlm_lr": 1e-3, "ft_epochs": 3, "ft_lr": 5e-4,
             "batch_size": 32, "metric": "accuracy"},

@@ -546,7 +546,7 @@ def test_download(server, tmp_path):
             sources.download(server + url, tmp_path / "d/g.bin", "0" * 64)
     with pytest.raises(UserError, match="--raw=FOLDER or --dataset=PATH"):
         sources.download("http://127.0.0.1:9/x", tmp_path / "d/g.bin")
-    assert [f.name for f in (tmp_path / "d").iterdir()] == ["f.bin"]
+    assert [f.name for f in (tmp_path / "d").iterdir() if f.suffix != ".lock"] == ["f.bin"]
 
 
 def test_named_sets_download_what_they_read(server, tmp_path, tok, monkeypatch):
@@ -681,6 +681,17 @@ def test_a_bad_file_is_one_sentence(name, content, said, tmp_path, tok):
     with pytest.raises(UserError, match=re.escape(said)) as raised:
         load(str(tmp_path / name), tok)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "content", "said"), [
+    ("test.csv", '"text"x,label\na,b\n', "test.csv: ',' expected after '\"'"),
+    ("test.json", '{"data": 5}', "test.json: 'int' object is not iterable"),
+])
+def test_so_is_one_that_is_not_train(name, content, said, tmp_path, tok):
+    write_jsonl(tmp_path / "train.jsonl", [GOOD] * 20)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=re.escape(said)):
+        load(str(tmp_path), tok)
 
 
 def test_the_script_says_one_sentence(tmp_path):

@@ -20,6 +20,7 @@ import torch
 from matplotlib.figure import Figure
 
 import data_prep
+import loop
 import maskers
 import plots
 import runs
@@ -162,6 +163,7 @@ def draw(tags: list[str], percent: dict[str, list[float]], title: str, file: Pat
 
 def main(cfg: Config) -> None:
     # 1. the maskers, the text and the LM
+    loop.use_fast_path(True)
     found = {name: maskers.find(name) for name in cfg.maskers.split(",")}
     nlp = None
     if cfg.spacy_model:

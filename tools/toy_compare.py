@@ -24,7 +24,7 @@ from data import Data, blocks
 from pretrain import LMReader, load_lm, mask_batch, pretrain
 from runs import UserError
 
-TASKS = {"cls": finetune_cls, "qa": finetune_qa}
+MODULES = {"cls": finetune_cls, "qa": finetune_qa}
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Config:
 
 def test_score(data: Data, masker: str, seed: int) -> float:
     """Accuracy or exact match on test, in percent, after masking the whole corpus with a masker."""
-    task = TASKS[data.kind]
+    task = MODULES[data.kind]
     lm = load_lm("tiny")
     if masker != "none":
         pretrain(lm, blocks(data.corpus, 128), maskers.find(masker), **toy.PRETRAIN, seed=seed,
@@ -94,8 +94,9 @@ def main(cfg: Config) -> None:
 
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
     shown = {seed: compared(cfg, seed) for seed in seeds}
-    for masker in shown[cfg.seed].values():
-        maskers.find(masker)
+    for seed in seeds:
+        for masker in shown[seed].values():
+            maskers.find(masker)
 
     # The whole chain on the test names, seed by seed.
     scores = {name: [] for name in shown[cfg.seed]}
