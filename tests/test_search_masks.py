@@ -584,6 +584,44 @@ def test_a_search_learns_what_to_mask(world, tmp_path):
     assert informative_share(world, f"sampled:{tmp_path / 'o'}") >= 50
 
 
+# ---------------------------------------------------------------- agreement
+
+def made_up_search(file, seed, worth, rng, **settings):
+    """A log of 30 pairs of known worth (D,), with a little noise."""
+    lines = [{"seed": seed, "metric": "accuracy", "features": "a,b", "components": 1} | settings]
+    for n in range(30):
+        x = rng.normal(size=(2, len(worth)))
+        y = x @ worth + rng.normal(0, 0.01, 2)
+        lines.append({"pair": n, "direction": [0] * len(worth), "x": x.tolist(),
+                      "scores": {"accuracy": y.tolist()}, "expected": 0.1})
+    runs.write_jsonl(file, lines)
+
+
+def test_searches_that_agree_and_one_that_does_not(tmp_path):
+    rng = np.random.default_rng(0)
+    for seed, worth in enumerate(([1, 0, 0], [1, 0, 0], [-1, 0.5, 0])):
+        made_up_search(tmp_path / f"{seed}.jsonl", seed, np.array(worth), rng)
+    result = call("tools/agreement.py", "--logs=0.jsonl,1.jsonl,2.jsonl", "--out=a.png", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    alike, _, unlike, random, *rest = result.stdout.splitlines()
+    assert alike.startswith("0 and 1: cosine 1.00; winners of 1 that 0 foresees: 30 of 30, correlation 1.00")
+    assert float(re.match(r"1 and 2: cosine (\S+);", unlike)[1]) == pytest.approx(-0.89, abs=0.02)
+    assert int(re.search(r"foresees: (\d+) of 30", unlike)[1]) < 10
+    assert random.endswith("have cosines of 0 +- 0.58")
+    assert {line.split()[0] for line in rest[2:5]} == {"a", "b", "component"}
+    assert "all 90 pairs together" in rest[5] and (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize(("logs", "said"), [
+    ("0.jsonl", "two files of search_masks.py or more"), ("0.jsonl,none.jsonl", "two files of search_masks"),
+    ("0.jsonl,1.jsonl", "differ in more than their seed")])
+def test_searches_that_cannot_be_compared(logs, said, tmp_path):
+    for seed, p in ((0, 0.05), (1, 0.1)):
+        made_up_search(tmp_path / f"{seed}.jsonl", seed, np.ones(3), np.random.default_rng(seed), p=p)
+    result = call("tools/agreement.py", f"--logs={logs}", cwd=tmp_path)
+    assert result.returncode == 2 and said in result.stderr
+
+
 # ---------------------------------------------------------------- what_matters
 
 MATTERS = ["tools/what_matters.py", *PLAYS, "--log=w.jsonl"]
