@@ -565,6 +565,24 @@ def test_wrong_flags_of_bench(flags, said, tmp_path):
 # ---------------------------------------------------------------- toy_compare
 
 @pytest.mark.slow
+def test_the_tokens_that_are_masked_most():
+    """Against counting by hand; tokens 0 to 14, of which 14 is too rare."""
+    rng = np.random.default_rng(0)
+    ids = np.append(rng.integers(0, 14, 600), [14] * 9)
+    split = SimpleNamespace(input_ids=ids, token_start=np.array([0, 300, 609]),
+                            special=SimpleNamespace(vocabulary_size=15))
+    masked = rng.random(len(ids)) < 0.1 + 0.05 * (ids == 3) + 0.8 * (ids == 7)
+    found = show_masks.most_masked(split, np.array([0, 1]), masked)
+    beyond = {}
+    for token in range(14):
+        expected = masked.sum() * (ids == token).sum() / len(ids)
+        beyond[token] = (masked[ids == token].sum() - expected) / np.sqrt(expected)
+    assert [token for token, _ in found] == sorted(beyond, key=beyond.get)[::-1][:10]
+    assert found[0][0] == 7 and dict(found)[7] == pytest.approx(masked[ids == 7].mean())
+    masked[ids == 7] = False
+    assert 7 not in dict(show_masks.most_masked(split, np.array([0, 1]), masked))
+
+
 def test_the_oracle_beats_no_masking_by_far(tmp_path, monkeypatch):
     """After one epoch. And pretrain.py and finetune_cls.py, with their defaults, give the same score."""
     monkeypatch.setitem(toy.PRETRAIN, "epochs", 1)

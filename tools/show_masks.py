@@ -67,6 +67,20 @@ def choices(pieces: Pieces, indices: np.ndarray, masker: maskers.Masker, cfg: Co
     return masked, probability
 
 
+def most_masked(split: Split, texts: np.ndarray, masked: np.ndarray) -> list[tuple[int, float]]:
+    """Of the tokens that occur 10 times or more in some texts, the ten that are masked most beyond chance, in
+    standard deviations of a Poisson count, and the share of their occurrences that is. masked: (T,) bool"""
+    here = np.concatenate([np.arange(*split.token_start[i:i + 2]) for i in texts])
+    count, taken = np.zeros((2, split.special.vocabulary_size))
+    np.add.at(count, split.input_ids[here], 1)
+    np.add.at(taken, split.input_ids[here], masked[here])
+    often = np.flatnonzero((count >= 10) & (taken > 0))
+    expected = count[often] * taken.sum() / count.sum()
+    beyond = (taken[often] - expected) / np.sqrt(expected)
+    top = often[np.argsort(-beyond, kind="stable")[:10]]
+    return list(zip(top.tolist(), (taken / np.maximum(count, 1))[top].tolist(), strict=True))
+
+
 # ---------------------------------------------------------------- the page
 
 def context(split: Split, i: int, masked: dict[str, np.ndarray], probability: dict[str, np.ndarray]) -> dict:
@@ -168,7 +182,8 @@ def main(cfg: Config) -> None:
     nlp = None
     if cfg.spacy_model:
         nlp = data_prep.load_spacy(cfg.spacy_model, exclude=["parser", "lemmatizer", "ner"])
-    data = data_prep.load(cfg.dataset, data_prep.load_tokenizer(cfg.lm), cfg.raw, spacy_model=cfg.spacy_model)
+    tokenizer = data_prep.load_tokenizer(cfg.lm)
+    data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, spacy_model=cfg.spacy_model)
     split = data[cfg.split] if cfg.split else data.corpus
     model = load_lm(cfg.lm)
     pieces = blocks(split, max_len_of(model, None, data.block_len))
@@ -185,6 +200,11 @@ def main(cfg: Config) -> None:
         masked[name], share = choices(pieces, in_them, masker, cfg, lm, policy)
         if policy:
             probability[name] = share
+
+    for name, mask in masked.items():
+        tokens = most_masked(split, shown, mask)
+        each = [f"{tokenizer.convert_ids_to_tokens(token)} {share:.0%}" for token, share in tokens]
+        print(f"{name} masks most of: {', '.join(each) or 'no token that occurs 10 times'}")
 
     # 3. the page
     title = f"{Path(data.name).name}, {Path(cfg.lm).name}"
