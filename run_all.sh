@@ -28,7 +28,7 @@ if [ "${QUICK:-}" ]; then
 fi
 SEEDS=${SEEDS:-0 1 2} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
 QA=${QA-squad emrqa newsqa} CLS=${CLS-chemprot imdb}
-policies=() rows=() finished=0
+policies=() rows=() finished=0 files="" files_of=""
 fail() { echo "error: $*" >&2; exit 2; }
 [[ "$OUT$RAW$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, RAW, PYTHON and this path must be without spaces"
 
@@ -41,8 +41,9 @@ raw() { [[ -z $RAW || ! -d $RAW/$1 ]] || echo "--raw=$RAW/$1"; }
 # its masker learns comes first, once, and lies in $OUT/NAME-DATASET-LM.
 row() {
     local lm=$3 name=${4%%,*} flags=${4#"${4%%,*}"} learn="" code="" pretrain=""
-    local masker folder files run key seed command
-    files="$(sum $2) $(sum $3)"
+    local masker folder run key seed command
+    # Rows of the same data and LM follow each other: their files, which may be large, are read once.
+    [ "$files_of" = "$2 $3" ] || files="$(sum $2) $(sum $3)" files_of="$2 $3"
     masker=$name flags=${flags//,/ } folder=$OUT/$name-$(basename $2)-$(basename $3)
     case $name in
         nmg) learn="train_nmg.py $NMG_FLAGS --self_play=True --continual=True" masker=nmg:$folder ;;

@@ -40,8 +40,7 @@ from subtasks import SubTaskSampler
 # When a search ends: odds of 50 to 1 that it matters what is masked (where it does not, at most one search in
 # 50 ever sees them), and a believed direction whose expected cosine with the true one is 0.8.
 ODDS, COSINE = 50, 0.8
-# Prior sd of what 1 sd of a feature is worth, as a multiple of the noise of a pair. The odds are averaged
-# over the three; the belief takes the widest.
+# Prior sd of a feature's worth, over the noise of a pair: odds average all, the belief takes the widest.
 PRIORS = (0.1, 0.3, 1.0)
 
 
@@ -88,8 +87,7 @@ class Belief:
         return mean, covariance * residual / n, fit + occam
 
     def log_odds(self) -> float:
-        """That it matters what is masked, if that is as likely as not before: the log of the average Bayes
-        factor."""
+        """That it matters what is masked, if even before: the log of the average Bayes factor."""
         return float(logsumexp([self.posterior(prior)[2] for prior in PRIORS]) - np.log(len(PRIORS)))
 
     def odds(self) -> str:
