@@ -615,10 +615,11 @@ def test_searches_that_agree_and_one_that_does_not(tmp_path):
 
 @pytest.mark.parametrize(("logs", "said"), [
     ("0.jsonl", "two files of search_masks.py or more"), ("0.jsonl,none.jsonl", "two files of search_masks"),
-    ("0.jsonl,1.jsonl", "differ in more than their seed")])
+    ("0.jsonl,w.jsonl", "two files of search_masks"), ("0.jsonl,1.jsonl", "differ in more than their seed")])
 def test_searches_that_cannot_be_compared(logs, said, tmp_path):
     for seed, p in ((0, 0.05), (1, 0.1)):
         made_up_search(tmp_path / f"{seed}.jsonl", seed, np.ones(3), np.random.default_rng(seed), p=p)
+    runs.write_jsonl(tmp_path / "w.jsonl", [{"contexts": 200}, {"seed": 0, "masker": "random"}])
     result = call("tools/agreement.py", f"--logs={logs}", cwd=tmp_path)
     assert result.returncode == 2 and said in result.stderr
 

@@ -52,6 +52,11 @@ def main(cfg: Config) -> None:
     lines[1:] = [play for play in lines[1:] if play["code"] == codes.get(play["masker"], play["code"])]
     done = {(play["seed"], play["masker"]) for play in lines[1:]}
 
+    others = [Path(name) for name in (cfg.sizes or "").split(",") if name]
+    for other in others:
+        if not runs.read_results(other):
+            raise UserError(f"--sizes={other}: no log of this script; it is what another --log wrote")
+
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
     with tqdm(total=len(seeds) * len(names), unit="play", disable=None) as bar:
         for seed in seeds:
@@ -69,8 +74,8 @@ def main(cfg: Config) -> None:
                               "seconds": time.time() - started})
                 runs.write_jsonl(file, lines)
     print(table(lines[1:], names))
-    if cfg.sizes:
-        draw([file, *map(Path, cfg.sizes.split(","))], names, cfg.metric, file.with_suffix(".png"))
+    if others:
+        draw([file, *others], names, cfg.metric, file.with_suffix(".png"))
 
 
 def scores_of(plays: list[dict], masker: str, first: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
