@@ -131,7 +131,7 @@ def main(cfg: Config) -> None:
     tokenizer = data_prep.load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, kind="cls")
     lm = load_lm(cfg.lm)
-    origin, pretrain_seconds = origin_of(cfg.lm)
+    origin, pretraining = origin_of(cfg.lm)
     check_labels(origin, cfg.labelled, cfg.seed)
     cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
     defaults = toy.FINETUNE["cls"] if origin["lm"] == "tiny" else DEFAULTS
@@ -166,8 +166,10 @@ def main(cfg: Config) -> None:
             model.config.label2id = {label: i for i, label in enumerate(data.labels)}
             model.save_pretrained(run.folder)
             tokenizer.save_pretrained(run.folder)
-        seconds = {"pretrain": pretrain_seconds, "train": trained - started, "score": time.time() - trained}
-        run.finish(scores=accuracy_and_f1(gold, predicted), seconds=seconds)
+        seconds = {"pretrain": pretraining["seconds"], "train": trained - started,
+                   "score": time.time() - trained}
+        run.finish(scores=accuracy_and_f1(gold, predicted), examples=len(lines), seconds=seconds,
+                   held_out_loss=pretraining["held_out_loss"])
 
     # 3. one line of results
     if runs.is_main_process():

@@ -238,7 +238,7 @@ def main(cfg: Config) -> None:
     tokenizer = data_prep.load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, kind="qa")
     lm = load_lm(cfg.lm)
-    origin, pretrain_seconds = origin_of(cfg.lm)
+    origin, pretraining = origin_of(cfg.lm)
     check_labels(origin, cfg.labelled, cfg.seed)
     cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
     defaults = toy.FINETUNE["qa"] if origin["lm"] == "tiny" else DEFAULTS
@@ -280,8 +280,10 @@ def main(cfg: Config) -> None:
             tokenizer.save_pretrained(run.folder)
         em = 100 * float(np.mean([line["em"] for line in lines]))
         f1 = 100 * float(np.mean([line["f1"] for line in lines]))
-        seconds = {"pretrain": pretrain_seconds, "train": trained - started, "score": time.time() - trained}
-        run.finish(scores={"em": em, "f1": f1}, seconds=seconds)
+        seconds = {"pretrain": pretraining["seconds"], "train": trained - started,
+                   "score": time.time() - trained}
+        run.finish(scores={"em": em, "f1": f1}, examples=len(lines), seconds=seconds,
+                   held_out_loss=pretraining["held_out_loss"])
 
     # 3. one line of results
     if runs.is_main_process():

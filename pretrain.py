@@ -214,8 +214,9 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
 
 # ---------------------------------------------------------------- where an LM comes from
 
-def origin_of(lm: str) -> tuple[dict, float | None]:
-    """The further pre-training behind an LM, from its run.json, and the seconds that it took.
+def origin_of(lm: str) -> tuple[dict, dict]:
+    """The further pre-training behind an LM, from its run.json, and what it found out: "seconds",
+    "held_out_loss".
 
     {"lm": the one before it, "masker", "p", ...}; the masker is "none" where there was none."""
     file = Path(lm) / "run.json"
@@ -223,7 +224,8 @@ def origin_of(lm: str) -> tuple[dict, float | None]:
     if "masker" not in run:
         run = {"lm": lm, "weights": weights_of(lm), "masker": "none", "seconds": 0.0}
     found_out = ("loss", "held_out_loss", "seconds", "versions")
-    return {name: value for name, value in run.items() if name not in found_out}, run.get("seconds")
+    found = {name: run.pop(name, None) for name in found_out}
+    return run, found
 
 
 def check_labels(origin: dict, labelled: int | None, seed: int) -> None:
@@ -370,6 +372,8 @@ def main(cfg: Config) -> None:
     if held_out:
         print(f"perplexity of held-out text under random masks, p = 0.15: {np.exp(before):.2f} before, "
               f"{np.exp(after):.2f} after")
+        if after > before:
+            print("WARNING: the LM became worse on this text; a smaller --lr or more --epochs may help")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     python report.py --results=here/results.jsonl,there/results.jsonl --split=dev --out=report-dev
     python report.py --plan=0.5               # how many seeds would find half a point
 """
+import math
 import re
 import shlex
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ READING = """- Mean ± standard deviation over seeds. Of rows with every seed th
   underlined: the paper's convention, no evidence. hours: median of a seed, without meta-training.
 - minus Random: paired by seed, with Student's t 95 % interval. p: exact sign-flip test, Holm-corrected over
   rows; "too few seeds" where 2 / 2^n, its least, is above .05 / rows. detectable: by a t test at
-  .05 / rows, power .8.
+  .05 / rows, power .8. What seeds show holds for these examples, which all of them share.
 """
 # Settings that name a row, or places. And what may differ between the lines of a row.
 NOT_FACTS = {"masker", "self_play", "continual", "reward", "dataset", "lm", "split", "raw", "results", "out",
@@ -42,7 +43,7 @@ class Config:
     split: str | None = None        # lines of this split only: test or dev; None: test, or dev without any
     plan: float | None = None       # points: says how many seeds would find such a difference
     fixed: str | None = None        # the row whose test was fixed in advance, so that its p is not corrected
-    out: str = "report"             # folder of results.md, tables.tex and forest-DATASET-LM.png
+    out: str | None = None          # folder of results.md, tables.tex, pictures; None: report, beside results
 
 
 def read(files: list[str], split: str | None) -> list[dict]:
@@ -135,6 +136,25 @@ def differing(rows: dict[str, dict[int, dict]]) -> list[str]:
     return notes
 
 
+def scored_on(rows: dict[str, dict[int, dict]]) -> str:
+    """A note of what was scored; "" of lines that do not say how many examples."""
+    line = first_of(first_of(rows))
+    n = line.get("examples")
+    return f"- Scored on {n:,} examples of {line['split']}: one is {100 / n:.2g} points." if n else ""
+
+
+def made_worse(rows: dict[str, dict[int, dict]]) -> list[str]:
+    """A note for each row whose pre-training raised the loss on held-out text."""
+    notes = []
+    for row, lines in rows.items():
+        losses = [line["held_out_loss"] for line in lines.values() if line.get("held_out_loss")]
+        worse = sum(after > before for before, after in losses if before is not None)
+        if worse:
+            notes.append(f"- {row}: the LM became worse on held-out text in {worse} of {len(lines)} seeds; "
+                         "a smaller --lr or more --epochs of pretrain.py may help.")
+    return notes
+
+
 def differences(rows: dict[str, dict[int, dict]], metric: str) -> dict[str, np.ndarray]:
     """{row: (S,) its scores minus Random's, in points, of the S seeds that both have}."""
     random = rows.get("Random", {})
@@ -182,15 +202,15 @@ def tests(rows: dict[str, dict[int, dict]], metric: str, fixed: str | None = Non
         p, n_tests = corrected.get(row), len(others)
         if row == fixed:
             p, n_tests = sign_flips(d), 1
-        if not enough(len(d), n_tests):
+        if len(d) < least_seeds(n_tests):
             p = None
         tested[row] = Test(d, p, n_tests)
     return tested
 
 
-def enough(seeds: int, rows: int) -> bool:
-    """Whether the least p of a sign-flip test, 2 / 2^seeds, is low enough for Holm's correction."""
-    return 2 / 2**seeds <= 0.05 / rows
+def least_seeds(rows: int) -> int:
+    """With so many the least p of a sign-flip test, 2 / 2^seeds, is at most .05 / rows."""
+    return math.ceil(1 + math.log2(rows / 0.05))
 
 
 def detectable(sd: float, n: int, rows: int) -> float:
@@ -218,7 +238,8 @@ def conclusion(tested: dict[str, Test], metric: str) -> str:
     if unseen:
         said.append(f"no difference to Random was seen of {', '.join(unseen)}")
     if too_few:
-        said.append(f"too few seeds to say anything of {', '.join(too_few)}")
+        least = max(least_seeds(tested[row].n_tests) for row in too_few)
+        said.append(f"too few seeds to say anything of {', '.join(too_few)}: at least {least} are needed")
     return f"**{METRICS[metric]}**: {'; '.join(said)}." if said else ""
 
 
@@ -226,10 +247,10 @@ def planned(tested: dict[str, Test], metric: str, points: float) -> str:
     """One sentence: how many seeds would find a difference, from the scatter so far."""
     needed = []
     for row, (d, _, n_tests) in tested.items():
-        n, sd = 3, d.std(ddof=1)
-        while not enough(n, n_tests) or (detectable(sd, n, n_tests) > points and n < 10_000):
+        n, sd = least_seeds(n_tests), d.std(ddof=1)
+        while detectable(sd, n, n_tests) > points and n < 10_000:
             n += 1
-        needed.append(f"{row} {n}")
+        needed.append(f"{row} {n}" if len(d) > 5 else f"{row} {n} (a guess, from {len(d)} seeds)")
     return (f"Seeds that would find {points:g} points of {METRICS[metric]} (power .8, a t test at 5 % / "
             f"rows): {', '.join(needed) or 'not known from one seed'}.")
 
@@ -264,9 +285,10 @@ def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric:
         elif row in tested:
             d, p, n_tests = tested[row]
             low, high = d.mean() - half_width(d), d.mean() + half_width(d)
-            shown = "too few seeds" if p is None else f"{p:.2g}"
-            least = detectable(d.std(ddof=1), len(d), n_tests)
-            cells = [f"{d.mean():+.2f}", f"{low:+.2f} to {high:+.2f}", shown, f"{least:.2f}"]
+            evidence = ["too few seeds", "-"]
+            if p is not None:
+                evidence = [f"{p:.2g}", f"{detectable(d.std(ddof=1), len(d), n_tests):.2f}"]
+            cells = [f"{d.mean():+.2f}", f"{low:+.2f} to {high:+.2f}", *evidence]
         table.append([row, ours, theirs, *cells, count, f"{hours:.3f}"])
     if not paper:
         table = [cells[:2] + cells[3:] for cells in table]
@@ -316,6 +338,8 @@ def forest(rows: dict[str, dict[int, dict]], metrics: tuple[str, ...], title: st
 
 def main(cfg: Config) -> None:
     flags = [f"--{name}={value}" for name, value in vars(cfg).items() if value]
+    if cfg.out is None:
+        cfg.out = str(Path(cfg.results.split(",")[0]).with_name("report"))
     page = [f"Made by `{shlex.join(['python', 'report.py', *flags])}`."]
     tex = ["% needs \\usepackage{booktabs}"]
     groups = grouped(read(cfg.results.split(","), cfg.split))
@@ -324,7 +348,7 @@ def main(cfg: Config) -> None:
         raise runs.UserError(f"--fixed={cfg.fixed}: no such row{runs.nearest(cfg.fixed, known - {'Random'})}")
     for (dataset, lm), rows in groups.items():
         line = first_of(first_of(rows))
-        notes = differing(rows)
+        notes = [scored_on(rows), *differing(rows), *made_worse(rows)]
         if cfg.fixed in rows:
             notes.append(f"- The test of {cfg.fixed} was fixed in advance: its p is not corrected.")
         if line.get("version"):
@@ -338,7 +362,7 @@ def main(cfg: Config) -> None:
             if cfg.plan:
                 page.append(planned(tested, metric, cfg.plan))
             tex.append(latex_table(table))
-        page.append("\n".join(notes))
+        page.append("\n".join(filter(None, notes)))
         if "Random" in rows and len(rows) > 1:
             picture = f"forest-{dataset}-{lm}.png"
             forest(rows, line["metrics"], f"{dataset}, {lm}", Path(cfg.out, picture))

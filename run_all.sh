@@ -28,14 +28,26 @@ if [ "${QUICK:-}" ]; then
 fi
 SEEDS=${SEEDS:-0 1 2} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
 QA=${QA-squad emrqa newsqa} CLS=${CLS-chemprot imdb}
-policies=() rows=() finished=0 files="" files_of=""
+policies=() rows=() unread=() finished=0 files="" files_of="" tried=""
 fail() { echo "error: $*" >&2; exit 2; }
+list=$*
+[[ -z $list || $list == --list ]] || fail "$*: give --list or nothing; all else are environment variables"
 [[ "$OUT$RAW$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, RAW, PYTHON and this path must be without spaces"
 
 # PATH: a checksum of what a file or a folder holds; nothing of what is no path, such as a name of the hub
 sum() { [ ! -e "$1" ] || find -L "$1" -type f -print0 | sort -z | xargs -0 cat | cksum; }
 
 raw() { [[ -z $RAW || ! -d $RAW/$1 ]] || echo "--raw=$RAW/$1"; }
+
+# DATASET LM: prepares the data once. Where they or the LM cannot be read, a sentence says why, before any row
+# runs; they get no rows, and the others go on.
+readable() {
+    if [[ -z $list && $tried != "$1 $2" ]]; then
+        tried="$1 $2"
+        $PYTHON ${here}data_prep.py --dataset=$1 --lm=$2 $(raw $1) || unread+=("$1 $2")
+    fi
+    [[ " ${unread[*]} " != *" $1 $2 "* ]]
+}
 
 # SCRIPT DATASET LM MASKER[,--flag=value,...]: a row of a table, all seeds but for those in the results. What
 # its masker learns comes first, once, and lies in $OUT/NAME-DATASET-LM.
@@ -62,6 +74,7 @@ row() {
             finished=$((finished + 1))
             continue
         fi
+        readable $2 $3 || return 0
         command="$PYTHON $here${learn%% *} --dataset=$2 --lm=$3 $(raw $2) ${learn#* } --out=$folder"
         [[ -z $learn || " ${policies[*]} " == *" $command "* ]] || policies+=("$command")
         run=$(basename $2)-$(basename $3)-$(tr ":/" "-" <<< ${4//,--/-})-$seed
@@ -104,31 +117,40 @@ if [ -z "$MASKERS" ]; then
 fi
 
 # ---------------------------------------------------------------- run them
-if [ "$*" = --list ]; then
+if [ "$list" ]; then
     for command in "${policies[@]}" "${rows[@]}"; do echo $command; done
     exit
 fi
-[ $# = 0 ] || fail "$*: run_all.sh takes --list or nothing; all else are environment variables"
-[ $((${#rows[@]} + finished)) -gt 0 ] || fail "no row is left: check LMS, QA, CLS and MASKERS"
+[ $((${#rows[@]} + finished + ${#unread[@]})) -gt 0 ] || fail "no row is left: check LMS, QA, CLS and MASKERS"
+[ $((${#rows[@]} + finished)) -gt 0 ] || exit 2
 [ $finished = 0 ] || echo "$finished rows are in $OUT/results.jsonl already"
 mkdir -p "$OUT/logs"
 rm -f "$OUT/failed"
-export OUT OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(( ($(getconf _NPROCESSORS_ONLN) + JOBS - 1) / JOBS ))}
+[ ${#unread[@]} = 0 ] || printf '%s: cannot be read, see above\n' "${unread[@]}" > "$OUT/failed"
+count() { cat "$OUT/results.jsonl" 2> /dev/null | wc -l; }
+export OUT ROWS=${#rows[@]} BEFORE=$(count)
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(( ($(getconf _NPROCESSORS_ONLN) + JOBS - 1) / JOBS ))}
 
 # COMMAND: runs it. What is finished is not run again: the scripts see to that.
 job() {
-    # The folder of the row's policy, if it has one.
-    local log=$OUT/logs/${1##*/}.log policy=${1#*--masker=*:} ended=0
+    # Where its results go, and the folder of its policy, if it has one.
+    local folder=${1##*--out=} policy=${1#*--masker=*:} ended=0
+    local log=$OUT/logs/${folder##*/}.log
     # Where a policy failed, its folder may hold an older one, of other flags.
-    if grep -qsF -- "--out=${policy%% *} FAILED" "$OUT/failed"; then
-        echo $1 NOT STARTED, as its policy failed | tee -a "$OUT/failed" >&2
+    if grep -qs "^${policy%% *} FAILED" "$OUT/failed"; then
+        echo "$folder NOT STARTED, as its policy failed" | tee -a "$OUT/failed" >&2
         return
     fi
-    echo "$(date +%H:%M:%S)" $1
+    echo "$(date +%H:%M:%S) $folder begins, see $log"
+    echo $1 >> "$log"
     bash -c "$1" >> "$log" 2>&1 || ended=$?
-    [ $ended = 0 ] || echo $1 "FAILED ($ended), see $log: $(tail -n 1 "$log")" | tee -a "$OUT/failed" >&2
+    if [ $ended != 0 ]; then
+        echo "$folder FAILED ($ended), see $log: $(tail -n 1 "$log")" | tee -a "$OUT/failed" >&2
+    else
+        echo "$(date +%H:%M:%S) $folder ends; $(($(count) - BEFORE)) of $ROWS rows are finished"
+    fi
 }
-export -f job
+export -f job count
 
 # COMMAND ...: JOBS of them at once, in a process group, which Ctrl-C and SIGTERM stop as a whole.
 all() {
@@ -142,7 +164,7 @@ all() {
 all "${policies[@]}"
 all "${rows[@]}"
 reported=0
-$PYTHON ${here}report.py --results="$OUT/results.jsonl" --out="$OUT/report" || reported=$?
+[ ! -e "$OUT/results.jsonl" ] || $PYTHON ${here}report.py --results="$OUT/results.jsonl" || reported=$?
 [ -s "$OUT/failed" ] || exit $reported
 printf '\n%s failed; the same command runs them again:\n' "$(wc -l < "$OUT/failed")" >&2
 cat "$OUT/failed" >&2

@@ -266,7 +266,8 @@ def add_result(path: Path, run: Run, row: str | None = None, key: str | None = N
     facts = run.facts()
     origin = run.settings["pretraining"]
     line = {"dataset": facts["dataset"], "lm": origin["lm"], "masker": origin["masker"], "row": row,
-            "seed": facts["seed"], "split": facts["split"], **facts["scores"], "seconds": facts["seconds"],
+            "seed": facts["seed"], "split": facts["split"], "examples": facts.get("examples"),
+            **facts["scores"], "held_out_loss": facts.get("held_out_loss"), "seconds": facts["seconds"],
             "predictions": str(run.folder / "predictions.jsonl"), "key": key, "config": run.settings,
             "versions": facts["versions"]}
     with FileLock(f"{path}.lock"):

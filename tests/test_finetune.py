@@ -446,6 +446,8 @@ def test_a_row_twice_is_the_same(script, tmp_path, lm_folder, cls_folder, qa_fol
             result = call(*command, cwd=place)
             assert result.returncode == 0, result.stderr
         rows.append(json.loads((place / "results.jsonl").read_text()))
+        assert rows[-1]["examples"] == len((place / "o/predictions.jsonl").read_text().splitlines())
+        assert len(rows[-1]["held_out_loss"]) == 2
         predictions.append((place / "o/predictions.jsonl").read_bytes())
     assert predictions[0] == predictions[1]
     for row in rows:

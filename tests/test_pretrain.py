@@ -468,6 +468,9 @@ def test_what_a_run_leaves(tmp_path, flags, lm_folder):
     assert facts["weights"] != pretrain.weights_of(str(tmp_path / "o"))
     again = call("pretrain.py", *flags, "--masker=whole", "--out=o", cwd=tmp_path)
     assert "already done" in again.stdout
+    assert "WARNING" not in done.stdout
+    worse = call("pretrain.py", *flags, "--masker=whole", "--lr=0.3", "--out=worse", cwd=tmp_path)
+    assert "WARNING: the LM became worse on this text" in worse.stdout
     other = call("pretrain.py", *flags, "--masker=whole", "--out=o", "--seed=3", cwd=tmp_path)
     assert other.returncode == 2 and "seed=0 there, 3 here" in other.stderr
 
@@ -491,11 +494,12 @@ def test_none_hands_the_lm_on_as_it_is(tmp_path, flags, lm_folder):
 
 def test_the_origin_of_a_lm(tmp_path, flags, lm_folder):
     call("pretrain.py", *flags, "--masker=whole", "--seed=4", "--out=o", cwd=tmp_path)
-    origin, seconds = pretrain.origin_of(str(tmp_path / "o"))
+    origin, found = pretrain.origin_of(str(tmp_path / "o"))
     expected = {"lm": str(lm_folder), "masker": "whole", "seed": 4, "p": 0.15, "epochs": 1, "max_len": 32}
     assert {name: origin[name] for name in expected} == expected
     assert not {"loss", "held_out_loss", "seconds", "versions"} & set(origin)
-    assert seconds > 0
+    before, after = found["held_out_loss"]
+    assert found["seconds"] > 0 and before > after > 0
 
 
 def test_the_origin_of_a_lm_without_further_pre_training(lm_folder):

@@ -526,7 +526,7 @@ def test_one_sentence_says_what_may_be_concluded(tmp_path):
     assert "too few" not in said
     for seed in range(3):
         add(tmp_path, "span", seed, 99.0)
-    assert concluded(tmp_path).endswith("too few seeds to say anything of Span-Random.")
+    assert concluded(tmp_path).endswith("to say anything of Span-Random: at least 8 are needed.")
 
 
 def test_a_comparison_that_was_fixed_in_advance(tmp_path, rng):
@@ -577,6 +577,30 @@ def test_planned_seeds_find_the_difference(tmp_path, rng):
     alike = {seed: line | {"accuracy": 71.0} for seed, line in rows["Random"].items()}
     assert "Whole-Random 6." in planned(rows | {"Whole-Random": alike})
     assert planned({"Random": rows["Random"]}).endswith("not known from one seed.")
+
+
+def test_a_plan_from_few_seeds_is_a_guess(tmp_path):
+    for seed in range(3):
+        add(tmp_path, "random", seed, 70.0)
+        add(tmp_path, "whole", seed, 70.0 + seed)
+    rows, = groups_of(tmp_path).values()
+    assert planned(rows).endswith(" (a guess, from 3 seeds).")
+
+
+def test_what_was_scored_and_which_lms_became_worse(tmp_path):
+    losses = {"random": [3.9, 4.0], "whole": [3.9, 3.8], "none": None, "span": [None, None]}
+    for masker, held_out in losses.items():
+        for seed in range(2):
+            add(tmp_path, masker, seed, examples=40, held_out_loss=held_out)
+    add(tmp_path, "random", 2, examples=40, held_out_loss=[3.9, 3.8])
+    result = call("report.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    notes = [line for line in result.stdout.splitlines() if line.startswith("- ")]
+    assert "- Scored on 40 examples of test: one is 2.5 points." in notes
+    worse = [note for note in notes if "became worse" in note]
+    assert len(worse) == 1 and worse[0].startswith("- Random: the LM became worse on held-out text in 2 of 3")
+    # Beside the results.
+    assert (tmp_path / "report/results.md").exists()
 
 
 def test_a_row_with_flags_of_its_own(tmp_path):

@@ -168,7 +168,7 @@ def test_rows_in_the_results_are_not_listed_again(tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "env", "message"), [
-    (["--lits"], {}, "--lits: run_all.sh takes --list or nothing"),
+    (["--lits"], {}, "--lits: give --list or nothing"),
     ([], {"QA": "", "CLS": ""}, "no row is left"),
     (["--list"], {"OUT": "with space"}, "must be without spaces"),
 ])
@@ -183,16 +183,19 @@ def test_mistakes(flags, env, message):
 STUB = """#!/usr/bin/env bash
 echo "$@" >> "$STUB_LOG"
 case "$*" in
+    *data_prep.py*unread*) echo "error: no data" >&2; exit 2;;
+    *data_prep.py*) exit;;
     *--dataset=bad*|*report.py*) exit 3;;
     *slow*) sleep 2; echo ended >> "$STUB_LOG";;
 esac
+case "$*" in *finetune_*) echo "{}" >> "$OUT/results.jsonl"; esac
 """
 
 
 @pytest.fixture
 def stub(tmp_path):
-    """A PYTHON that writes down what it was asked to run, fails for the data set `bad` and for the report,
-    and is slow for `slow`."""
+    """A PYTHON that writes down what it was asked to run. It cannot read the data set `unread`, fails for the
+    rows of `bad` and for the report, and is slow for `slow`."""
     file = tmp_path / "python"
     file.write_text(STUB)
     file.chmod(0o755)
@@ -205,11 +208,26 @@ def test_a_failed_row_says_so_and_the_rest_go_on(stub, tmp_path):
     ran = (tmp_path / "log").read_text().splitlines()
     assert result.returncode == 1
     assert "2 failed; the same command runs them again" in result.stderr
-    assert "--out=" + str(tmp_path / "out/score-bad-x-none-0") + " FAILED (3), see " in result.stderr
+    assert str(tmp_path / "out/score-bad-x-none-0") + " FAILED (3), see " in result.stderr
     assert (tmp_path / "out/logs/score-bad-x-none-0.log").exists()
-    # bad: none and the first half of whole; good: none and both halves; the report
-    assert len(ran) == 2 + 3 + 1
+    # The data sets; bad: none and the first half of whole; good: none and both halves; the report
+    assert len(ran) == 2 + 2 + 3 + 1
     assert ran[-1].startswith("report.py --results=")
+    assert "score-good-x-whole-0 ends; 2 of 4 rows are finished" in result.stdout
+
+
+def test_data_that_cannot_be_read_are_told_once(stub, tmp_path):
+    """Before anything runs; with nothing else to do, that is all."""
+    alone = run_all(**stub | {"CLS": "unread", "MASKERS": "random whole", "SEEDS": "0 1 2"})
+    assert (alone.returncode, alone.stdout, alone.stderr) == (2, "", "error: no data\n")
+    assert not (tmp_path / "out").exists()
+    result = run_all(**stub | {"CLS": "unread good", "MASKERS": "none random"})
+    ran = (tmp_path / "log").read_text().splitlines()
+    assert result.returncode == 1
+    assert result.stderr.count("error: no data") == 1
+    assert "1 failed" in result.stderr and "unread x: cannot be read" in result.stderr
+    assert [line.split()[0] for line in ran[1:]] == ["data_prep.py", "data_prep.py", "finetune_cls.py",
+                                                     "pretrain.py", "finetune_cls.py", "report.py"]
 
 
 def test_a_report_that_fails_is_told_by_the_exit_code(stub):

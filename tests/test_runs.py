@@ -366,7 +366,8 @@ def finished_run(folder, seed=0):
     settings = {"dataset": "d", "lm": "l", "seed": seed, "split": "test",
                 "pretraining": {"lm": "base", "masker": "whole"}}
     run = Run(folder, settings)
-    run.finish(scores={"accuracy": 50.0, "macro_f1": 40.0}, seconds={"train": 1.0})
+    run.finish(scores={"accuracy": 50.0, "macro_f1": 40.0}, examples=8, held_out_loss=[3.0, 2.5],
+               seconds={"train": 1.0})
     return run
 
 
@@ -382,7 +383,8 @@ def test_a_line_of_results(tmp_path, capsys):
     # what is printed is the line without what is long
     assert json.loads(capsys.readouterr().out) == row
     assert row == {"dataset": "d", "lm": "base", "masker": "whole", "row": None, "seed": 0, "split": "test",
-                   "accuracy": 50.0, "macro_f1": 40.0, "seconds": {"train": 1.0},
+                   "examples": 8, "accuracy": 50.0, "macro_f1": 40.0, "held_out_loss": [3.0, 2.5],
+                   "seconds": {"train": 1.0},
                    "predictions": str(tmp_path / "o/predictions.jsonl")}
 
 
