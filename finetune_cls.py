@@ -6,11 +6,9 @@
     torchrun --nproc_per_node=4 finetune_cls.py --dataset=imdb --lm=bert-base-uncased
 
 A kind of task is a file finetune_KIND.py with DEFAULTS, INNER_LOOP, METRICS, pieces_of, finetune and
-example_scores, as here; train_nmg.py finds it by the kind of the data.
+example_scores, as here; train_nmg.py finds it by the kind of the data. What `main` adds is in evaluation.py.
 """
-import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,14 +16,11 @@ import torch.nn.functional as F
 from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification
 
-import data_prep
-import loop
 import runs
-import toy
 from data import Pieces, Split, collate, truncated
+from evaluation import evaluate
 from loop import autocast, device, fit, length_batches, to_device, with_head
-from pretrain import check_labels, load_lm, max_len_of, origin_of, weights_of
-from runs import Run, UserError
+from runs import UserError
 
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 3, "lr": 2e-5, "batch_size": 16, "max_len": 256}
@@ -78,7 +73,9 @@ def loss_fn(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.T
 def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, batch_size: int, seed: int = 0,
              distributed: bool = False, quiet: bool = False) -> torch.nn.Module:
     """A classifier around a copy of the LM's encoder, trained on `pieces`; `lm` stays as it is."""
-    model = with_head(lm, AutoModelForSequenceClassification, seed, num_labels=len(pieces.split.labels))
+    names = dict(enumerate(pieces.split.labels))
+    label2id = {label: i for i, label in names.items()}
+    model = with_head(lm, AutoModelForSequenceClassification, seed, id2label=names, label2id=label2id)
     labels = torch.from_numpy(labels_of(pieces))
 
     def make_batch(step, epoch, indices):
@@ -123,57 +120,19 @@ def accuracy_and_f1(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]
 
 # ---------------------------------------------------------------- the script
 
+def predictions(model: torch.nn.Module, pieces: Pieces) -> tuple[list[dict], dict[str, float]]:
+    """A line for every text, and what accuracy_and_f1 says of all."""
+    predicted, gold, names = predict(model, pieces).argmax(1), labels_of(pieces), pieces.split.labels
+    lines = []
+    for row, (p, g) in enumerate(zip(predicted, gold, strict=True)):
+        lines.append({"row": row, "gold": names[g], "predicted": names[p]})
+    return lines, accuracy_and_f1(gold, predicted)
+
+
 def main(cfg: Config) -> None:
-    loop.use_fast_path(cfg.fast)
-    runs.check_results(Path(cfg.results))
-
-    # 1. the data and the LM
-    tokenizer = data_prep.load_tokenizer(cfg.lm)
-    data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, kind="cls")
-    lm = load_lm(cfg.lm)
-    origin, pretraining = origin_of(cfg.lm)
-    check_labels(origin, cfg.labelled, cfg.seed)
-    cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
-    defaults = toy.FINETUNE["cls"] if origin["lm"] == "tiny" else DEFAULTS
-    runs.fill(cfg, defaults)
-    cfg.split = data.scored(cfg.split)
-    if cfg.labelled:
-        data["train"].label_only(cfg.labelled, cfg.seed)
-    train = pieces_of(data["train"], cfg.max_len).with_labels()
-    scored = pieces_of(data[cfg.split], cfg.max_len)
-
-    # 2. fine-tune, and predict every text
-    settings = runs.settings_of(cfg, "results", "row", "key", "save_model", data=data.checksum,
-                                weights=weights_of(cfg.lm), pretraining=origin)
-    if cfg.out is None:
-        name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
-        cfg.out = f"runs/cls-{name}-{runs.digest(settings)}"
-    run = Run(cfg.out, settings)
-    if not run.done:
-        started = time.time()
-        model = finetune(lm, train, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size, seed=cfg.seed,
-                         distributed=True)
-        trained = time.time()
-        if not runs.is_main_process():
-            return
-        predicted, gold = predict(model, scored).argmax(1), labels_of(scored)
-        lines = []
-        for row, (p, g) in enumerate(zip(predicted, gold, strict=True)):
-            lines.append({"row": row, "gold": data.labels[g], "predicted": data.labels[p]})
-        runs.write_jsonl(run.folder / "predictions.jsonl", lines)
-        if cfg.save_model:
-            model.config.id2label = dict(enumerate(data.labels))
-            model.config.label2id = {label: i for i, label in enumerate(data.labels)}
-            model.save_pretrained(run.folder)
-            tokenizer.save_pretrained(run.folder)
-        seconds = {"pretrain": pretraining["seconds"], "train": trained - started,
-                   "score": time.time() - trained}
-        run.finish(scores=accuracy_and_f1(gold, predicted), examples=len(lines), seconds=seconds,
-                   held_out_loss=pretraining["held_out_loss"])
-
-    # 3. one line of results
-    if runs.is_main_process():
-        runs.add_result(Path(cfg.results), run, cfg.row, cfg.key)
+    def pieces(split: Split) -> Pieces:
+        return pieces_of(split, cfg.max_len)
+    evaluate(cfg, "cls", DEFAULTS, pieces, finetune, predictions)
 
 
 if __name__ == "__main__":

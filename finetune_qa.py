@@ -9,10 +9,8 @@ The same interface as finetune_cls.py: DEFAULTS, INNER_LOOP, METRICS, pieces_of,
 """
 import re
 import string
-import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,14 +18,10 @@ import torch.nn.functional as F
 from tqdm import tqdm
 from transformers import AutoModelForQuestionAnswering
 
-import data_prep
-import loop
 import runs
-import toy
 from data import Batch, Pieces, Split, collate, windows
+from evaluation import evaluate
 from loop import autocast, device, fit, length_batches, to_device, with_head
-from pretrain import check_labels, load_lm, max_len_of, origin_of, weights_of
-from runs import Run
 
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 2, "lr": 3e-5, "batch_size": 16, "max_len": 384}
@@ -103,6 +97,11 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, bat
              distributed: bool = False, quiet: bool = False) -> torch.nn.Module:
     """A span predictor around a copy of the LM's encoder, trained on `pieces`; `lm` stays as it is."""
     model = with_head(lm, AutoModelForQuestionAnswering, seed, num_labels=2)
+    asked = np.unique(pieces.question_ids)
+    answered = np.unique(pieces.question_ids[holds_answer(pieces, np.arange(len(pieces)))])
+    if not quiet and runs.is_main_process():
+        print(f"{len(pieces):,} windows of {len(asked):,} questions; the answers of "
+              f"{len(asked) - len(answered):,} are cut off in every window: trained as absent")
 
     def make_batch(step, epoch, indices):
         batch = collate(pieces, indices)
@@ -230,64 +229,21 @@ def f1_score(predicted: str, references: list[str]) -> float:
 
 # ---------------------------------------------------------------- the script
 
+def predictions(model: torch.nn.Module, pieces: Pieces) -> tuple[list[dict], dict[str, float]]:
+    """A line for every question, and EM and F1 of all in percent."""
+    predicted, _ = predict(model, pieces)
+    lines = []
+    for question, answers in zip(pieces.split.questions, predicted, strict=True):
+        em = exact_match(best_text(answers), question["references"])
+        f1 = f1_score(best_text(answers), question["references"])
+        lines.append({"id": question["id"], "em": em, "f1": f1, "n_best": answers})
+    return lines, {name: 100 * float(np.mean([line[name] for line in lines])) for name in ("em", "f1")}
+
+
 def main(cfg: Config) -> None:
-    loop.use_fast_path(cfg.fast)
-    runs.check_results(Path(cfg.results))
-
-    # 1. the data and the LM
-    tokenizer = data_prep.load_tokenizer(cfg.lm)
-    data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, kind="qa")
-    lm = load_lm(cfg.lm)
-    origin, pretraining = origin_of(cfg.lm)
-    check_labels(origin, cfg.labelled, cfg.seed)
-    cfg.max_len = max_len_of(lm, cfg.max_len, DEFAULTS["max_len"])
-    defaults = toy.FINETUNE["qa"] if origin["lm"] == "tiny" else DEFAULTS
-    runs.fill(cfg, defaults)
-    cfg.split = data.scored(cfg.split)
-    if cfg.labelled:
-        data["train"].label_only(cfg.labelled, cfg.seed)
-    train = pieces_of(data["train"], cfg.max_len, cfg.overlap, cfg.max_question).with_labels()
-    scored = pieces_of(data[cfg.split], cfg.max_len, cfg.overlap, cfg.max_question)
-    answered = np.unique(train.question_ids[holds_answer(train, np.arange(len(train)))])
-    asked = len(np.unique(train.question_ids))
-    lost = asked - len(answered)
-    print(f"{len(train):,} windows of {asked:,} questions; the answers of {lost:,} are "
-          "cut off in every window: trained as absent")
-
-    # 2. fine-tune, and answer every question
-    settings = runs.settings_of(cfg, "results", "row", "key", "save_model", data=data.checksum,
-                                weights=weights_of(cfg.lm), pretraining=origin)
-    if cfg.out is None:
-        name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
-        cfg.out = f"runs/qa-{name}-{runs.digest(settings)}"
-    run = Run(cfg.out, settings)
-    if not run.done:
-        started = time.time()
-        model = finetune(lm, train, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size, seed=cfg.seed,
-                         distributed=True)
-        trained = time.time()
-        if not runs.is_main_process():
-            return
-        predicted, _ = predict(model, scored)
-        lines = []
-        for question, answers in zip(scored.split.questions, predicted, strict=True):
-            em = exact_match(best_text(answers), question["references"])
-            f1 = f1_score(best_text(answers), question["references"])
-            lines.append({"id": question["id"], "em": em, "f1": f1, "n_best": answers})
-        runs.write_jsonl(run.folder / "predictions.jsonl", lines)
-        if cfg.save_model:
-            model.save_pretrained(run.folder)
-            tokenizer.save_pretrained(run.folder)
-        em = 100 * float(np.mean([line["em"] for line in lines]))
-        f1 = 100 * float(np.mean([line["f1"] for line in lines]))
-        seconds = {"pretrain": pretraining["seconds"], "train": trained - started,
-                   "score": time.time() - trained}
-        run.finish(scores={"em": em, "f1": f1}, examples=len(lines), seconds=seconds,
-                   held_out_loss=pretraining["held_out_loss"])
-
-    # 3. one line of results
-    if runs.is_main_process():
-        runs.add_result(Path(cfg.results), run, cfg.row, cfg.key)
+    def pieces(split: Split) -> Pieces:
+        return pieces_of(split, cfg.max_len, cfg.overlap, cfg.max_question)
+    evaluate(cfg, "qa", DEFAULTS, pieces, finetune, predictions)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@
 """
 import functools
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -213,28 +212,6 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
 
 
 # ---------------------------------------------------------------- where an LM comes from
-
-def origin_of(lm: str) -> tuple[dict, dict]:
-    """The further pre-training behind an LM, from its run.json, and what it found out: "seconds",
-    "held_out_loss".
-
-    {"lm": the one before it, "masker", "p", ...}; the masker is "none" where there was none."""
-    file = Path(lm) / "run.json"
-    run = json.loads(file.read_text()) if file.exists() else {}
-    if "masker" not in run:
-        run = {"lm": lm, "weights": weights_of(lm), "masker": "none", "seconds": 0.0}
-    found_out = ("loss", "held_out_loss", "seconds", "versions")
-    found = {name: run.pop(name, None) for name in found_out}
-    return run, found
-
-
-def check_labels(origin: dict, labelled: int | None, seed: int) -> None:
-    """UserError where masks were chosen by labels that fine-tuning is not to have. origin: of `origin_of`"""
-    reads_labels = origin["masker"] == "label" or maskers.is_learned(origin["masker"])
-    if labelled and reads_labels and (origin.get("labelled"), origin["seed"]) != (labelled, seed):
-        raise UserError(f"--labelled={labelled}: the masks of this LM may have read other labels; pre-train "
-                        f"it with --labelled={labelled} --seed={seed}, too")
-
 
 def weights_of(lm: str) -> str | None:
     """The checksum of the weights in an LM's folder, where others may lie tomorrow; None of hub names."""

@@ -1,13 +1,16 @@
 """A third kind of task, beside classification and questions: one file, and a source of that kind."""
 import functools
+import importlib
 import re
 
 import numpy as np
 import pytest
 from conftest import call
 
+import finetune_cls
 import runs
 import sources
+from evaluation import evaluate
 
 # Predicts a number: a head of one output, and the mean squared error.
 FINETUNE_SCORE = '''
@@ -39,7 +42,7 @@ def predict(model, tensors):
     return output.logits.float().squeeze(-1)
 
 
-def finetune(lm, pieces, *, epochs, lr, batch_size, seed, quiet):
+def finetune(lm, pieces, *, epochs, lr, batch_size, seed, distributed=False, quiet=False):
     model, numbers = with_head(lm, AutoModelForSequenceClassification, seed, num_labels=1), numbers_of(pieces)
 
     def make_batch(step, epoch, indices):
@@ -61,6 +64,11 @@ def example_scores(model, pieces):
         tensors = to_device(collate(pieces, indices).tensors())
         error[indices] = predict(model, tensors).cpu() - numbers_of(pieces)[indices]
     return {"closeness": -error.square().double().numpy()[np.argsort(pieces.example_ids)]}
+
+
+def predictions(model, pieces):
+    closeness = example_scores(model, pieces)["closeness"]
+    return [{"closeness": each} for each in closeness], {"closeness": closeness.mean()}
 '''
 
 
@@ -84,6 +92,17 @@ def test_a_policy_is_learned_for_a_third_kind_of_task(counting, tmp_path):
     [row] = runs.read_results(tmp_path / "o/metrics.jsonl")
     # Minus a mean squared error.
     assert -20 < row["learner_score"] < 0 and np.isfinite(list(row.values())).all()
+
+
+def test_an_lm_is_fine_tuned_and_scored(counting, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = importlib.import_module("finetune_score")
+    cfg = finetune_cls.Config(dataset="counting", dev_share=0.2)
+    evaluate(cfg, "score", task.DEFAULTS, functools.partial(task.pieces_of, max_len=64), task.finetune,
+             task.predictions)
+    [row] = runs.read_results(tmp_path / "results.jsonl")
+    assert (row["split"], row["examples"], row["config"]["lr"]) == ("dev", 12, 1e-3)
+    assert -20 < row["closeness"] < 0
 
 
 def test_a_search_for_a_third_kind_of_task(counting, tmp_path):

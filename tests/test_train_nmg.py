@@ -770,7 +770,8 @@ def test_lengths_are_the_papers(script, kind, lengths, cls_folder, qa_folder, lm
             raise UserError("stop")
         return 48
 
-    monkeypatch.setattr(importlib.import_module(script), "max_len_of", max_len_of)
+    module = "evaluation" if script.startswith("finetune_") else script
+    monkeypatch.setattr(importlib.import_module(module), "max_len_of", max_len_of)
     data = cls_folder if kind == "cls" else qa_folder
     result = call(f"{script}.py", f"--dataset={data}", f"--lm={lm_folder}", cwd=tmp_path)
     assert "stop" in result.stderr and seen == lengths

@@ -1,0 +1,93 @@
+"""Fine-tunes an LM, predicts a split, and adds a line to the results: what all finetune_*.py have in common.
+
+    evaluate(cfg, "cls", DEFAULTS, pieces, finetune, predictions)       # all of a script but its task
+"""
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import data_prep
+import loop
+import maskers
+import runs
+import toy
+from data import Pieces, Split
+from pretrain import load_lm, max_len_of, weights_of
+from runs import Run, UserError
+
+
+def evaluate(cfg: object, kind: str, defaults: dict, pieces_of: Callable[[Split], Pieces], finetune: Callable,
+             predictions: Callable) -> None:
+    """Fine-tunes cfg.lm on train, predicts a split, and appends a line of results.
+
+    cfg: the Config of a script of this kind; its flags that are None become the defaults
+    pieces_of: a split -> what the model reads
+    finetune: (lm, pieces, epochs=, lr=, batch_size=, seed=, distributed=) -> the model
+    predictions: (model, pieces) -> a line for every example, and the scores of all in percent"""
+    loop.use_fast_path(cfg.fast)
+    runs.check_results(Path(cfg.results))
+
+    # 1. the data and the LM
+    tokenizer = data_prep.load_tokenizer(cfg.lm)
+    data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, kind=kind)
+    lm = load_lm(cfg.lm)
+    origin, found = origin_of(cfg.lm)
+    check_labels(origin, cfg.labelled, cfg.seed)
+    if origin["lm"] == "tiny":
+        defaults = defaults | toy.FINETUNE.get(kind, {})
+    cfg.max_len = max_len_of(lm, cfg.max_len, defaults["max_len"])
+    runs.fill(cfg, defaults)
+    cfg.split = data.scored(cfg.split)
+    if cfg.labelled:
+        data["train"].label_only(cfg.labelled, cfg.seed)
+    train = pieces_of(data["train"]).with_labels()
+    scored = pieces_of(data[cfg.split])
+
+    # 2. fine-tune, and predict every example
+    settings = runs.settings_of(cfg, "results", "row", "key", "save_model", data=data.checksum,
+                                weights=weights_of(cfg.lm), pretraining=origin)
+    if cfg.out is None:
+        name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
+        cfg.out = f"runs/{kind}-{name}-{runs.digest(settings)}"
+    run = Run(cfg.out, settings)
+    if not run.done:
+        started = time.time()
+        model = finetune(lm, train, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size, seed=cfg.seed,
+                         distributed=True)
+        trained = time.time()
+        if not runs.is_main_process():
+            return
+        lines, scores = predictions(model, scored)
+        runs.write_jsonl(run.folder / "predictions.jsonl", lines)
+        if cfg.save_model:
+            model.save_pretrained(run.folder)
+            tokenizer.save_pretrained(run.folder)
+        seconds = {"pretrain": found["seconds"], "train": trained - started, "score": time.time() - trained}
+        run.finish(scores=scores, examples=len(lines), held_out_loss=found["held_out_loss"], seconds=seconds)
+
+    # 3. one line of results
+    if runs.is_main_process():
+        runs.add_result(Path(cfg.results), run, cfg.row, cfg.key)
+
+
+def origin_of(lm: str) -> tuple[dict, dict]:
+    """The further pre-training behind an LM, from its run.json, and what it found out: "seconds",
+    "held_out_loss".
+
+    {"lm": the one before it, "masker", "p", ...}; the masker is "none" where there was none."""
+    file = Path(lm) / "run.json"
+    run = json.loads(file.read_text()) if file.exists() else {}
+    if "masker" not in run:
+        run = {"lm": lm, "weights": weights_of(lm), "masker": "none", "seconds": 0.0}
+    found_out = ("loss", "held_out_loss", "seconds", "versions")
+    found = {name: run.pop(name, None) for name in found_out}
+    return run, found
+
+
+def check_labels(origin: dict, labelled: int | None, seed: int) -> None:
+    """UserError where masks were chosen by labels that fine-tuning is not to have. origin: of `origin_of`"""
+    reads_labels = origin["masker"] == "label" or maskers.is_learned(origin["masker"])
+    if labelled and reads_labels and (origin.get("labelled"), origin["seed"]) != (labelled, seed):
+        raise UserError(f"--labelled={labelled}: the masks of this LM may have read other labels; pre-train "
+                        f"it with --labelled={labelled} --seed={seed}, too")
