@@ -238,6 +238,17 @@ def fill_in(cfg: Config) -> None:
         cfg.out = f"runs/pretrain-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{name}-{cfg.seed}"
 
 
+def try_masker(cfg: Config, pieces: Pieces, masker: maskers.Masker, lm: LMReader) -> None:
+    """Masks 16 blocks at most; warns where fewer than half of the tokens are masked that may be."""
+    some = np.linspace(0, len(pieces) - 1, min(16, len(pieces))).astype(np.int64)
+    rate = maskers.masking_rate(cfg.p, 0, 1, cfg.seed)
+    batch, mask, _ = mask_batch(pieces, masker, rate, cfg.seed, 0, some, lm)
+    wanted = maskers.budget_of(batch, rate).sum()
+    if cfg.masker != "none" and 2 * mask.sum() < wanted:
+        print(f"WARNING: in {len(some)} blocks {cfg.masker} masks {mask.sum()} of the {wanted} tokens that "
+              "it may; do its units (words?) suit this text?")
+
+
 def look_at(model: torch.nn.Module, held_out: Pieces, every: int, steps: int, before: float, folder: Path,
             step: int) -> None:
     """After `every` steps and the last of `steps`: the held-out loss, in metrics.jsonl and as a curve,
@@ -309,13 +320,7 @@ def main(cfg: Config) -> None:
           f"on {device()}")
 
     # 2. a masker that fails, or whose units do not fit this text, shows it now
-    some = np.linspace(0, len(pieces) - 1, min(16, len(pieces))).astype(np.int64)
-    rate = maskers.masking_rate(cfg.p, 0, 1, cfg.seed)
-    batch, mask, _ = mask_batch(pieces, masker, rate, cfg.seed, 0, some, LMReader(model))
-    wanted = maskers.budget_of(batch, rate).sum()
-    if cfg.masker != "none" and 2 * mask.sum() < wanted:
-        print(f"WARNING: in {len(some)} blocks {cfg.masker} masks {mask.sum()} of the {wanted} tokens that "
-              "it may; do its units (words?) suit this text?")
+    try_masker(cfg, pieces, masker, LMReader(model))
 
     # 3. pre-train, between two looks at held-out text, or with more on the way
     held_out = blocks(data.splits["dev"], cfg.max_len) if "dev" in data.splits else None
