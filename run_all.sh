@@ -3,7 +3,7 @@
 #
 #   bash run_all.sh                     all rows; started again, it goes on where it stopped
 #   QUICK=1 bash run_all.sh             the same rows on the embedded data and LM, no download, minutes
-#   CLS=my.csv LMS=roberta-base MASKERS="random whole tfidf" SEEDS="0 1 2 3 4 5 6 7 8 9" bash run_all.sh
+#   CLS=my.csv LMS=roberta-base MASKERS="none random whole tfidf" SEEDS="0 1 2 3 4 5 6 7 8 9" bash run_all.sh
 #   bash run_all.sh --list              prints the commands for a scheduler; those that learn must end first
 #
 # Choose with environment variables, lists with spaces between:

@@ -268,7 +268,9 @@ def test_when_it_is_stopped_the_row_at_work_ends_and_no_other_starts(stop, stub,
     child = subprocess.Popen(["bash", str(ROOT / "run_all.sh")], env=env, stdout=subprocess.DEVNULL,
                              stderr=subprocess.DEVNULL, start_new_session=True,
                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
-    while not (tmp_path / "log").exists():
+    # First the data are read, then the first row begins.
+    log = tmp_path / "log"
+    while not log.exists() or "finetune_cls.py" not in log.read_text():
         time.sleep(0.05)
     if stop == "SIGTERM":
         child.terminate()
@@ -276,7 +278,7 @@ def test_when_it_is_stopped_the_row_at_work_ends_and_no_other_starts(stop, stub,
         os.killpg(child.pid, signal.SIGINT)
     assert child.wait(5) == 143
     time.sleep(3)
-    assert len((tmp_path / "log").read_text().splitlines()) == 1
+    assert len(log.read_text().splitlines()) == 2
 
 
 @pytest.mark.slow
