@@ -100,7 +100,7 @@ class Split:
         """The raw text i, in which char_begin and char_end count."""
         return bytes(self.utf8[self.byte_start[i]:self.byte_start[i + 1]]).decode()
 
-    def label_only(self, n: int, seed: int) -> None:
+    def limit_labels(self, n: int, seed: int) -> None:
         """From now on, `labelled` are n texts, drawn by seed: the same for every masker and stage."""
         rng = np.random.default_rng([seed, zlib.crc32(b"labelled")])
         self.labelled = np.sort(rng.permutation(len(self))[:n])
@@ -134,7 +134,7 @@ class Data:
                             f"{hints.get(split, '')}")
         return self.splits[split]
 
-    def scored(self, split: str | None) -> str:
+    def split_to_score(self, split: str | None) -> str:
         """The split that an evaluation is asked for; None: test, or dev where there is no test."""
         if split not in (None, "dev", "test"):
             raise UserError(f"--split={split}: must be dev or test")
@@ -202,7 +202,7 @@ class Pieces:
         return replace(self, text_ids=self.text_ids[indices], begin=self.begin[indices],
                        end=self.end[indices], question_ids=questions)
 
-    def with_labels(self) -> "Pieces":
+    def labelled_only(self) -> "Pieces":
         """Those whose text is labelled."""
         return self.take(np.flatnonzero(np.isin(self.text_ids, self.split.labelled)))
 

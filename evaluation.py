@@ -1,6 +1,6 @@
 """Fine-tunes an LM, predicts a split, and adds a line to the results: what all finetune_*.py have in common.
 
-    evaluate(cfg, "cls", DEFAULTS, pieces, finetune, predictions)       # all of a script but its task
+    evaluate(cfg, "cls", DEFAULTS, make_pieces, finetune, predictions)      # all of a script but its task
 """
 import json
 import time
@@ -19,10 +19,12 @@ from runs import Run, UserError
 
 def evaluate(cfg: object, kind: str, defaults: dict, pieces_of: Callable[[Split], Pieces], finetune: Callable,
              predictions: Callable) -> None:
-    """Fine-tunes cfg.lm on train, predicts a split, and appends a line of results.
+    """Fine-tunes cfg.lm on train, predicts a split, and appends a line of results. Under torchrun all
+    processes train, and the first one predicts.
 
-    cfg: the Config of a script of this kind; its flags that are None become the defaults
-    pieces_of: a split -> what the model reads
+    cfg: the Config of a script of this kind ("cls", "qa"); its flags that are None become the defaults, or
+        those of the toy world where the LM is `tiny`
+    pieces_of: a split -> what the model reads; called when cfg has its values
     finetune: (lm, pieces, epochs=, lr=, batch_size=, seed=, distributed=) -> the model
     predictions: (model, pieces) -> a line for every example, and the scores of all in percent"""
     loop.use_fast_path(cfg.fast)
@@ -32,25 +34,29 @@ def evaluate(cfg: object, kind: str, defaults: dict, pieces_of: Callable[[Split]
     tokenizer = data_prep.load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, kind=kind)
     lm = load_lm(cfg.lm)
-    origin, found = origin_of(cfg.lm)
+    origin, measured = origin_of(cfg.lm)
     check_labels(origin, cfg.labelled, cfg.seed)
     if origin["lm"] == "tiny":
         defaults = defaults | toy.FINETUNE.get(kind, {})
     cfg.max_len = max_len_of(lm, cfg.max_len, defaults["max_len"])
     runs.fill(cfg, defaults)
-    cfg.split = data.scored(cfg.split)
+    cfg.split = data.split_to_score(cfg.split)
     if cfg.labelled:
-        data["train"].label_only(cfg.labelled, cfg.seed)
-    train = pieces_of(data["train"]).with_labels()
+        data["train"].limit_labels(cfg.labelled, cfg.seed)
+    train = pieces_of(data["train"]).labelled_only()
     scored = pieces_of(data[cfg.split])
 
-    # 2. fine-tune, and predict every example
+    # 2. the folder of this run
     settings = runs.settings_of(cfg, "results", "row", "key", "save_model", data=data.checksum,
                                 weights=weights_of(cfg.lm), pretraining=origin)
     if cfg.out is None:
         name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
         cfg.out = f"runs/{kind}-{name}-{runs.digest(settings)}"
     run = Run(cfg.out, settings)
+    if run.done and cfg.save_model and not (run.folder / "config.json").exists():
+        raise UserError(f"--save_model: {run.folder} was finished without its model; choose another --out")
+
+    # 3. fine-tune, and predict every example
     if not run.done:
         started = time.time()
         model = finetune(lm, train, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size, seed=cfg.seed,
@@ -63,10 +69,12 @@ def evaluate(cfg: object, kind: str, defaults: dict, pieces_of: Callable[[Split]
         if cfg.save_model:
             model.save_pretrained(run.folder)
             tokenizer.save_pretrained(run.folder)
-        seconds = {"pretrain": found["seconds"], "train": trained - started, "score": time.time() - trained}
-        run.finish(scores=scores, examples=len(lines), held_out_loss=found["held_out_loss"], seconds=seconds)
+        seconds = {"pretrain": measured["seconds"], "train": trained - started,
+                   "score": time.time() - trained}
+        run.finish(scores=scores, examples=len(lines), seconds=seconds,
+                   held_out_loss=measured["held_out_loss"])
 
-    # 3. one line of results
+    # 4. one line of results
     if runs.is_main_process():
         runs.add_result(Path(cfg.results), run, cfg.row, cfg.key)
 

@@ -31,6 +31,7 @@ METRICS = ("accuracy", "likelihood")
 
 @dataclass
 class Config:
+    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
     dataset: str = "toycls"         # imdb chemprot toycls, or a path with text and label (data_prep.py)
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
     split: str | None = None        # scored: test, or dev (for choosing anything); None: test if there is one
@@ -130,9 +131,10 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> tuple[list[dict], dic
 
 
 def main(cfg: Config) -> None:
-    def pieces(split: Split) -> Pieces:
+    # Called when `evaluate` has given the flags their values.
+    def make_pieces(split: Split) -> Pieces:
         return pieces_of(split, cfg.max_len)
-    evaluate(cfg, "cls", DEFAULTS, pieces, finetune, predictions)
+    evaluate(cfg, "cls", DEFAULTS, make_pieces, finetune, predictions)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ N_BEST = 5          # answers kept for each question
 
 @dataclass
 class Config:
+    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
     dataset: str = "toyqa"          # squad newsqa emrqa toyqa, or a path to SQuAD json or MRQA jsonl
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
     split: str | None = None        # scored: test, or dev (for choosing anything); None: test if there is one
@@ -42,7 +43,7 @@ class Config:
     lr: float | None = None         # None: 3e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
     batch_size: int | None = None   # windows per step; the paper chose from 12, 16, 32; None: 16
     max_len: int | None = None      # tokens per window, question and context; None: 384, or the LM's most
-    overlap: int = 128              # context tokens that two windows share; at most a third of max_len
+    overlap: int = 128              # context tokens that two windows share; more is cut to a third of max_len
     max_question: int = 64          # tokens; longer questions are cut
     labelled: int | None = None     # texts of train whose questions are used, drawn by seed; None: all
     seed: int = 0                   # of head, order and dropout, three separate streams
@@ -147,7 +148,7 @@ def best_spans(output, in_text: torch.Tensor) -> tuple[np.ndarray, np.ndarray, n
     in_text: (B, L) bool."""
     start = output.start_logits.float().masked_fill(~in_text, -torch.inf)                       # (B, L)
     end = output.end_logits.float().masked_fill(~in_text, -torch.inf)
-    # Column i of `ends` holds the ends at i, i + 1, ... i + MAX_ANSWER - 1.
+    # ends[:, i] holds the logits of ends at i, i + 1, ... i + MAX_ANSWER - 1.
     ends = F.pad(end, (0, MAX_ANSWER - 1), value=-torch.inf).unfold(1, MAX_ANSWER, 1)           # (B, L, A)
     span_scores = (start[:, :, None] + ends).flatten(1)                                         # (B, L A)
     scores, flat = span_scores.topk(min(N_BEST, span_scores.shape[1]))
@@ -178,7 +179,8 @@ def answer_log_prob(output, batch: Batch, pieces: Pieces) -> np.ndarray:
 
 
 def mean_over_windows(log_prob: np.ndarray, question_ids: np.ndarray) -> np.ndarray:
-    """(Q,) of each question, over its windows that are not NaN; 0 where the answer is cut off in all."""
+    """(Q,) of each question, over its windows that are not NaN. 0 where the answer is cut off in all of them:
+    the same for every player, so that it decides nothing."""
     questions, at = np.unique(question_ids, return_inverse=True)
     there = ~np.isnan(log_prob)
     total = np.bincount(at[there], log_prob[there], len(questions))
@@ -237,13 +239,16 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> tuple[list[dict], dic
         em = exact_match(best_text(answers), question["references"])
         f1 = f1_score(best_text(answers), question["references"])
         lines.append({"id": question["id"], "em": em, "f1": f1, "n_best": answers})
-    return lines, {name: 100 * float(np.mean([line[name] for line in lines])) for name in ("em", "f1")}
+    em = 100 * float(np.mean([line["em"] for line in lines]))
+    f1 = 100 * float(np.mean([line["f1"] for line in lines]))
+    return lines, {"em": em, "f1": f1}
 
 
 def main(cfg: Config) -> None:
-    def pieces(split: Split) -> Pieces:
+    # Called when `evaluate` has given the flags their values.
+    def make_pieces(split: Split) -> Pieces:
         return pieces_of(split, cfg.max_len, cfg.overlap, cfg.max_question)
-    evaluate(cfg, "qa", DEFAULTS, pieces, finetune, predictions)
+    evaluate(cfg, "qa", DEFAULTS, make_pieces, finetune, predictions)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python pretrain.py                                                  # toycls, tiny LM, random masking
     python pretrain.py --dataset=chemprot --lm=bert-base-uncased --masker=whole --out=runs/chemprot-whole
-    python pretrain.py --dataset=my_corpus.txt --lm=roberta-base --masker=my_maskers.py:rare
+    python pretrain.py --dataset=my_corpus.txt --lm=roberta-base --masker=my_maskers.py:high_ids
     torchrun --nproc_per_node=4 pretrain.py --dataset=newsqa --lm=bert-base-uncased
 """
 import functools
@@ -30,6 +30,7 @@ from runs import Run, UserError
 
 @dataclass
 class Config:
+    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; with a fast tokenizer
     masker: str = "random"          # of maskers.py, scores.py; nmg: search: sampled:FOLDER; FILE.py:function
@@ -71,6 +72,7 @@ def load_lm(name: str) -> torch.nn.Module:
 
 def max_len_of(model: torch.nn.Module, wanted: int | None, default: int, flag: str = "max_len") -> int:
     """The flag if it is set, else the default, or the most positions that the LM has; in tokens."""
+    # Of LMs without a table of positions (relative, rotary): more than anybody wants.
     most = 8192
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
@@ -234,7 +236,9 @@ def fill_in(cfg: Config) -> None:
         raise UserError(f"--p={cfg.p} --remask=False: masks that are chosen once have one rate, as --p=0.15")
     if cfg.out is None:
         kind, _, what = cfg.masker.rpartition(":")
-        name = f"sampled-{Path(what).name}" if kind.startswith("sampled") else Path(what).name
+        name = Path(what).name
+        if kind not in ("", "nmg", "search"):
+            name = f"{Path(kind).stem}-{name}"
         cfg.out = f"runs/pretrain-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{name}-{cfg.seed}"
 
 
@@ -303,7 +307,7 @@ def main(cfg: Config) -> None:
         raise UserError(f"--eval_every: {cfg.dataset} has no dev split to look at; --dev_share=0.1 cuts one "
                         "from train, which text in one .txt is where it lies in a folder as train.txt")
     if cfg.labelled:
-        data["train"].label_only(cfg.labelled, cfg.seed)
+        data["train"].limit_labels(cfg.labelled, cfg.seed)
     model = load_lm(cfg.lm)
     fill_in(cfg)
     cfg.max_len = max_len_of(model, cfg.max_len, data.block_len)

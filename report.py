@@ -21,7 +21,8 @@ import runs
 NAMES = {"none": "No PT", "random": "Random", "whole": "Whole-Random", "span": "Span-Random",
          "entity": "Entity-Random", "punct": "Punct.-Random"}
 ORDER = [*NAMES.values(), "NMG", "NMG, self_play=False", "NMG, continual=False"]
-METRICS = {"accuracy": "accuracy", "macro_f1": "macro F1", "em": "EM", "f1": "F1"}
+METRIC_NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "em": "EM", "f1": "F1"}
+PAPER_LMS = {"bert-base-uncased": "bert", "distilbert-base-uncased": "distilbert"}
 # {(data set, LM, metric): the paper's figures of the rows in ORDER}
 LINES = (Path(__file__).parent / "results/paper.txt").read_text(encoding="utf-8").splitlines()
 PAPER = {tuple(line.split()[:3]): line.split()[3:] for line in LINES}
@@ -31,10 +32,11 @@ READING = """- Mean ± standard deviation over seeds. Of rows with every seed th
   rows; "too few seeds" where 2 / 2^n, its least, is above .05 / rows. detectable: by a t test at
   .05 / rows, power .8. What seeds show holds for these examples, which all of them share.
 """
-# Settings that name a row, or places. And what may differ between the lines of a row.
+# The lines of a row must agree in their facts. Not among these: settings that name a row, or places. And
+# facts that may differ between the lines of a row, besides its scores.
 NOT_FACTS = {"masker", "self_play", "continual", "reward", "dataset", "lm", "split", "raw", "results", "out",
              "save_model", "spacy_model", "eval_every", "weights", "pretraining", "policy"}
-VARIES = {"seed", "pretraining.seed", "policy.seed", "policy.checksum", *METRICS}
+VARIES = {"seed", "pretraining.seed", "policy.seed", "policy.checksum"}
 
 
 @dataclass
@@ -53,7 +55,8 @@ def read(files: list[str], split: str | None) -> list[dict]:
         if not Path(file).is_file():
             raise runs.UserError(f"--results={file}: no such file; the finetune scripts write it")
         for n, line in enumerate(runs.read_results(Path(file)), 1):
-            metrics = ("em", "f1") if "em" in line else ("accuracy", "macro_f1")
+            default = ("em", "f1") if "em" in line else ("accuracy", "macro_f1")
+            metrics = tuple(line.get("metrics", default))
             fields = ("dataset", "lm", "masker", "seed", "split", "seconds", "config", *metrics)
             missing = [name for name in fields if line.get(name) is None]
             if missing:
@@ -88,8 +91,9 @@ def row_and_facts(line: dict) -> dict:
             if policy.get(flag, papers) != papers:
                 row += f", {flag}={policy[flag]}"
     # What run_all.sh calls a row: MASKER,--flag=value,...
-    flags = (line.get("row") or "").partition(",")[2]
-    row += f",{flags}".replace(",--", ", ") if flags else ""
+    row_flags = (line.get("row") or "").partition(",")[2]
+    if row_flags:
+        row += f",{row_flags}".replace(",--", ", ")
     facts = {name: line.get(name) for name in (*line["metrics"], "version")}
     for stage, flags in (("", line["config"]), ("pretraining.", pretraining), ("policy.", policy)):
         for name, value in flags.items():
@@ -105,6 +109,11 @@ def unlike(line: dict, other: dict, but: set[str]) -> str:
     return ", ".join(f"{name} {str(a[name])[:20]} ({str(b[name])[:20]})" for name in names)
 
 
+def metric_name(metric: str) -> str:
+    """As tables show it; that of another kind of task is as its file calls it."""
+    return METRIC_NAMES.get(metric, metric)
+
+
 def first_of(lines: dict) -> dict:
     return next(iter(lines.values()))
 
@@ -116,7 +125,7 @@ def grouped(lines: list[dict]) -> dict[tuple[str, str], dict[str, dict[int, dict
         group = Path(line["dataset"]).name, Path(line["lm"]).name
         seeds = groups.setdefault(group, {}).setdefault(line["row"], {})
         same_seed = seeds.setdefault(line["seed"], line)
-        for other, but in ((same_seed, set()), (first_of(seeds), VARIES)):
+        for other, but in ((same_seed, set()), (first_of(seeds), VARIES.union(line["metrics"]))):
             differs = unlike(line, other, but)
             if differs:
                 raise runs.UserError(f"{line['where']} ({other['where']}): both {line['row']} on {group[0]}, "
@@ -130,7 +139,8 @@ def differing(rows: dict[str, dict[int, dict]]) -> list[str]:
         return []
     notes, random = [], first_of(rows["Random"])
     for row, lines in rows.items():
-        differs = unlike(first_of(lines), random, VARIES | {"pretraining.masker_code"})
+        but = VARIES.union(random["metrics"], {"pretraining.masker_code"})
+        differs = unlike(first_of(lines), random, but)
         if differs:
             notes.append(f"- {row} (Random) differs in more than its masker: {differs}.")
     return notes
@@ -240,7 +250,7 @@ def conclusion(tested: dict[str, Test], metric: str) -> str:
     if too_few:
         least = max(least_seeds(tested[row].n_tests) for row in too_few)
         said.append(f"too few seeds to say anything of {', '.join(too_few)}: at least {least} are needed")
-    return f"**{METRICS[metric]}**: {'; '.join(said)}." if said else ""
+    return f"**{metric_name(metric)}**: {'; '.join(said)}." if said else ""
 
 
 def planned(tested: dict[str, Test], metric: str, points: float) -> str:
@@ -250,8 +260,9 @@ def planned(tested: dict[str, Test], metric: str, points: float) -> str:
         n, sd = least_seeds(n_tests), d.std(ddof=1)
         while detectable(sd, n, n_tests) > points and n < 10_000:
             n += 1
-        needed.append(f"{row} {n}" if len(d) > 5 else f"{row} {n} (a guess, from {len(d)} seeds)")
-    return (f"Seeds that would find {points:g} points of {METRICS[metric]} (power .8, a t test at 5 % / "
+        guess = f" (a guess, from {len(d)} seeds)" if len(d) < 6 else ""
+        needed.append(f"{row} {n}{guess}")
+    return (f"Seeds that would find {points:g} points of {metric_name(metric)} (power .8, a t test at 5 % / "
             f"rows): {', '.join(needed) or 'not known from one seed'}.")
 
 
@@ -259,7 +270,10 @@ def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric:
                 tested: dict[str, Test]) -> list[list[str]]:
     """The paper's table of one data set, LM and metric: its own figures beside ours, and the evidence, which
     is what `tests` found."""
-    paper = PAPER.get((dataset.lower(), lm.split("-base")[0], metric), [])
+    # The paper's figures are of test sets.
+    paper = []
+    if first_of(first_of(rows))["split"] == "test":
+        paper = PAPER.get((dataset.lower(), PAPER_LMS.get(lm), metric), [])
     scores = {}
     for row, lines in rows.items():
         scores[row] = np.array([line[metric] for line in lines.values()])
@@ -267,7 +281,7 @@ def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric:
     means = {f"{scores[row].mean():.2f}" for row in rows if rows[row].keys() == seeds}
     marks = dict(zip(sorted(means, key=float)[::-1], ("**{}**", "<ins>{}</ins>"), strict=False))
     found = differences(rows, metric)
-    table = [[f"{dataset}, {lm}", METRICS[metric], "paper", "minus Random", "95 % interval", "p",
+    table = [[f"{dataset}, {lm}", metric_name(metric), "paper", "minus Random", "95 % interval", "p",
               "detectable", "seeds", "hours"]]
     for row, lines in rows.items():
         missing = ", ".join(map(str, sorted(seeds - lines.keys())))
@@ -330,7 +344,7 @@ def forest(rows: dict[str, dict[int, dict]], metrics: tuple[str, ...], title: st
             color = "#d08c3c" if row.startswith("NMG") else "#1f3b57"
             if len(d) > 1:
                 ax.errorbar(d.mean(), y, xerr=half_width(d), fmt="o", color=color, linewidth=2)
-        ax.set(ylim=(len(found) - 0.5, -0.5), xlabel=f"{METRICS[metric]}, points above Random")
+        ax.set(ylim=(len(found) - 0.5, -0.5), xlabel=f"{metric_name(metric)}, points above Random")
         ax.set_yticks(range(len(found)), found)
     fig.suptitle(f"{title}: 95 % intervals", fontsize=11)
     plots.save(fig, file)

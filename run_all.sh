@@ -7,8 +7,9 @@
 #   bash run_all.sh --list              prints the commands for a scheduler; those that learn must end first
 #
 # Choose with environment variables, lists with spaces between:
-#   MASKERS        any --masker of pretrain.py; nmg and search are learned first, nmg-alone and nmg-fresh are
-#                  the ablations of table 3. Flags of a row alone after commas: random,--p=0.3-0.15
+#   MASKERS        any --masker of pretrain.py; nmg (greedy) and search (sampled) are learned first, nmg-alone
+#                  and nmg-fresh are the ablations of table 3. Flags of pretrain.py for one row after commas:
+#                  random,--p=0.3-0.15
 #   LMS, SEEDS                                                         JOBS=2        rows at once
 #   QA, CLS        data sets of each task (names or paths)             SPACY_MODEL   finds named entities
 #   RAW=FOLDER     FOLDER/NAME has the raw files of a named data set   OUT=runs      where everything goes
@@ -28,7 +29,7 @@ if [ "${QUICK:-}" ]; then
 fi
 SEEDS=${SEEDS:-0 1 2} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
 QA=${QA-squad emrqa newsqa} CLS=${CLS-chemprot imdb}
-policies=() rows=() unread=() finished=0 files="" files_of="" tried=""
+policies=() rows=() unread=() finished=0 tried=() files="" files_of=""
 fail() { echo "error: $*" >&2; exit 2; }
 list=$*
 [[ -z $list || $list == --list ]] || fail "$*: give --list or nothing; all else are environment variables"
@@ -39,11 +40,11 @@ sum() { [ ! -e "$1" ] || find -L "$1" -type f -print0 | sort -z | xargs -0 cat |
 
 raw() { [[ -z $RAW || ! -d $RAW/$1 ]] || echo "--raw=$RAW/$1"; }
 
-# DATASET LM: prepares the data once. Where they or the LM cannot be read, a sentence says why, before any row
-# runs; they get no rows, and the others go on.
+# DATASET LM: prepares the data, once. Where the data or the LM cannot be read, a sentence says why before any
+# row runs; they get no rows, and the others go on.
 readable() {
-    if [[ -z $list && $tried != "$1 $2" ]]; then
-        tried="$1 $2"
+    if [[ -z $list && " ${tried[*]} " != *" $1 $2 "* ]]; then
+        tried+=("$1 $2")
         $PYTHON ${here}data_prep.py --dataset=$1 --lm=$2 $(raw $1) || unread+=("$1 $2")
     fi
     [[ " ${unread[*]} " != *" $1 $2 "* ]]
@@ -77,7 +78,8 @@ row() {
         readable $2 $3 || return 0
         command="$PYTHON $here${learn%% *} --dataset=$2 --lm=$3 $(raw $2) ${learn#* } --out=$folder"
         [[ -z $learn || " ${policies[*]} " == *" $command "* ]] || policies+=("$command")
-        run=$(basename $2)-$(basename $3)-$(tr ":/" "-" <<< ${4//,--/-})-$seed
+        # With other flags it is another row, in another folder.
+        run=$(basename $2)-$(basename $3)-$(tr ":/" "-" <<< ${4//,--/-})-$seed-${key%-*}
         if [ $name != none ]; then
             lm=$OUT/pretrain-$run
             pretrain="$PYTHON ${here}pretrain.py --dataset=$2 --lm=$3 --masker=$masker --seed=$seed $(raw $2)"

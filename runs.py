@@ -169,7 +169,7 @@ class Run:
         if self.done:
             self.refuse_others(self.folder / "run.json")
             if is_main_process():
-                print(f"already done: {self.folder}")
+                print(f"already done: {self.folder} (remove it to run edited code)")
             return
         if (self.folder / "checkpoint.pt").exists():
             # Without one nothing would be lost: a start with other flags begins anew.
@@ -267,13 +267,16 @@ def add_result(path: Path, run: Run, row: str | None = None, key: str | None = N
     origin = run.settings["pretraining"]
     line = {"dataset": facts["dataset"], "lm": origin["lm"], "masker": origin["masker"], "row": row,
             "seed": facts["seed"], "split": facts["split"], "examples": facts.get("examples"),
-            **facts["scores"], "held_out_loss": facts.get("held_out_loss"), "seconds": facts["seconds"],
+            "metrics": list(facts["scores"]), **facts["scores"],
+            "held_out_loss": facts.get("held_out_loss"), "seconds": facts["seconds"],
             "predictions": str(run.folder / "predictions.jsonl"), "key": key, "config": run.settings,
             "versions": facts["versions"]}
     with FileLock(f"{path}.lock"):
         before = read_results(path)
         if any(other.get("config") == line["config"] for other in before):
+            print(f"{path} has a line of these settings already; remove it there to score edited code")
             return
         write_jsonl(path, [*before, line])
-    shown = {name: value for name, value in line.items() if name not in ("key", "config", "versions")}
+    hidden = ("metrics", "key", "config", "versions")
+    shown = {name: value for name, value in line.items() if name not in hidden}
     print(json.dumps(shown))

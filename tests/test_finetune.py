@@ -457,7 +457,11 @@ def test_a_row_twice_is_the_same(script, tmp_path, lm_folder, cls_folder, qa_fol
 
     again = call(*finetune, cwd=tmp_path / "two")
     assert "already done" in again.stdout
+    assert "results.jsonl has a line of these settings already" in again.stdout
     assert len((tmp_path / "two/results.jsonl").read_text().splitlines()) == 1
+    (tmp_path / "two/o/config.json").unlink()
+    unsaved = call(*finetune, cwd=tmp_path / "two")
+    assert unsaved.returncode == 2 and "--save_model: o was finished without its model" in unsaved.stderr
 
 
 @pytest.mark.parametrize(("script", "auto_class"), [

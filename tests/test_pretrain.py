@@ -555,7 +555,7 @@ def test_defaults_are_the_papers_or_the_toy_worlds(given, expected):
     ({"lm": "org/bert", "dataset": "data/my.txt", "seed": 3}, "runs/pretrain-my-bert-random-3"),
     ({"masker": "nmg:runs/policy"}, "runs/pretrain-toycls-tiny-policy-0"),
     ({"masker": "sampled:runs/policy"}, "runs/pretrain-toycls-tiny-sampled-policy-0"),
-    ({"masker": "my/maskers.py:rare"}, "runs/pretrain-toycls-tiny-rare-0"),
+    ({"masker": "my/maskers.py:rare"}, "runs/pretrain-toycls-tiny-maskers-rare-0"),
     ({"out": "mine"}, "mine"),
 ])
 def test_the_folder_of_a_run_has_a_name_of_its_own(given, out):

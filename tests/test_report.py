@@ -290,9 +290,12 @@ def test_each_metric_has_its_own_differences(tmp_path):
 def test_other_lms_have_no_figures_of_the_paper(tmp_path):
     add(tmp_path, dataset="ChemProt", lm="minilm")
     add(tmp_path, dataset="ChemProt", lm="org/bert-base-cased")
-    for (dataset, lm), rows in groups_of(tmp_path).items():
-        header = score_table(dataset, lm, rows, "accuracy")[0]
-        assert ("paper" in header) == (lm == "bert-base-cased")
+    add(tmp_path, dataset="ChemProt", lm="org/bert-base-uncased")
+    add(tmp_path, dataset="ChemProt", lm="org/bert-base-uncased", split="dev")
+    for split in ("test", "dev"):
+        for (dataset, lm), rows in groups_of(tmp_path, split).items():
+            header = score_table(dataset, lm, rows, "accuracy")[0]
+            assert ("paper" in header) == ((lm, split) == ("bert-base-uncased", "test"))
 
 
 def test_no_random_row(tmp_path):

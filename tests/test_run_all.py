@@ -39,7 +39,7 @@ def test_every_row_of_the_papers_tables():
     # No PT: two tables of QA, one of classification
     assert sum("pretrain.py" not in row for row in rows) == 3 * 8
     for row in rows:
-        seed = row.rpartition("-")[2]
+        seed = row.rsplit("-", 2)[1]
         assert row.count(f"--seed={seed} ") == row.count(".py ")
     assert sum("--self_play=False" in c for c in policies) == 1
     assert sum("--continual=False" in c for c in policies) == 1
@@ -146,7 +146,7 @@ def test_from_another_folder(tmp_path):
     command, = run_all("--list", cwd=tmp_path, **env).stdout.splitlines()
     assert f"{ROOT}/pretrain.py --dataset=my.csv " in command
     assert f"{ROOT}/finetune_cls.py --dataset=my.csv " in command
-    assert "--out=runs/tables/score-my.csv-x-random-0" in command
+    assert "--out=runs/tables/score-my.csv-x-random-0-" in command
 
 
 def test_rows_in_the_results_are_not_listed_again(tmp_path):
@@ -208,12 +208,13 @@ def test_a_failed_row_says_so_and_the_rest_go_on(stub, tmp_path):
     ran = (tmp_path / "log").read_text().splitlines()
     assert result.returncode == 1
     assert "2 failed; the same command runs them again" in result.stderr
-    assert str(tmp_path / "out/score-bad-x-none-0") + " FAILED (3), see " in result.stderr
-    assert (tmp_path / "out/logs/score-bad-x-none-0.log").exists()
+    failed = rf"^{tmp_path}/out/score-bad-x-none-0-\d+ FAILED \(3\), see "
+    assert re.search(failed, result.stderr, re.MULTILINE)
+    assert len(list((tmp_path / "out/logs").glob("score-bad-x-none-0-*.log"))) == 1
     # The data sets; bad: none and the first half of whole; good: none and both halves; the report
     assert len(ran) == 2 + 2 + 3 + 1
     assert ran[-1].startswith("report.py --results=")
-    assert "score-good-x-whole-0 ends; 2 of 4 rows are finished" in result.stdout
+    assert re.search(r"score-good-x-whole-0-\d+ ends; 2 of 4 rows are finished", result.stdout)
 
 
 def test_data_that_cannot_be_read_are_told_once(stub, tmp_path):
@@ -288,16 +289,18 @@ def test_rows_of_the_toy_world_are_run_once(tmp_path):
         env = {"PYTHON": python, "QUICK": "1", "CLS": "toycls", "MASKERS": "none entity",
                "OUT": str(tmp_path)}
         first = run_all(**env, SPACY_MODEL="xx_none")
-        log = (tmp_path / "logs/score-toycls-tiny-none-0.log").read_text()
+        [log] = (tmp_path / "logs").glob("score-toycls-tiny-none-0-*.log")
+        before = log.read_text()
         second = run_all(**env, SEEDS="0 1")
     assert first.returncode == 1
     assert "1 failed" in first.stderr
     assert "the spaCy model 'xx_none' is not installed" in first.stderr
     assert "1 rows are in" in second.stdout
-    assert "xx_none" in (tmp_path / "logs/score-toycls-tiny-entity-0.log").read_text()
+    logs = [file.read_text() for file in (tmp_path / "logs").glob("score-toycls-tiny-entity-0-*.log")]
+    assert ["xx_none" in text for text in sorted(logs, key=len)].count(True) == 1
     assert "| No PT |" in first.stdout
     assert second.returncode == 0, second.stderr
-    assert (tmp_path / "logs/score-toycls-tiny-none-0.log").read_text() == log
+    assert log.read_text() == before
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     rows = [(line["masker"], line["seed"]) for line in lines]
     assert sorted(rows) == [("entity", 0), ("entity", 1), ("none", 0), ("none", 1)]

@@ -380,6 +380,7 @@ def test_a_line_of_results(tmp_path, capsys):
     assert "torch" in versions
     assert row.pop("config") == run.settings
     assert row.pop("key") is None
+    assert row.pop("metrics") == ["accuracy", "macro_f1"]
     # what is printed is the line without what is long
     assert json.loads(capsys.readouterr().out) == row
     assert row == {"dataset": "d", "lm": "base", "masker": "whole", "row": None, "seed": 0, "split": "test",
