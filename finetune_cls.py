@@ -123,7 +123,9 @@ def accuracy_and_f1(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]
 
 def predictions(model: torch.nn.Module, pieces: Pieces) -> tuple[list[dict], dict[str, float]]:
     """A line for every text, and what accuracy_and_f1 says of all."""
-    predicted, gold, names = predict(model, pieces).argmax(1), labels_of(pieces), pieces.split.labels
+    predicted = predict(model, pieces).argmax(1)
+    gold = labels_of(pieces)
+    names = pieces.split.labels
     lines = []
     for row, (p, g) in enumerate(zip(predicted, gold, strict=True)):
         lines.append({"row": row, "gold": names[g], "predicted": names[p]})

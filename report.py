@@ -146,11 +146,13 @@ def differing(rows: dict[str, dict[int, dict]]) -> list[str]:
     return notes
 
 
-def scored_on(rows: dict[str, dict[int, dict]]) -> str:
-    """A note of what was scored; "" of lines that do not say how many examples."""
+def scored_on(rows: dict[str, dict[int, dict]]) -> list[str]:
+    """A note of what was scored; none of lines that do not say how many examples."""
     line = first_of(first_of(rows))
     n = line.get("examples")
-    return f"- Scored on {n:,} examples of {line['split']}: one is {100 / n:.2g} points." if n else ""
+    if not n:
+        return []
+    return [f"- Scored on {n:,} examples of {line['split']}: one is {100 / n:.2g} points."]
 
 
 def made_worse(rows: dict[str, dict[int, dict]]) -> list[str]:
@@ -362,7 +364,7 @@ def main(cfg: Config) -> None:
         raise runs.UserError(f"--fixed={cfg.fixed}: no such row{runs.nearest(cfg.fixed, known - {'Random'})}")
     for (dataset, lm), rows in groups.items():
         line = first_of(first_of(rows))
-        notes = [scored_on(rows), *differing(rows), *made_worse(rows)]
+        notes = scored_on(rows) + differing(rows) + made_worse(rows)
         if cfg.fixed in rows:
             notes.append(f"- The test of {cfg.fixed} was fixed in advance: its p is not corrected.")
         if line.get("version"):
@@ -376,7 +378,7 @@ def main(cfg: Config) -> None:
             if cfg.plan:
                 page.append(planned(tested, metric, cfg.plan))
             tex.append(latex_table(table))
-        page.append("\n".join(filter(None, notes)))
+        page.append("\n".join(notes))
         if "Random" in rows and len(rows) > 1:
             picture = f"forest-{dataset}-{lm}.png"
             forest(rows, line["metrics"], f"{dataset}, {lm}", Path(cfg.out, picture))
