@@ -8,7 +8,6 @@ data_prep.py writes the arrays; every stage reads them through this file.
 """
 import functools
 import json
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from loop import stream
 from runs import UserError
 
 # What a split's folder holds, NAME.bin each. T tokens, N texts, Q questions.
@@ -45,15 +45,15 @@ class SpecialTokens:
         if tokenizer.mask_token_id is None or tokenizer.pad_token_id is None:
             name = tokenizer.name_or_path or "this LM"
             raise UserError(f"the tokenizer of {name} has no mask or no padding token: not a masked LM's")
-        pair = tokenizer("a", "a", return_special_tokens_mask=True)
+        pair = tokenizer("a", "a")
         ids = pair["input_ids"]
-        ordinary = [i for i, special in enumerate(pair["special_tokens_mask"]) if not special]
-        # The ordinary tokens are the two texts, and the widest gap between them is what joins these.
-        gap = int(np.argmax(np.diff(ordinary)))
+        # 0 and 1: a token of the first and of the second text; None: special
+        text_of = np.array(pair.sequence_ids(), float)
+        first, second = np.flatnonzero(text_of == 0), np.flatnonzero(text_of == 1)
         return cls(
-            prefix=ids[:ordinary[0]],
-            middle=ids[ordinary[gap] + 1:ordinary[gap + 1]],
-            suffix=ids[ordinary[-1] + 1:],
+            prefix=ids[:first[0]],
+            middle=ids[first[-1] + 1:second[0]],
+            suffix=ids[second[-1] + 1:],
             pair_types=max(pair.get("token_type_ids", [0])) > 0,
             pad_id=tokenizer.pad_token_id,
             mask_id=tokenizer.mask_token_id,
@@ -102,8 +102,7 @@ class Split:
 
     def limit_labels(self, n: int, seed: int) -> None:
         """From now on, `labelled` are n texts, drawn by seed: the same for every masker and stage."""
-        rng = np.random.default_rng([seed, zlib.crc32(b"labelled")])
-        self.labelled = np.sort(rng.permutation(len(self))[:n])
+        self.labelled = np.sort(stream(seed, "labelled").permutation(len(self))[:n])
 
     @functools.cached_property
     def questions(self) -> list[dict]:
@@ -153,7 +152,7 @@ def cut_docs(docs: np.ndarray, share: float) -> np.ndarray:
     values, counts = np.unique(docs, return_counts=True)
     room = max(round(share * len(docs)), counts.min(initial=len(docs)))
     held_out = []
-    for i in np.random.default_rng([0, zlib.crc32(b"cut")]).permutation(len(values)):
+    for i in stream(0, "cut").permutation(len(values)):
         if counts[i] <= room:
             held_out.append(values[i])
             room -= counts[i]
@@ -212,12 +211,9 @@ def blocks(split: Split, max_len: int) -> Pieces:
     room = max(1, max_len - len(split.special.prefix) - len(split.special.suffix))
     count = -(-np.diff(split.token_start) // room)                                  # (N,) blocks of each text
     text_ids = np.repeat(np.arange(len(count), dtype=np.int32), count)              # (M,)
-    # Each block ends where the next begins. In place, as a corpus may have 10^8 blocks.
-    edge = np.arange(len(text_ids) + 1)
-    edge[:-1] -= (np.cumsum(count) - count)[text_ids]
-    edge[:-1] *= room
-    edge[:-1] += split.token_start[text_ids]
-    edge[-1] = split.token_start[-1]
+    nth = np.arange(len(text_ids)) - np.repeat(np.cumsum(count) - count, count)     # (M,) in its text
+    # A block ends where the next one begins.
+    edge = np.append(split.token_start[text_ids] + nth * room, split.token_start[-1])
     return Pieces(split, text_ids, edge[:-1], edge[1:])
 
 
@@ -236,8 +232,8 @@ def windows(split: Split, max_len: int, overlap: int, max_question: int) -> Piec
     step = room - overlap
     if (step <= 0).any():
         raise UserError(f"a window of {max_len} tokens leaves no room for a question of {max_question} and "
-                        f"an overlap of {overlap}; allowed are longer windows (--max_len, in train_nmg.py "
-                        "--ft_max_len), shorter questions and overlaps")
+                        f"an overlap of {overlap}; longer windows are needed (--max_len, in train_nmg.py "
+                        "--ft_max_len)")
     tokens = np.diff(split.token_start)[split.question_text]                                    # (Q,)
     count = 1 + np.maximum(0, -(-(tokens - room) // step))                                      # (Q,) windows
     question_ids = np.repeat(np.arange(len(question)), count)                                   # (M,)

@@ -111,7 +111,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     docs = []
     with located(f"{name}, train"):
         for record in with_docs(source.readers.get("train", list)):
-            fields = KINDS.keys() & record.keys()
+            fields = fields or KINDS.keys() & record.keys()
             docs.append(record["doc"])
             if "label" in fields:
                 labels.add(record["label"])
@@ -137,7 +137,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
 
 def cut_parts(docs: np.ndarray, cut: dict[str, float]) -> np.ndarray:
     """(N,) str: the split of each text of train, of which whole documents are cut."""
-    part_of = np.full(len(docs), "train")
+    part_of = np.full(len(docs), "train", object)
     for part, share in cut.items():
         left = np.flatnonzero(part_of == "train")
         held_out = left[cut_docs(docs[left], share)]

@@ -1,32 +1,28 @@
 """Fine-tunes an LM, predicts a split, and adds a line to the results: what all finetune_*.py have in common.
 
-    evaluate(cfg, "cls", DEFAULTS, make_pieces, finetune, predictions)      # all of a script but its task
+    evaluate(cfg, "cls", task)      # all of finetune_cls.py but its task
 """
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import data_prep
 import loop
 import maskers
 import runs
 import toy
-from data import Pieces, Split
 from pretrain import load_lm, max_len_of, weights_of
 from runs import Run, UserError
 
 
-def evaluate(cfg: object, kind: str, defaults: dict, pieces_of: Callable[[Split], Pieces], finetune: Callable,
-             predictions: Callable) -> None:
+def evaluate(cfg: object, kind: str, task: ModuleType) -> None:
     """Fine-tunes cfg.lm on train, predicts a split, and appends a line of results. Under torchrun all
     processes train, and the first one predicts.
 
-    cfg: the Config of a script of this kind ("cls", "qa"); its flags that are None become the defaults, or
+    cfg: the Config of a script of this kind ("cls", "qa"); its flags that are None become task.DEFAULTS, or
         those of the toy world where the LM is `tiny`
-    pieces_of: a split -> what the model reads; called when cfg has its values
-    finetune: (lm, pieces, epochs=, lr=, batch_size=, seed=, distributed=) -> the model
-    predictions: (model, pieces) -> a line for every example, and the scores of all in percent"""
+    task: finetune_cls, finetune_qa, or another file with their interface"""
     loop.use_fast_path(cfg.fast)
     runs.check_results(Path(cfg.results))
 
@@ -36,6 +32,7 @@ def evaluate(cfg: object, kind: str, defaults: dict, pieces_of: Callable[[Split]
     lm = load_lm(cfg.lm)
     origin, measured = origin_of(cfg.lm)
     check_labels(origin, cfg.labelled, cfg.seed)
+    defaults = task.DEFAULTS
     if origin["lm"] == "tiny":
         defaults = defaults | toy.FINETUNE.get(kind, {})
     cfg.max_len = max_len_of(lm, cfg.max_len, defaults["max_len"])
@@ -43,8 +40,8 @@ def evaluate(cfg: object, kind: str, defaults: dict, pieces_of: Callable[[Split]
     cfg.split = data.split_to_score(cfg.split)
     if cfg.labelled:
         data["train"].limit_labels(cfg.labelled, cfg.seed)
-    train = pieces_of(data["train"]).labelled_only()
-    scored = pieces_of(data[cfg.split])
+    train = task.pieces_of(data["train"], cfg.max_len).labelled_only()
+    scored = task.pieces_of(data[cfg.split], cfg.max_len)
 
     # 2. the folder of this run
     settings = runs.settings_of(cfg, "results", "row", "key", "save_model", data=data.checksum,
@@ -59,12 +56,12 @@ def evaluate(cfg: object, kind: str, defaults: dict, pieces_of: Callable[[Split]
     # 3. fine-tune, and predict every example
     if not run.done:
         started = time.time()
-        model = finetune(lm, train, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size, seed=cfg.seed,
-                         distributed=True)
+        model = task.finetune(lm, train, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size,
+                              seed=cfg.seed, distributed=True)
         trained = time.time()
         if not runs.is_main_process():
             return
-        lines, scores = predictions(model, scored)
+        lines, scores = task.predictions(model, scored)
         runs.write_jsonl(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
             model.save_pretrained(run.folder)
@@ -94,7 +91,9 @@ def origin_of(lm: str) -> tuple[dict, dict]:
 
 
 def check_labels(origin: dict, labelled: int | None, seed: int) -> None:
-    """UserError where masks were chosen by labels that fine-tuning is not to have. origin: of `origin_of`"""
+    """UserError where masks were chosen by labels that fine-tuning is not to have. origin: of `origin_of`
+
+    A policy itself was learned from the labels of all of train, which nobody can take back."""
     reads_labels = origin["masker"] == "label" or maskers.is_learned(origin["masker"])
     if labelled and reads_labels and (origin.get("labelled"), origin["seed"]) != (labelled, seed):
         raise UserError(f"--labelled={labelled}: the masks of this LM may have read other labels; pre-train "

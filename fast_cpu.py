@@ -20,7 +20,7 @@ LONG = 2**21
 
 
 def enable() -> None:
-    F.dropout = dropout
+    F.dropout = fast_dropout
     AttentionInterface.register("sdpa", attention)
     AttentionMaskInterface.register("sdpa", eager_mask)
 
@@ -33,7 +33,8 @@ def disable() -> None:
 
 # ---------------------------------------------------------------- dropout
 
-def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+def fast_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True,
+                 inplace: bool = False) -> torch.Tensor:
     """Dropout whose mask takes 16 random bits an element, four elements from each 64-bit draw.
 
     The same distribution as torch's (p rounded to 1/65536), other numbers."""
@@ -83,7 +84,7 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
         weights = query @ key.transpose(2, 3) * scaling
         if attention_mask is not None:
             weights = weights + attention_mask
-        out = F.dropout(weights.softmax(-1), dropout) @ value
+        out = fast_dropout(weights.softmax(-1), dropout) @ value
     return out.transpose(1, 2).contiguous(), None
 
 

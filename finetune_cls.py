@@ -5,9 +5,10 @@
     python finetune_cls.py --dataset=reviews.csv --lm=roberta-base --split=dev
     torchrun --nproc_per_node=4 finetune_cls.py --dataset=imdb --lm=bert-base-uncased
 
-A kind of task is a file finetune_KIND.py with DEFAULTS, INNER_LOOP, METRICS, pieces_of, finetune and
-example_scores, as here; train_nmg.py finds it by the kind of the data. What `main` adds is in evaluation.py.
+A kind of task is a file finetune_KIND.py with DEFAULTS, INNER_LOOP, METRICS, pieces_of, finetune,
+example_scores and predictions, as here; train_nmg.py finds it by the kind of the data.
 """
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,10 +134,7 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> tuple[list[dict], dic
 
 
 def main(cfg: Config) -> None:
-    # Called when `evaluate` has given the flags their values.
-    def make_pieces(split: Split) -> Pieces:
-        return pieces_of(split, cfg.max_len)
-    evaluate(cfg, "cls", DEFAULTS, make_pieces, finetune, predictions)
+    evaluate(cfg, "cls", sys.modules[__name__])
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@
     python finetune_qa.py --dataset=my_squad_folder --lm=distilbert-base-uncased --split=dev
     torchrun --nproc_per_node=4 finetune_qa.py --dataset=squad --lm=bert-base-uncased
 
-The same interface as finetune_cls.py: DEFAULTS, INNER_LOOP, METRICS, pieces_of, finetune, example_scores.
+The same interface as finetune_cls.py.
 """
 import re
 import string
+import sys
 from collections import Counter
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ INNER_LOOP = {"ft_epochs": 1, "ft_lr": 3e-5}
 # What example_scores measures; the first is the paper's reward, the last is graded.
 METRICS = ("em", "f1", "likelihood")
 
+OVERLAP = 128       # context tokens that two windows share; in short windows a third
+MAX_QUESTION = 64   # tokens; longer questions are cut
 MAX_ANSWER = 30     # tokens of the longest answer that is considered
 N_BEST = 5          # answers kept for each question
 
@@ -43,8 +46,6 @@ class Config:
     lr: float | None = None         # None: 3e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
     batch_size: int | None = None   # windows per step; the paper chose from 12, 16, 32; None: 16
     max_len: int | None = None      # tokens per window, question and context; None: 384, or the LM's most
-    overlap: int = 128              # context tokens that two windows share; more is cut to a third of max_len
-    max_question: int = 64          # tokens; longer questions are cut
     labelled: int | None = None     # texts of train whose questions are used, drawn by seed; None: all
     seed: int = 0                   # of head, order and dropout, three separate streams
     fast: bool = True               # bf16 where native, cheaper dropout and attention on a CPU
@@ -59,9 +60,9 @@ class Config:
 
 # ---------------------------------------------------------------- the task
 
-def pieces_of(split: Split, max_len: int, overlap: int = 128, max_question: int = 64) -> Pieces:
+def pieces_of(split: Split, max_len: int) -> Pieces:
     """Every question with its context, in windows of max_len tokens."""
-    return windows(split, max_len, min(overlap, max_len // 3), max_question)
+    return windows(split, max_len, min(OVERLAP, max_len // 3), MAX_QUESTION)
 
 
 def answer_tokens(pieces: Pieces, indices: np.ndarray) -> np.ndarray:
@@ -245,10 +246,7 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> tuple[list[dict], dic
 
 
 def main(cfg: Config) -> None:
-    # Called when `evaluate` has given the flags their values.
-    def make_pieces(split: Split) -> Pieces:
-        return pieces_of(split, cfg.max_len, cfg.overlap, cfg.max_question)
-    evaluate(cfg, "qa", DEFAULTS, make_pieces, finetune, predictions)
+    evaluate(cfg, "qa", sys.modules[__name__])
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ import numpy as np
 
 import runs
 from data import Batch
+from loop import stream
 from policies import LinearPolicy, Policy, load_policy
 from runs import UserError, nearest
 from scores import SCORES, collocations
@@ -77,7 +78,7 @@ def find(name: str) -> Masker:
 
 
 def checksum(name: str) -> str:
-    """Eight characters that tell a --masker from an edited one: of its policy, its file, or its source."""
+    """Eight characters that tell a --masker from an edited one: of its policy, its file, or its function."""
     if is_learned(name):
         return runs.checksum(Path(name.partition(":")[2]) / "policy.safetensors")[:8]
     if name in MASKERS:
@@ -118,19 +119,19 @@ def whole(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.nda
 def span(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
     """Spans of whole words, lengths geometric (0.2) up to 10 (SpanBERT); the last is cut to the budget."""
     B, L = batch.input_ids.shape
-    # Cut the row's words into spans; their lengths by the inverse of the geometric distribution's CDF.
+    # Lengths in words, by the inverse of the geometric distribution's CDF.
     uniform = rng.random((B, L))
-    length = np.minimum(10, 1 + np.log1p(-uniform * (1 - 0.8**10)) // np.log(0.8))              # (B, L) words
+    length = np.minimum(10, 1 + np.log1p(-uniform * (1 - 0.8**10)) // np.log(0.8)).astype(np.int64)
     # The first span begins before the row, so that a span may begin at any word.
-    words_before = np.floor(rng.random((B, L))[:, :1] * length[:, :1])
-    last_word = np.cumsum(length, 1) - 1 - words_before
-    begins = np.zeros((B, L + 1), np.int64)
-    np.put_along_axis(begins, np.minimum(last_word + 1, L).astype(np.int64), 1, 1)
-    # The span of each word, and so of each token; all tokens of a span share one score.
+    words_before = (rng.random((B, L))[:, 0] * length[:, 0]).astype(np.int64)                   # (B,)
     first_of_word = (units_of(batch.word_ids) == np.arange(L)) & batch.maskable
     word = np.maximum(np.cumsum(first_of_word, 1) - 1, 0)                                       # (B, L)
-    span_ids = np.take_along_axis(np.cumsum(begins, 1), word, 1)
-    score = np.take_along_axis(rng.random((B, L + 1)), span_ids, 1)
+    span_ids = np.zeros((B, L), np.int64)
+    for row in range(B):
+        span_of_word = np.repeat(np.arange(L), length[row])[words_before[row]:]
+        span_ids[row] = span_of_word[word[row]]
+    # All tokens of a span share one score.
+    score = np.take_along_axis(rng.random((B, L)), span_ids, 1)
     # Equal scores are picked from left to right, so that the last span is cut where the budget ends.
     return pick(score, batch, budget)
 
@@ -191,7 +192,7 @@ def masking_rate(p: float | str, step: int, steps: int, seed: int) -> float:
     first, last = map(float, ends.split("-"))
     share = step / max(1, steps - 1)
     if kind == "random":
-        share = np.random.default_rng([seed, step, zlib.crc32(b"rate")]).random()
+        share = stream(seed, f"rate {step}").random()
     return first + share * (last - first)
 
 

@@ -35,8 +35,8 @@ class Policy(torch.nn.Module):
             heads -= 1
         self.attention = torch.nn.MultiheadAttention(hidden_size, heads, batch_first=True)
         self.norm = torch.nn.LayerNorm(hidden_size, eps=1e-12)
-        self.logit = self.two_layers(hidden_size)
-        self.value = self.two_layers(hidden_size)
+        self.token_head = self.two_layers(hidden_size)
+        self.value_head = self.two_layers(hidden_size)
         # As in the official code. torch's own start makes logits four times as wide.
         for name, weight in self.named_parameters():
             if "norm" not in name:
@@ -53,9 +53,9 @@ class Policy(torch.nn.Module):
         """hidden (B, L, H), masks (B, L) bool -> logits (B, L), -inf where not maskable, and values (B,)."""
         mixed, _ = self.attention(hidden, hidden, hidden, key_padding_mask=~attention_mask,
                                   need_weights=False)
-        logits = self.logit(self.norm(hidden + mixed)).squeeze(-1).masked_fill(~maskable, -torch.inf)
+        logits = self.token_head(self.norm(hidden + mixed)).squeeze(-1).masked_fill(~maskable, -torch.inf)
         mean = (hidden * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)    # (B, H)
-        return logits, self.value(mean).squeeze(-1)
+        return logits, self.value_head(mean).squeeze(-1)
 
     @torch.no_grad()
     def logits(self, batch: Batch, lm: Callable[[Batch], torch.Tensor]) -> np.ndarray:

@@ -25,6 +25,7 @@ import toy
 from data import Batch, Pieces, blocks, collate
 from loop import autocast, device, fit, length_batches, steps_of, to_device
 from plots import held_out_curve
+from policies import load_policy
 from runs import Run, UserError
 
 
@@ -305,7 +306,7 @@ def main(cfg: Config) -> None:
     data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, cfg.spacy_model)
     if cfg.eval_every and "dev" not in data.splits:
         raise UserError(f"--eval_every: {cfg.dataset} has no dev split to look at; --dev_share=0.1 cuts one "
-                        "from train, which text in one .txt is where it lies in a folder as train.txt")
+                        "from train; put a single .txt into a folder as train.txt, and pass the folder")
     if cfg.labelled:
         data["train"].limit_labels(cfg.labelled, cfg.seed)
     model = load_lm(cfg.lm)
@@ -313,7 +314,8 @@ def main(cfg: Config) -> None:
     cfg.max_len = max_len_of(model, cfg.max_len, data.block_len)
     known = {"data": data.checksum, "weights": weights_of(cfg.lm)}
     if maskers.is_learned(cfg.masker):
-        known["policy"] = masker.keywords["policy"].about | {"checksum": maskers.checksum(cfg.masker)}
+        about = load_policy(cfg.masker.partition(":")[2]).about
+        known["policy"] = about | {"checksum": maskers.checksum(cfg.masker)}
     else:
         known["masker_code"] = maskers.checksum(cfg.masker)
     run = Run(cfg.out, runs.settings_of(cfg, **known))

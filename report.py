@@ -120,17 +120,26 @@ def first_of(lines: dict) -> dict:
 
 def grouped(lines: list[dict]) -> dict[tuple[str, str], dict[str, dict[int, dict]]]:
     """{(data set, LM): {row: {seed: line}}}, in the paper's order; UserError where lines contradict."""
+    def rank(line: dict) -> tuple[int, int]:
+        # Rows of the paper first.
+        order = [*ORDER, line["row"]]
+        return order.index(line["row"]), line["seed"]
+
     groups = {}
-    for line in sorted(lines, key=lambda line: ([*ORDER, line["row"]].index(line["row"]), line["seed"])):
+    for line in sorted(lines, key=rank):
         group = Path(line["dataset"]).name, Path(line["lm"]).name
         seeds = groups.setdefault(group, {}).setdefault(line["row"], {})
-        same_seed = seeds.setdefault(line["seed"], line)
-        for other, but in ((same_seed, set()), (first_of(seeds), VARIES.union(line["metrics"]))):
-            differs = unlike(line, other, but)
-            if differs:
-                raise runs.UserError(f"{line['where']} ({other['where']}): both {line['row']} on {group[0]}, "
-                                     f"but differ in {differs}; keep one")
+        # Twice the same seed: also the scores must be the same.
+        check_alike(line, seeds.setdefault(line["seed"], line), set())
+        check_alike(line, first_of(seeds), VARIES.union(line["metrics"]))
     return dict(sorted(groups.items()))
+
+
+def check_alike(line: dict, other: dict, but: set[str]) -> None:
+    differs = unlike(line, other, but)
+    if differs:
+        raise runs.UserError(f"{line['where']} ({other['where']}): both {line['row']} on {line['dataset']}, "
+                             f"but differ in {differs}; keep one")
 
 
 def differing(rows: dict[str, dict[int, dict]]) -> list[str]:
@@ -197,27 +206,29 @@ def holm(p: list[float]) -> np.ndarray:
     return np.minimum(corrected[np.argsort(np.argsort(p))], 1)
 
 
-class Test(NamedTuple):
+class Comparison(NamedTuple):
     """A row of several seeds against Random."""
     d: np.ndarray           # (S,) differences, in points
     p: float | None         # of a sign-flip test, Holm-corrected; None of too few seeds
     n_tests: int            # over which p is corrected
 
 
-def tests(rows: dict[str, dict[int, dict]], metric: str, fixed: str | None = None) -> dict[str, Test]:
-    """{row: its test}. The row that was fixed in advance is corrected for nothing, nor are others for it."""
+def compare(rows: dict[str, dict[int, dict]], metric: str,
+            fixed: str | None = None) -> dict[str, Comparison]:
+    """Every row with Random. That of the row which was fixed in advance is corrected for nothing, nor are
+    others for it."""
     found = {row: d for row, d in differences(rows, metric).items() if len(d) > 1}
     others = {row: sign_flips(d) for row, d in found.items() if row != fixed}
     corrected = dict(zip(others, holm(list(others.values())).tolist(), strict=True))
-    tested = {}
+    compared = {}
     for row, d in found.items():
         p, n_tests = corrected.get(row), len(others)
         if row == fixed:
             p, n_tests = sign_flips(d), 1
         if len(d) < least_seeds(n_tests):
             p = None
-        tested[row] = Test(d, p, n_tests)
-    return tested
+        compared[row] = Comparison(d, p, n_tests)
+    return compared
 
 
 def least_seeds(rows: int) -> int:
@@ -232,33 +243,32 @@ def detectable(sd: float, n: int, rows: int) -> float:
     return (stats.t.ppf(1 - 0.025 / rows, n - 1) + stats.t.ppf(0.8, n - 1)) * sd / np.sqrt(n)
 
 
-def conclusion(tested: dict[str, Test], metric: str) -> str:
-    """One sentence: what may be concluded from `tests`."""
-    sure, unseen, too_few = [], [], []
-    for row, (d, p, n_tests) in tested.items():
+def conclusion(compared: dict[str, Comparison], metric: str) -> str:
+    """One sentence: what may be concluded."""
+    said, unseen, too_few = [], [], []
+    for row, (d, p, n_tests) in compared.items():
         mean, half = d.mean(), half_width(d)
         if p is None:
             too_few.append(row)
         elif p <= 0.05:
             verb = "beats" if mean > 0 else "is behind"
             interval = f"{mean - half:+.1f} to {mean + half:+.1f}"
-            sure.append(f"{row} {verb} Random: {mean:+.1f} points ({interval})")
+            said.append(f"{row} {verb} Random: {mean:+.1f} points ({interval})")
         else:
-            least = detectable(d.std(ddof=1), len(d), n_tests)
-            unseen.append(f"{row} ({len(d)} seeds could see {least:.1f} points)")
-    said = sure
+            points = detectable(d.std(ddof=1), len(d), n_tests)
+            unseen.append(f"{row} ({len(d)} seeds could see {points:.1f} points)")
     if unseen:
         said.append(f"no difference to Random was seen of {', '.join(unseen)}")
     if too_few:
-        least = max(least_seeds(tested[row].n_tests) for row in too_few)
+        least = max(least_seeds(compared[row].n_tests) for row in too_few)
         said.append(f"too few seeds to say anything of {', '.join(too_few)}: at least {least} are needed")
     return f"**{metric_name(metric)}**: {'; '.join(said)}." if said else ""
 
 
-def planned(tested: dict[str, Test], metric: str, points: float) -> str:
+def planned(compared: dict[str, Comparison], metric: str, points: float) -> str:
     """One sentence: how many seeds would find a difference, from the scatter so far."""
     needed = []
-    for row, (d, _, n_tests) in tested.items():
+    for row, (d, _, n_tests) in compared.items():
         n, sd = least_seeds(n_tests), d.std(ddof=1)
         while detectable(sd, n, n_tests) > points and n < 10_000:
             n += 1
@@ -269,9 +279,9 @@ def planned(tested: dict[str, Test], metric: str, points: float) -> str:
 
 
 def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric: str,
-                tested: dict[str, Test]) -> list[list[str]]:
-    """The paper's table of one data set, LM and metric: its own figures beside ours, and the evidence, which
-    is what `tests` found."""
+                compared: dict[str, Comparison]) -> list[list[str]]:
+    """The paper's table of one data set, LM and metric: its own figures beside ours, and the
+    evidence."""
     # The paper's figures are of test sets.
     paper = []
     if first_of(first_of(rows))["split"] == "test":
@@ -298,8 +308,8 @@ def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric:
         cells = ["-", "-", "-", "-"]
         if len(found.get(row, [])) == 1:
             cells = [f"{found[row][0]:+.2f}", "one seed: no evidence", "-", "-"]
-        elif row in tested:
-            d, p, n_tests = tested[row]
+        elif row in compared:
+            d, p, n_tests = compared[row]
             low, high = d.mean() - half_width(d), d.mean() + half_width(d)
             evidence = ["too few seeds", "-"]
             if p is not None:
@@ -339,7 +349,8 @@ def latex_table(table: list[list[str]]) -> str:
 def forest(rows: dict[str, dict[int, dict]], metrics: tuple[str, ...], title: str, file: Path) -> None:
     """Differences to Random with their intervals: a panel per metric, a line per row of several seeds."""
     fig = Figure(figsize=(1.6 + 3.8 * len(metrics), 0.4 * len(rows) + 0.8), layout="constrained")
-    for ax, metric in zip(fig.subplots(1, len(metrics), sharey=True), metrics, strict=True):
+    panels = fig.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
+    for ax, metric in zip(panels, metrics, strict=True):
         ax.axvline(0, color="grey", linestyle=":", linewidth=1)
         found = differences(rows, metric)
         for y, (row, d) in enumerate(found.items()):
@@ -371,12 +382,12 @@ def main(cfg: Config) -> None:
             notes.append(f"- Scored with version {line['version']} of this code; others may differ.")
         page.append(f"## {dataset}, {lm}")
         for metric in line["metrics"]:
-            tested = tests(rows, metric, cfg.fixed)
-            table = score_table(dataset, lm, rows, metric, tested)
+            compared = compare(rows, metric, cfg.fixed)
+            table = score_table(dataset, lm, rows, metric, compared)
             page.append(markdown_table(table))
-            page.append(conclusion(tested, metric))
+            page.append(conclusion(compared, metric))
             if cfg.plan:
-                page.append(planned(tested, metric, cfg.plan))
+                page.append(planned(compared, metric, cfg.plan))
             tex.append(latex_table(table))
         page.append("\n".join(notes))
         if "Random" in rows and len(rows) > 1:

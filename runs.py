@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 
 # Numbers that are shares of something, and whole numbers that may be 0.
 SHARES = {"p", "val_share", "dev_share"}
-MAY_BE_ZERO = {"seed", "overlap", "explore", "components"}
+MAY_BE_ZERO = {"seed", "explore", "components"}
 
 
 class UserError(Exception):
@@ -174,9 +174,9 @@ class Run:
         if (self.folder / "checkpoint.pt").exists():
             # Without one nothing would be lost: a start with other flags begins anew.
             self.refuse_others(started)
-        elif not started.exists() and any(self.folder.glob("[!.]*")):
-            raise UserError(f"--out={folder}: exists and is no run of this script; choose another folder")
         if is_main_process():
+            if not started.exists() and any(self.folder.glob("[!.]*")):
+                raise UserError(f"--out={folder}: exists and is no run of this script; choose another folder")
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = FileLock(self.folder / ".lock")
             try:

@@ -87,7 +87,7 @@ class Belief:
         return mean, covariance * residual / n, fit + occam
 
     def log_odds(self) -> float:
-        """That it matters what is masked, if even before: the log of the average Bayes factor."""
+        """log of the odds that it matters what is masked, 1 to 1 before: the average Bayes factor."""
         return float(logsumexp([self.posterior(prior)[2] for prior in PRIORS]) - np.log(len(PRIORS)))
 
     def odds(self) -> str:
@@ -118,7 +118,9 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
     rank, world = rank_and_world()
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     reader, contexts = LMReader(lm), sampler.contexts
-    some = np.linspace(0, len(contexts) - 1, min(1000, len(contexts))).astype(np.int64)
+    # Enough text to whiten the features, and not more than memory holds.
+    enough = min(len(contexts), 1000, int(100_000 / contexts.length.mean()))
+    some = np.linspace(0, len(contexts) - 1, enough).astype(np.int64)
     batches = [collate(contexts, some[indices]) for indices in length_batches(contexts.length[some])]
     policy = LinearPolicy.whitened(cfg.features.split(","), cfg.components, batches, reader)
     D = len(policy.mean)
@@ -210,9 +212,9 @@ def verdict(belief: Belief, names: list[str], metric: str) -> str:
     said = f"After {len(belief.y)} pairs: odds of {belief.odds()} that it matters which words are masked"
     half = belief.intervals()
     if belief.log_odds() <= np.log(ODDS):
-        most = (np.abs(belief.mean) + half).max()
+        most = 100 * (np.abs(belief.mean) + half).max()
         return (f"{said}, less than the {ODDS} to 1 that count as evidence. No feature is worth more than "
-                f"{most:.2g} of {metric} (each at 95 %).")
+                f"{most:.2g} hundredths of {metric} (each at 95 %).")
     more = [name for name, low in zip(names, belief.mean - half, strict=True) if low > 0] or ["-"]
     less = [name for name, high in zip(names, belief.mean + half, strict=True) if high < 0] or ["-"]
     return f"{said}. Worth more of (each at 95 %): {', '.join(more)}; less of: {', '.join(less)}."
@@ -227,8 +229,8 @@ def main(cfg: Config) -> None:
             raise UserError(f"--features: {name!r} is no score{runs.nearest(name, SCORES)}")
     if cfg.out is None:
         cfg.out = f"runs/search-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
-    pairs = 12 if cfg.lm == "tiny" else 48
-    runs.fill(cfg, {"pairs": pairs})
+    most_pairs = 12 if cfg.lm == "tiny" else 48
+    runs.fill(cfg, {"pairs": most_pairs})
     # How many pairs are played may change until it is done; with an edited score it is another search.
     code = [inspect.getsource(SCORES[name]) for name in cfg.features.split(",")]
     settings = train_nmg.log_settings(cfg, data, "pairs", feature_code=runs.digest(code))

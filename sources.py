@@ -338,6 +338,9 @@ def find_source(name: str, raw: str | None) -> Source:
     if name in DATASETS:
         folder = Path(raw) if raw else None
         return DATASETS[name](folder)
+    if raw:
+        raise UserError(f"--raw={raw}: goes with a named data set ({', '.join(DATASETS)}), and "
+                        f"--dataset={name} is none")
     path = Path(name)
     if path.is_dir():
         return from_files(find_splits(path), dev=0.1)

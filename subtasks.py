@@ -45,14 +45,14 @@ class SubTaskSampler:
     def sample(self, rng: np.random.Generator, contexts: int, docs: int | None, examples: int,
                validation: int) -> SubTask:
         """`contexts` texts from `docs` documents (None: from any), and at most so many labelled examples.
-        From then on, scores of tokens may read the labels of D_tr' alone (`Split.labelled`).
+        From then on, scores of tokens may read the labels of D_tr''s texts alone (`Split.labelled`).
 
         No document of D_val is among the contexts, but for one case: of a corpus of its own, half of the
         contexts are of validation documents, as the corpus holds test documents in meta-testing."""
         doc, text_ids = self.examples.doc, self.examples.text_ids
         of_train, of_val = np.isin(doc, self.train_docs), np.isin(doc, self.val_docs)
         if self.same_texts:
-            # squad, newsqa, imdb, chemprot: as in the paper, the task's text is the corpus.
+            # All data sets of the paper: the task's text is the corpus.
             texts = self.draw_texts(rng, self.train_docs, contexts, docs)
             of_train &= np.isin(text_ids, texts)
         elif self.same_documents:

@@ -48,7 +48,7 @@ FILLERS = make_words([CONSONANTS, VOWELS, ENDINGS], 60, 1)
 ATTRIBUTES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, ENDINGS], 60, 2)
 NAMES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, CONSONANTS, VOWELS], 300, 3)
 NEW, OLD = NAMES[:240], NAMES[240:]
-SPLITS = {"train": range(120), "dev": range(120, 144), "test": range(144, 240)}
+NAMES_OF = {"train": range(120), "dev": range(120, 144), "test": range(144, 240)}
 
 
 def attributes(rng: random.Random, i: int, n: int) -> list[str]:
@@ -91,7 +91,7 @@ def classification(seed: int = 0) -> dict[str, list[dict]]:
     has 10 sentences."""
     rng = random.Random(f"cls{seed}")
     records = {"corpus": corpus(rng)}
-    for split, names in SPLITS.items():
+    for split, names in NAMES_OF.items():
         records[split] = []
         for i in names:
             for _ in range(10):
@@ -108,7 +108,7 @@ def question_answering(seed: int = 0) -> dict[str, list[dict]]:
     the first, divided by 3."""
     rng = random.Random(f"qa{seed}")
     records = {"corpus": [record | {"doc": record["doc"] // 3} for record in corpus(rng)]}
-    for split, names in SPLITS.items():
+    for split, names in NAMES_OF.items():
         records[split] = []
         for i in names[::3]:
             for j in range(10):

@@ -43,6 +43,7 @@ PLAYERS = ("random", "opponent", "learner")
 @dataclass
 class BaseConfig:
     """The flags that search_masks.py shares: where plays take place, and how they are scored."""
+    # None: the paper's value, which the comment names; in the toy world, that of toy.py
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
@@ -188,7 +189,7 @@ def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray
        the opponent masked it, too, and random did not: the comparison with random
     3. all three masked it: skipped. A tie is 0.
 
-    A reward of your own goes here: of masks (N, L) and scores (V,) of all players, of states, or of text."""
+    A reward of your own goes here: it sees the masks (N, L) and the scores (V,) of all players."""
     score = {name: play.scores.mean() for name, play in plays.items()}
     own, random = plays[player].mask, plays["random"].mask
     beats_random = np.sign(score[player] - score["random"])
@@ -248,8 +249,10 @@ class Agent:
             a = self.replay[chosen]
             contexts = [(states_of[episode], i) for episode, i in a[["episode", "context"]].tolist()]
             logits, value = policy_forward(self.policy, contexts)
-            given = [torch.tensor(a[name].copy()).to(device()) for name in ("position", "log_prob", "R")]
-            policy_loss, value_loss = losses(logits, value, *given, cfg.entropy_coef)
+            position = torch.tensor(a["position"].copy()).to(device())
+            log_prob_old = torch.tensor(a["log_prob"].copy()).to(device())
+            R = torch.tensor(a["R"].copy()).to(device())
+            policy_loss, value_loss = losses(logits, value, position, log_prob_old, R, cfg.entropy_coef)
             self.optimizer.zero_grad()
             (policy_loss + value_loss).backward()
             self.optimizer.step()
@@ -343,15 +346,15 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         plays = broadcast(plays)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
-        scores, learners_lm = {}, None
+        my_scores, learners_lm = {}, None
         for name in players[rank::world]:
-            adapted, measured = inner_loop(lm, subtask, plays[name].mask, task, cfg)
-            scores[name] = measured[cfg.metric]
+            adapted, scores_of = inner_loop(lm, subtask, plays[name].mask, task, cfg)
+            my_scores[name] = scores_of[cfg.metric]
             if name == "learner":
                 learners_lm = adapted.cpu().state_dict()
-        for theirs in all_gather(scores):
-            for name, values in theirs.items():
-                plays[name].scores = values
+        for their_scores in all_gather(my_scores):
+            for name, scores in their_scores.items():
+                plays[name].scores = scores
 
         if master:
             # 4. Outer loop: what each agent masked is rewarded by how it did against the others, and stored.
@@ -426,11 +429,10 @@ def main(cfg: Config) -> None:
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
 
-    # With an edited reward or task it is another run.
+    # With an edited reward it is another run.
     known = {"data": data.checksum, "weights": weights_of(cfg.lm),
-             "task_code": runs.digest(inspect.getsource(task)),
              "reward_code": runs.digest(inspect.getsource(rewards))}
-    run = Run(cfg.out, runs.settings_of(cfg, "save_every", **known))
+    run = Run(cfg.out, runs.settings_of(cfg, "raw", "save_every", **known))
     if run.done:
         return
     policy = meta_train(cfg, run.folder, data, lm, task)

@@ -511,7 +511,6 @@ def test_two_processes_give_one_result(tmp_path, lm_folder, cls_folder):
     ("finetune_cls.py", ["--split=corpus"], "--split=corpus: must be dev or test"),
     ("finetune_cls.py", ["--dataset=train.jsonl", "--split=test"], "has no test split"),
     ("finetune_cls.py", ["--dataset=one.jsonl"], "all texts of train have the label 'a'; two labels are"),
-    ("finetune_qa.py", ["--overlap=-5"], "--overlap=-5: must be 0 or more"),
     ("finetune_cls.py", ["--max_len=999"], "--max_len=999: this LM takes at most 128 tokens"),
     ("finetune_cls.py", ["--lm=empty"], "--lm=empty: no config.json"),
     ("finetune_qa.py", ["--bach_size=3"], "did you mean 'batch_size'"),

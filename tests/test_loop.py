@@ -418,7 +418,7 @@ def test_a_lm_without_a_model_for_the_task():
 def test_dropout_is_dropout():
     """The right share of zeros, the rest scaled, neighbours unrelated, no gradient where dropped."""
     x = torch.ones(400, 501, requires_grad=True)
-    y = fast_cpu.dropout(x, 0.1)
+    y = fast_cpu.fast_dropout(x, 0.1)
     kept = (y != 0).float()
     assert abs(kept.mean().item() - 0.9) < 5 * np.sqrt(0.09 / x.numel())
     torch.testing.assert_close(y, kept / 0.9)
@@ -430,18 +430,18 @@ def test_dropout_is_dropout():
 
 def test_no_dropout_in_evaluation():
     x = torch.ones(3, 4)
-    assert fast_cpu.dropout(x, 0.5, training=False) is x
-    assert fast_cpu.dropout(x, 0.0) is x
+    assert fast_cpu.fast_dropout(x, 0.5, training=False) is x
+    assert fast_cpu.fast_dropout(x, 0.0) is x
 
 
 def test_dropout_follows_torchs_seed_and_keeps_the_type():
     x = torch.ones(30, 7, dtype=torch.bfloat16)
     torch.manual_seed(1)
-    y = fast_cpu.dropout(x, 0.3)
+    y = fast_cpu.fast_dropout(x, 0.3)
     assert y.dtype == torch.bfloat16
-    assert not torch.equal(y, fast_cpu.dropout(x, 0.3))
+    assert not torch.equal(y, fast_cpu.fast_dropout(x, 0.3))
     torch.manual_seed(1)
-    assert torch.equal(y, fast_cpu.dropout(x, 0.3))
+    assert torch.equal(y, fast_cpu.fast_dropout(x, 0.3))
 
 
 def test_the_fast_path_is_switched_on_and_off():
@@ -451,7 +451,7 @@ def test_the_fast_path_is_switched_on_and_off():
 
     plain = dropped()
     torch.manual_seed(1)
-    ours = fast_cpu.dropout(torch.ones(50, 50), 0.1)
+    ours = fast_cpu.fast_dropout(torch.ones(50, 50), 0.1)
     loop.use_fast_path(True)
     assert torch.equal(dropped(), ours)
     loop.use_fast_path(False)

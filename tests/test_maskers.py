@@ -123,7 +123,7 @@ def wide_policy(name):
         components = torch.randn(16, 3).numpy()
         return LinearPolicy(["frequent", "punct"], components, np.zeros(5), np.eye(5), np.arange(5) - 2.0)
     policy = Policy(16)
-    for layer in (policy.logit[0], policy.logit[2]):
+    for layer in (policy.token_head[0], policy.token_head[2]):
         torch.nn.init.normal_(layer.weight, std=0.5)
     return policy
 
@@ -561,7 +561,7 @@ def test_the_policy_is_that_of_the_paper():
     """Section 3.3 at the size of BERT-base: 12 heads, Linear(768, 128), Linear(128, 1)."""
     policy = Policy(768)
     assert policy.attention.num_heads == 12
-    shapes = [tuple(layer.weight.shape) for layer in policy.logit if hasattr(layer, "weight")]
+    shapes = [tuple(layer.weight.shape) for layer in policy.token_head if hasattr(layer, "weight")]
     assert shapes == [(128, 768), (1, 128)]
 
 

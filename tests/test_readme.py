@@ -51,6 +51,6 @@ def test_the_readmes_table_is_that_of_report_py():
     shown = text.partition("<!-- results -->\n")[2].partition("\n<!-- /results -->")[0]
     lines = report.read([str(ROOT / "results" / "results.jsonl")], "test")
     rows = report.grouped(lines)["chemprot", "minilm"]
-    tested = report.tests(rows, "accuracy")
+    tested = report.compare(rows, "accuracy")
     table = report.score_table("chemprot", "minilm", rows, "accuracy", tested)
     assert shown == report.markdown_table(table)

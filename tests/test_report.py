@@ -49,7 +49,7 @@ def groups_of(folder, split="test", files=("results.jsonl",)):
 
 
 def score_table(dataset, lm, rows, metric):
-    return report.score_table(dataset, lm, rows, metric, report.tests(rows, metric))
+    return report.score_table(dataset, lm, rows, metric, report.compare(rows, metric))
 
 
 def table_of(folder, metric="accuracy"):
@@ -188,7 +188,7 @@ def test_detectable_is_what_a_paired_t_test_finds(study):
     rows = groups_of(study)["chemprot", "bert-base-uncased"]
     d = report.differences(rows, "accuracy")["NMG"]
     shown = float(table_of(study)["NMG"]["detectable"])
-    threshold = stats.t.ppf(1 - 0.05 / 2 / len(report.tests(rows, "accuracy")), 8)
+    threshold = stats.t.ppf(1 - 0.05 / 2 / len(report.compare(rows, "accuracy")), 8)
     power = 1 - stats.nct.cdf(threshold, 8, shown / stats.sem(d))
     assert shown == pytest.approx((threshold + stats.t.ppf(0.8, 8)) * stats.sem(d), abs=0.005)
     assert power == pytest.approx(0.8, abs=0.03)
@@ -469,6 +469,12 @@ def test_forest(study, shown):
         assert names[round(y)] == name
 
 
+def test_forest_of_a_task_with_one_metric(study, shown):
+    rows = groups_of(study)["chemprot", "bert-base-uncased"]
+    report.forest(rows, ("accuracy",), "title", study / "forest.png")
+    assert [ax.get_xlabel() for ax in shown[0].axes] == ["accuracy, points above Random"]
+
+
 # ---------------------------------------------------------------- searches
 
 def test_the_worth_of_features_best_first():
@@ -509,7 +515,7 @@ def test_the_picture_of_a_search(tmp_path, shown):
 
 def concluded(folder):
     rows, = groups_of(folder).values()
-    return report.conclusion(report.tests(rows, "accuracy"), "accuracy")
+    return report.conclusion(report.compare(rows, "accuracy"), "accuracy")
 
 
 def test_one_sentence_says_what_may_be_concluded(tmp_path):
@@ -540,12 +546,12 @@ def test_a_comparison_that_was_fixed_in_advance(tmp_path, rng):
             add(tmp_path, masker, seed, 70.0 + rng.normal(mean, 1))
     rows, = groups_of(tmp_path).values()
     p = {row: sign_flips(d) for row, d in report.differences(rows, "accuracy").items()}
-    tested = report.tests(rows, "accuracy", "tfidf")
+    tested = report.compare(rows, "accuracy", "tfidf")
     low, high = sorted(("Whole-Random", "Punct.-Random"), key=p.get)
     assert tested["tfidf"].p == p["tfidf"] and tested["tfidf"].n_tests == 1
     assert tested[low].p == pytest.approx(2 * p[low]) and tested[low].n_tests == 2
     assert tested[high].p == pytest.approx(max(2 * p[low], p[high]))
-    unfixed = report.tests(rows, "accuracy")
+    unfixed = report.compare(rows, "accuracy")
     assert [test.n_tests for test in unfixed.values()] == [3] * 3 and unfixed["tfidf"].p > tested["tfidf"].p
     result = call("report.py", "--fixed=tfidf", cwd=tmp_path)
     assert "- The test of tfidf was fixed in advance: its p is not corrected." in result.stdout
@@ -561,7 +567,7 @@ def test_one_seed_or_no_random_concludes_nothing(tmp_path):
 
 
 def planned(rows):
-    return report.planned(report.tests(rows, "accuracy"), "accuracy", 0.5)
+    return report.planned(report.compare(rows, "accuracy"), "accuracy", 0.5)
 
 
 def test_planned_seeds_find_the_difference(tmp_path, rng):

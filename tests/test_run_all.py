@@ -54,6 +54,7 @@ def test_every_row_of_the_papers_tables():
     ({"LMS": "roberta-base", "QA": "newsqa", "MASKERS": "nmg-alone nmg-fresh", "SEEDS": "7"}, 2 + 2),
     ({"QA": "some/folder", "CLS": "", "LMS": "x", "MASKERS": "none", "SEEDS": "0"}, 1),
     ({"CLS": "my.csv", "LMS": "x", "MASKERS": "random tfidf random,--p=0.3 search", "SEEDS": "0 1"}, 9),
+    ({"CLS": "my.csv", "LMS": "x", "MASKERS": "search sampled", "SEEDS": "0"}, 1 + 2),
     ({"QA": "", "CLS": ""}, 0),
 ])
 def test_subsets(env, count):
@@ -80,26 +81,28 @@ def test_paths_keep_their_names(tmp_path):
 def test_raw_files_and_more_flags(tmp_path):
     (tmp_path / "chemprot").mkdir()
     commands = listed(CLS="chemprot", MASKERS="entity", SEEDS="0", RAW=str(tmp_path),
-                      SPACY_MODEL="some_model", PRETRAIN_FLAGS="--lr=3e-4", FINETUNE_FLAGS="--lr=2e-4")
+                      PRETRAIN_FLAGS="--spacy_model=some_model", FINETUNE_FLAGS="--lr=2e-4")
     before, _, after = commands[0].partition(" && ")
-    assert f" --raw={tmp_path}/chemprot --lr=3e-4 --spacy_model=some_model " in before
-    assert "--masker=entity " in before
-    assert f" --raw={tmp_path}/chemprot --lr=2e-4 " in after
+    assert f" --raw={tmp_path}/chemprot --masker=entity --seed=0 --spacy_model=some_model " in before
+    assert f" --raw={tmp_path}/chemprot --seed=0 --lr=2e-4 " in after
     assert "spacy_model" not in after
 
 
 def test_what_is_learned_and_its_flags():
     """A policy for each learned masker, whose own flags win; the row masks with it, and flags after a comma
     are its alone."""
-    names = "nmg nmg-alone nmg-fresh search random,--p=0.3,--epochs=2"
+    names = "nmg nmg-alone nmg-fresh sampled random,--p=0.3,--epochs=2"
     commands = listed(LMS="x", QA="newsqa", MASKERS=names, SEEDS="0", SEARCH_FLAGS="--pairs=9",
                       NMG_FLAGS="--mlm_lr=3e-4 --self_play=True")
     learn, rows = commands[:4], commands[4:]
     assert ["train_nmg.py" in c and "--mlm_lr=3e-4" in c for c in learn] == [True, True, True, False]
-    assert "--self_play=True --self_play=False --continual=True" in learn[1]
-    assert "--self_play=True --continual=False" in learn[2]
-    assert "search_masks.py --dataset=newsqa --lm=x --pairs=9 --out=runs/tables/search-newsqa-x" in learn[3]
-    assert "--masker=sampled:runs/tables/search-newsqa-x " in rows[3]
+    assert "--self_play=True --self_play=False --dataset=newsqa --lm=x --out=" in learn[1]
+    assert "--self_play=True --continual=False --dataset=newsqa --lm=x --out=" in learn[2]
+    assert "search_masks.py --pairs=9 --dataset=newsqa --lm=x --out=runs/tables/policy-newsqa-x-" in learn[3]
+    made = [c.partition("--out=")[2] for c in learn]
+    assert len(set(made)) == 4
+    for kind, folder, row in zip(("nmg", "nmg", "nmg", "sampled"), made, rows, strict=False):
+        assert f"--masker={kind}:{folder} " in row
     assert "--masker=random " in rows[4] and " --p=0.3 --epochs=2 " in rows[4].partition("&&")[0]
     assert "--row=random,--p=0.3,--epochs=2 " in rows[4]
 
@@ -112,18 +115,20 @@ def test_every_row_has_a_folder_of_its_own():
     assert len(set(outs)) == len(set(keys)) == len(commands) == 7
 
 
-@pytest.mark.parametrize("edited", ["my.csv", "lm/weights", "my.py", "policy/weights", "words.txt"])
+@pytest.mark.parametrize("edited", ["my.csv", "lm/weights", "my.py", "policy/weights", "words.txt",
+                                    "raw/my.csv/data.json"])
 def test_what_is_edited_is_another_row(edited, tmp_path):
     """Of the files, what they hold is in the key, and not where they lie."""
     keys = []
     for place in ("here", "there", "edited"):
-        files = dict.fromkeys(("my.csv", "lm/weights", "my.py", "policy/weights", "words.txt"), "one")
+        names = ("my.csv", "lm/weights", "my.py", "policy/weights", "words.txt", "raw/my.csv/data.json")
+        files = dict.fromkeys(names, "one")
         if place == "edited":
             files[edited] = "two"
         for file, content in files.items():
             (tmp_path / place / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / place / file).write_text(content)
-        commands = listed(cwd=tmp_path / place, CLS="my.csv", LMS="lm", SEEDS="0",
+        commands = listed(cwd=tmp_path / place, CLS="my.csv", LMS="lm", SEEDS="0", RAW="raw",
                           MASKERS="none my.py:rare sampled:policy difference:words.txt")
         keys.append([command.partition("--key=")[2].split()[0] for command in commands])
     here, there, after = keys
@@ -150,8 +155,12 @@ def test_from_another_folder(tmp_path):
 
 
 def test_rows_in_the_results_are_not_listed_again(tmp_path):
-    """Wherever data, LM and results lie now; with other flags it is another row."""
-    asked = {"CLS": "a/my.csv", "LMS": "b/lm", "MASKERS": "random nmg", "SEEDS": "0 1", "OUT": str(tmp_path)}
+    """Wherever data, LM and results lie now; with other flags it is another row, and another policy."""
+    for file in ("a/my.csv", "b/lm/weights", "else/my.csv", "where/lm/weights"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(Path(file).name)
+    asked = {"CLS": "a/my.csv", "LMS": "b/lm", "MASKERS": "random nmg", "SEEDS": "0 1", "OUT": str(tmp_path),
+             "cwd": tmp_path}
     commands = listed(**asked)
     assert len(commands) == 5
     keys = [c.partition("--key=")[2].split()[0] for c in commands if "--key=" in c]
@@ -161,7 +170,8 @@ def test_rows_in_the_results_are_not_listed_again(tmp_path):
     left = listed(**asked | {"CLS": "else/my.csv", "LMS": "where/lm"})
     assert len(left) == 2 and "train_nmg.py" in left[0] and f"--key={keys[3]} " in left[1]
     assert len(listed(**asked | {"FINETUNE_FLAGS": "--epochs=9"})) == 5
-    assert len(listed(**asked | {"NMG_FLAGS": "--episodes=9"})) == 1 + 2 + 0
+    relearned = listed(**asked | {"NMG_FLAGS": "--episodes=9"})
+    assert len(relearned) == 1 + 2 + 0 and relearned[0].split("--out=")[1] != left[0].split("--out=")[1]
     assert len(listed(**asked | {"PRETRAIN_FLAGS": "--epochs=9"})) == 5
     (tmp_path / "results.jsonl").write_text("\n".join(lines) + "\n")
     assert listed(**asked) == []
@@ -181,26 +191,26 @@ def test_mistakes(flags, env, message):
 # ---------------------------------------------------------------- running them
 
 STUB = """#!/usr/bin/env bash
+[ "$1" != -m ] || exec $REAL_PYTHON "$@"
 echo "$@" >> "$STUB_LOG"
 case "$*" in
     *data_prep.py*unread*) echo "error: no data" >&2; exit 2;;
     *data_prep.py*) exit;;
-    *--dataset=bad*|*report.py*) exit 3;;
+    *--dataset=bad*) echo wrong; exit 3;;
     *slow*) sleep 2; echo ended >> "$STUB_LOG";;
 esac
-case "$*" in *finetune_*) echo "{}" >> "$OUT/results.jsonl"; esac
 """
 
 
 @pytest.fixture
 def stub(tmp_path):
     """A PYTHON that writes down what it was asked to run. It cannot read the data set `unread`, fails for the
-    rows of `bad` and for the report, and is slow for `slow`."""
+    rows of `bad`, and is slow for `slow`."""
     file = tmp_path / "python"
     file.write_text(STUB)
     file.chmod(0o755)
-    return {"PYTHON": str(file), "STUB_LOG": str(tmp_path / "log"), "OUT": str(tmp_path / "out"), "LMS": "x",
-            "QA": "", "SEEDS": "0"}
+    return {"PYTHON": str(file), "REAL_PYTHON": sys.executable, "STUB_LOG": str(tmp_path / "log"),
+            "OUT": str(tmp_path / "out"), "LMS": "x", "QA": "", "SEEDS": "0"}
 
 
 def test_a_failed_row_says_so_and_the_rest_go_on(stub, tmp_path):
@@ -208,31 +218,34 @@ def test_a_failed_row_says_so_and_the_rest_go_on(stub, tmp_path):
     ran = (tmp_path / "log").read_text().splitlines()
     assert result.returncode == 1
     assert "2 failed; the same command runs them again" in result.stderr
-    failed = rf"^{tmp_path}/out/score-bad-x-none-0-\d+ FAILED \(3\), see "
+    failed = rf"^{tmp_path}/out/score-bad-x-none-0-\d+ FAILED \(3\), see \S+: wrong$"
     assert re.search(failed, result.stderr, re.MULTILINE)
     assert len(list((tmp_path / "out/logs").glob("score-bad-x-none-0-*.log"))) == 1
-    # The data sets; bad: none and the first half of whole; good: none and both halves; the report
-    assert len(ran) == 2 + 2 + 3 + 1
-    assert ran[-1].startswith("report.py --results=")
-    assert re.search(r"score-good-x-whole-0-\d+ ends; 2 of 4 rows are finished", result.stdout)
+    # The data sets; bad: none and the first half of whole; good: none and both halves
+    assert len(ran) == 2 + 2 + 3
+    assert re.search(r"score-good-x-whole-0-\d+ ends; 2 of 4 are finished", result.stdout)
 
 
 def test_data_that_cannot_be_read_are_told_once(stub, tmp_path):
-    """Before anything runs; with nothing else to do, that is all."""
+    """Before anything runs."""
     alone = run_all(**stub | {"CLS": "unread", "MASKERS": "random whole", "SEEDS": "0 1 2"})
-    assert (alone.returncode, alone.stdout, alone.stderr) == (2, "", "error: no data\n")
+    assert (alone.returncode, alone.stdout) == (1, "")
+    assert alone.stderr.count("error: no data") == 1 and "1 failed" in alone.stderr
     assert not (tmp_path / "out").exists()
     result = run_all(**stub | {"CLS": "unread good", "MASKERS": "none random"})
     ran = (tmp_path / "log").read_text().splitlines()
     assert result.returncode == 1
     assert result.stderr.count("error: no data") == 1
-    assert "1 failed" in result.stderr and "unread x: cannot be read" in result.stderr
-    assert [line.split()[0] for line in ran[1:]] == ["data_prep.py", "data_prep.py", "finetune_cls.py",
-                                                     "pretrain.py", "finetune_cls.py", "report.py"]
+    assert "1 failed" in result.stderr and "data_prep.py --dataset=unread --lm=x FAILED" in result.stderr
+    assert [Path(line.split()[0]).name for line in ran[1:]] == [
+        "data_prep.py", "data_prep.py", "finetune_cls.py", "pretrain.py", "finetune_cls.py"]
 
 
-def test_a_report_that_fails_is_told_by_the_exit_code(stub):
-    assert run_all(**stub | {"CLS": "good", "MASKERS": "none"}).returncode == 3
+def test_a_report_that_fails_is_told_by_the_exit_code(stub, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/results.jsonl").write_text("no JSON\n")
+    result = run_all(**stub | {"CLS": "good", "MASKERS": "none"})
+    assert result.returncode == 2 and "results.jsonl:1: not a line of results" in result.stderr
 
 
 def test_rows_do_not_take_a_policy_that_failed(stub, tmp_path):
@@ -250,7 +263,8 @@ def test_rows_do_not_take_a_policy_that_failed(stub, tmp_path):
 def quick_python(folder, **env):
     """A PYTHON for run_all.sh whose commands need not import torch (fork_python.py)."""
     fork_python, python = ROOT / "tests/fork_python.py", folder / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {fork_python} {folder}/socket "$@"\n')
+    python.write_text(f'#!/bin/sh\n[ "$1" != -m ] || exec {sys.executable} "$@"\n'
+                      f'exec {sys.executable} -IS {fork_python} {folder}/socket "$@"\n')
     python.chmod(0o755)
     command = [sys.executable, str(fork_python), f"{folder}/socket"]
     env = os.environ | {"PYTHONWARNINGS": "ignore"} | env
@@ -277,7 +291,7 @@ def test_when_it_is_stopped_the_row_at_work_ends_and_no_other_starts(stop, stub,
         child.terminate()
     else:
         os.killpg(child.pid, signal.SIGINT)
-    assert child.wait(5) == 143
+    assert child.wait(5) == 130
     time.sleep(3)
     assert len(log.read_text().splitlines()) == 2
 
@@ -288,7 +302,7 @@ def test_rows_of_the_toy_world_are_run_once(tmp_path):
     with quick_python(tmp_path) as python:
         env = {"PYTHON": python, "QUICK": "1", "CLS": "toycls", "MASKERS": "none entity",
                "OUT": str(tmp_path)}
-        first = run_all(**env, SPACY_MODEL="xx_none")
+        first = run_all(**env, PRETRAIN_FLAGS="--spacy_model=xx_none")
         [log] = (tmp_path / "logs").glob("score-toycls-tiny-none-0-*.log")
         before = log.read_text()
         second = run_all(**env, SEEDS="0 1")
@@ -351,7 +365,8 @@ def stand_ins(tmp_path):
     nlp.add_pipe("entity_ruler").add_patterns([{"label": "THING", "pattern": "cat"}])
     nlp.to_disk(tmp_path / "spacy")
     env = {"OUT": str(tmp_path / "out"), "NMG_CACHE": str(tmp_path / "cache"), "RAW": str(tmp_path / "raw"),
-           "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "SPACY_MODEL": str(tmp_path / "spacy")}
+           "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1",
+           "PRETRAIN_FLAGS": f"--spacy_model={tmp_path}/spacy"}
     with quick_python(tmp_path, **env) as python:
         yield env | {"PYTHON": python}
 
@@ -362,19 +377,18 @@ def test_every_row_of_the_paper_is_run(stand_ins, tmp_path):
     result = run_all(**stand_ins, SEEDS="0", NMG_FLAGS="--episodes=1", JOBS="2")
     assert result.returncode == 0, result.stderr
     out = tmp_path / "out"
-    assert not (out / "failed").exists()
 
     bert, distilbert = "bert-base-uncased", "distilbert-base-uncased"
     groups = [(data, lm) for lm in (bert, distilbert) for data in ("squad", "emrqa", "newsqa")]
     groups += [("chemprot", bert), ("imdb", bert)]
     expected = []
     for data, lm in groups:
-        maskers = ["none", "random", "whole", "span", "entity", "punct", f"nmg:{out}/nmg-{data}-{lm}"]
+        names = ["none", "random", "whole", "span", "entity", "punct", "nmg"]
         if (data, lm) == ("newsqa", distilbert):
-            maskers += [f"nmg:{out}/{name}-{data}-{lm}" for name in ("nmg-alone", "nmg-fresh")]
-        expected += itertools.product([data], [lm], maskers, [0])
+            names += ["nmg-alone", "nmg-fresh"]
+        expected += itertools.product([data], [lm], names, [0])
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    rows = [(line["dataset"], line["lm"], line["masker"], line["seed"]) for line in lines]
+    rows = [(line["dataset"], line["lm"], line["row"], line["seed"]) for line in lines]
     assert sorted(rows) == sorted(expected)
 
     # The tables of the report, by data set and LM.

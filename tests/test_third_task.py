@@ -98,8 +98,7 @@ def test_an_lm_is_fine_tuned_and_scored(counting, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task = importlib.import_module("finetune_score")
     cfg = finetune_cls.Config(dataset="counting", dev_share=0.2)
-    evaluate(cfg, "score", task.DEFAULTS, functools.partial(task.pieces_of, max_len=64), task.finetune,
-             task.predictions)
+    evaluate(cfg, "score", task)
     [row] = runs.read_results(tmp_path / "results.jsonl")
     assert (row["split"], row["examples"], row["config"]["lr"]) == ("dev", 12, 1e-3)
     assert -20 < row["closeness"] < 0

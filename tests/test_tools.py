@@ -46,7 +46,7 @@ def policy(tmp_path):
     """A policy for hidden states of size 32, with weights so wide that probabilities differ."""
     torch.manual_seed(0)
     net = Policy(32)
-    for layer in (net.logit[0], net.logit[2]):
+    for layer in (net.token_head[0], net.token_head[2]):
         torch.nn.init.normal_(layer.weight, std=0.3)
     net.save(tmp_path / "policy")
     return f"nmg:{tmp_path / 'policy'}"
@@ -604,12 +604,12 @@ def test_what_a_search_found_is_compared_by_seed(tmp_path, monkeypatch):
     """Sampled and greedy, between random masks and the oracle."""
     for seed in (7, 8):
         Policy(128).save(tmp_path / f"runs/search-toycls-tiny-{seed}")
-    monkeypatch.setattr(toy_compare, "test_score", lambda data, masker, seed: seed + len(masker) % 2)
+    monkeypatch.setattr(toy_compare, "score_on_test", lambda data, masker, seed: seed + len(masker) % 2)
     monkeypatch.setattr(toy_compare, "informative_share", lambda data, masker: len(masker))
     result = call("tools/toy_compare.py", "--seed=7", "--seeds=2", "--out=toy.png", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     names = ["none", "random", "search, sampled", "search, greedy", "oracle"]
-    lines = result.stdout.split("among the masked\n")[1].splitlines()
+    lines = result.stdout.split("among the masked, %\n")[1].splitlines()
     assert [re.split(r"  | \d", line)[0] for line in lines[:-1]] == names
     # The mean, each seed, and their shares of informative words.
     assert lines[0].split()[1:] == ["7.50", "7.00", "8.00"]

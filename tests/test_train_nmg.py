@@ -191,7 +191,7 @@ def test_the_network_is_the_papers():
     maskable = real & (torch.arange(7) > 0)
     logits, values = policy(hidden, real, maskable)
     attention, norm, gelu = policy.attention, policy.norm, torch.nn.functional.gelu
-    (one, _, two), (three, _, four) = policy.logit, policy.value
+    (one, _, two), (three, _, four) = policy.token_head, policy.value_head
     for b in range(3):
         h = hidden[b, real[b]]                                                              # (n, H)
         projected = h @ attention.in_proj_weight.T + attention.in_proj_bias

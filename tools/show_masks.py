@@ -26,7 +26,7 @@ import plots
 import runs
 from data import Pieces, Split, blocks
 from loop import length_batches, stream
-from policies import Policy
+from policies import Policy, load_policy
 from pretrain import LMReader, load_lm, mask_batch, max_len_of
 from runs import UserError
 
@@ -196,7 +196,9 @@ def main(cfg: Config) -> None:
     lm = LMReader(model)
     masked, probability = {}, {}
     for name, masker in found.items():
-        policy = masker.keywords["policy"] if maskers.is_learned(name) else None
+        policy = None
+        if maskers.is_learned(name):
+            policy = load_policy(name.partition(":")[2])
         masked[name], share = choices(pieces, in_them, masker, cfg, lm, policy)
         if policy:
             probability[name] = share

@@ -37,7 +37,7 @@ class Config:
     out: str = "runs/toy.png"           # the picture
 
 
-def test_score(data: Data, masker: str, seed: int) -> float:
+def score_on_test(data: Data, masker: str, seed: int) -> float:
     """Accuracy or exact match on test, in percent, after masking the whole corpus with a masker."""
     task = MODULES[data.kind]
     lm = load_lm("tiny")
@@ -103,15 +103,16 @@ def main(cfg: Config) -> None:
     width = max(map(len, scores))
     for seed in seeds:
         for name, masker in shown[seed].items():
-            scores[name].append(test_score(data, masker, seed))
+            scores[name].append(score_on_test(data, masker, seed))
             print(f"seed {seed}  {name:{width}} {scores[name][-1]:6.2f}", flush=True)
 
     chance, measure = (100 / 6, "test accuracy") if data.kind == "cls" else (100 / 3, "exact match")
-    print(f"\n{cfg.dataset}, {measure}: mean, each seed; % of informative words among the masked")
+    each_seed = "; each seed" if len(seeds) > 1 else ""
+    print(f"\n{cfg.dataset}, {measure}, %{each_seed}; informative words among the masked, %")
     for name, each in scores.items():
         shares = [f"{informative_share(data, shown[s][name]):.0f}" for s in seeds if name != "none"]
-        numbers = "".join(f"{x:7.2f}" for x in each)
-        print(f"{name:{width}} {np.mean(each):6.2f}  {numbers}   {' '.join(shares)}")
+        numbers = "".join(f"{x:7.2f}" for x in each if each_seed)
+        print(f"{name:{width}} {np.mean(each):6.2f}  {numbers}   {' '.join(shares)}".rstrip())
     draw(scores, chance, measure, Path(cfg.out))
     print(f"picture: {cfg.out}")
 
