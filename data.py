@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from loop import stream
-from runs import UserError
+from runs import UserError, stream
 
 # What a split's folder holds, NAME.bin each. T tokens, N texts, Q questions.
 TOKEN_ARRAYS = {"input_ids": np.int32, "word_ids": np.int32, "char_begin": np.int32, "char_end": np.int32,
@@ -200,6 +199,10 @@ class Pieces:
         questions = None if self.question_ids is None else self.question_ids[indices]
         return replace(self, text_ids=self.text_ids[indices], begin=self.begin[indices],
                        end=self.end[indices], question_ids=questions)
+
+    def spread(self, n: int) -> np.ndarray:
+        """Indices of n pieces at most, at equal distances."""
+        return np.linspace(0, len(self) - 1, min(n, len(self))).astype(np.int64)
 
     def labelled_only(self) -> "Pieces":
         """Those whose text is labelled."""

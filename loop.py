@@ -11,7 +11,6 @@ import itertools
 import os
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import fast_cpu
-from runs import UserError, atomic_write
+from runs import UserError, atomic_write, stream
 
 FAST = False                    # set by use_fast_path, read by autocast
 CHECKPOINT_MINUTES = 10         # between two checkpoints of a long training
@@ -106,11 +105,6 @@ def all_gather(value: object) -> list:
 
 
 # ---------------------------------------------------------------- random streams
-
-def stream(seed: int, name: str) -> np.random.Generator:
-    """The generator of one purpose ("order", "head", ...): drawing from one never moves another."""
-    return np.random.default_rng([seed, zlib.crc32(name.encode())])
-
 
 def torch_seed(seed: int, name: str) -> None:
     """Starts torch's own generators (initialisation, dropout) on a named stream."""

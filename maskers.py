@@ -28,9 +28,8 @@ import numpy as np
 
 import runs
 from data import Batch
-from loop import stream
 from policies import LinearPolicy, Policy, load_policy
-from runs import UserError, nearest
+from runs import UserError, nearest, stream
 from scores import SCORES, collocations
 
 Masker = Callable[..., np.ndarray]

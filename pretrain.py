@@ -200,8 +200,7 @@ def choose_masks(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, lm
 @torch.no_grad()
 def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
     """Mean MLM loss on up to 1,000 blocks under random masks, p = 0.15; the same masks in every run."""
-    some = np.linspace(0, len(pieces) - 1, min(1000, len(pieces))).astype(np.int64)
-    pieces = pieces.take(some)
+    pieces = pieces.take(pieces.spread(1000))
     total, count = 0.0, 0
     training = model.training
     model.to(device()).eval()
@@ -245,7 +244,7 @@ def fill_in(cfg: Config) -> None:
 
 def try_masker(cfg: Config, pieces: Pieces, masker: maskers.Masker, lm: LMReader) -> None:
     """Masks 16 blocks at most; warns where fewer than half of the tokens are masked that may be."""
-    some = np.linspace(0, len(pieces) - 1, min(16, len(pieces))).astype(np.int64)
+    some = pieces.spread(16)
     rate = maskers.masking_rate(cfg.p, 0, 1, cfg.seed)
     batch, mask, _ = mask_batch(pieces, masker, rate, cfg.seed, 0, some, lm)
     wanted = maskers.budget_of(batch, rate).sum()

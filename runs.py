@@ -1,4 +1,4 @@
-"""What every script needs besides its algorithm: flags, the folder of a run, one line of results.
+"""What every script needs besides its algorithm: flags, random streams, the folder of a run, results.
 
     @dataclass
     class Config:                                # one field a flag, its advice behind it
@@ -24,11 +24,13 @@ import shutil
 import subprocess
 import sys
 import typing
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import fire
+import numpy as np
 from filelock import FileLock, Timeout
 
 # Numbers that are shares of something, and whole numbers that may be 0.
@@ -117,6 +119,13 @@ def fill(cfg: object, defaults: dict) -> None:
 def is_main_process() -> bool:
     """Whether this is the only process, or the first of those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+# ---------------------------------------------------------------- random streams
+
+def stream(seed: int, name: str) -> np.random.Generator:
+    """The generator of one purpose ("order", "head", ...): drawing from one never moves another."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
 # ---------------------------------------------------------------- files

@@ -28,12 +28,12 @@ import maskers
 import runs
 import train_nmg
 from data import Data, Pieces, collate
-from loop import all_gather, broadcast, length_batches, rank_and_world, stream
+from loop import all_gather, broadcast, length_batches, rank_and_world
 from maskers import RowRandom
 from plots import draw_worth, predicted, worth_table
 from policies import LinearPolicy
 from pretrain import LMReader
-from runs import Run, UserError
+from runs import Run, UserError, stream
 from scores import SCORES
 from subtasks import SubTaskSampler
 
@@ -119,8 +119,7 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     reader, contexts = LMReader(lm), sampler.contexts
     # Enough text to whiten the features, and not more than memory holds.
-    enough = min(len(contexts), 1000, int(100_000 / contexts.length.mean()))
-    some = np.linspace(0, len(contexts) - 1, enough).astype(np.int64)
+    some = contexts.spread(min(1000, int(100_000 / contexts.length.mean())))
     batches = [collate(contexts, some[indices]) for indices in length_batches(contexts.length[some])]
     policy = LinearPolicy.whitened(cfg.features.split(","), cfg.components, batches, reader)
     D = len(policy.mean)
@@ -203,8 +202,8 @@ def describe(policy: LinearPolicy, pairs: list[dict], cfg: Config, folder: Path)
     worth = {metric: (belief.mean, belief.intervals()) for metric, belief in beliefs.items()}
     belief, expected = beliefs[cfg.metric], np.array([pair["expected"] for pair in pairs])
     draw_worth(names, belief.mean, belief.intervals(), expected, belief.y, folder / "worth.png")
-    lines = [worth_table(names, worth), predicted(expected, belief.y), verdict(belief, names, cfg.metric)]
-    return "\n".join(lines)
+    found = worth_table(names, worth), predicted(expected, belief.y), verdict(belief, names, cfg.metric)
+    return "\n".join(found)
 
 
 def verdict(belief: Belief, names: list[str], metric: str) -> str:
@@ -227,10 +226,9 @@ def main(cfg: Config) -> None:
     for name in cfg.features.split(","):
         if name not in SCORES:
             raise UserError(f"--features: {name!r} is no score{runs.nearest(name, SCORES)}")
-    if cfg.out is None:
-        cfg.out = f"runs/search-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     most_pairs = 12 if cfg.lm == "tiny" else 48
-    runs.fill(cfg, {"pairs": most_pairs})
+    folder = f"runs/search-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
+    runs.fill(cfg, {"pairs": most_pairs, "out": folder})
     # How many pairs are played may change until it is done; with an edited score it is another search.
     code = [inspect.getsource(SCORES[name]) for name in cfg.features.split(",")]
     settings = train_nmg.log_settings(cfg, data, "pairs", feature_code=runs.digest(code))

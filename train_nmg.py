@@ -29,12 +29,12 @@ import maskers
 import runs
 import toy
 from data import Batch, Data, Pieces, collate
-from loop import all_gather, broadcast, device, length_batches, rank_and_world, stream, torch_seed
+from loop import all_gather, broadcast, device, length_batches, rank_and_world, torch_seed
 from maskers import RowRandom
 from plots import curves
 from policies import Policy
 from pretrain import LMReader, load_lm, max_len_of, pretrain, weights_of
-from runs import Run, UserError
+from runs import Run, UserError, stream
 from subtasks import SubTask, SubTaskSampler
 
 PLAYERS = ("random", "opponent", "learner")

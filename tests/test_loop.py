@@ -14,6 +14,7 @@ from conftest import random_lm
 import fast_cpu
 import loop
 import pretrain
+import runs
 from runs import UserError
 
 KINDS = ["bert", "distilbert", "roberta", "electra", "deberta", "deberta-v1", "modernbert", "albert", "mpnet",
@@ -365,7 +366,7 @@ def test_a_piece_longer_than_a_batch_comes_alone():
 
 def test_streams_depend_on_seed_and_name_alone():
     def first(seed, name):
-        return loop.stream(seed, name).random()
+        return runs.stream(seed, name).random()
 
     assert first(0, "order") == first(0, "order")
     assert len({first(0, "order"), first(0, "head"), first(1, "order")}) == 3
@@ -374,7 +375,7 @@ def test_streams_depend_on_seed_and_name_alone():
 def test_torch_draws_what_torch_manual_seed_would_give():
     loop.torch_seed(3, "dropout 7 0")
     drawn = torch.rand(5)
-    torch.manual_seed(int(loop.stream(3, "dropout 7 0").integers(2**62)))
+    torch.manual_seed(int(runs.stream(3, "dropout 7 0").integers(2**62)))
     assert torch.equal(drawn, torch.rand(5))
 
 

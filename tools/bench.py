@@ -44,8 +44,8 @@ import pretrain
 import runs
 import train_nmg
 from data import Batch, Pieces, collate
-from loop import device, stream, with_head
-from runs import UserError
+from loop import device, with_head
+from runs import UserError, stream
 from subtasks import SubTaskSampler
 
 STAGES = ("MLM", "fine-tuning", "scoring")

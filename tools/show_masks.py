@@ -25,10 +25,10 @@ import maskers
 import plots
 import runs
 from data import Pieces, Split, blocks
-from loop import length_batches, stream
+from loop import length_batches
 from policies import Policy, load_policy
 from pretrain import LMReader, load_lm, mask_batch, max_len_of
-from runs import UserError
+from runs import UserError, stream
 
 TEMPLATE = Path(__file__).with_name("show_masks.html")
 COUNTED = 1000              # texts whose parts of speech are counted, at most

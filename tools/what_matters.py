@@ -21,10 +21,9 @@ import maskers
 import plots
 import runs
 import train_nmg
-from loop import stream
 from pretrain import LMReader, choose_masks
 from report import half_width
-from runs import UserError
+from runs import UserError, stream
 from subtasks import SubTaskSampler
 
 
