@@ -1,8 +1,6 @@
-"""Dropout and attention that are cheaper on a CPU. Nothing of the algorithm is in here; --fast=False does
-without it.
+"""Attention that is cheaper on a CPU. Nothing of the algorithm is in here; --fast=False does without it.
 
-`enable()` replaces torch.nn.functional.dropout, and what transformers calls "sdpa", in this process. What
-it gains: docs/speed.md.
+`enable()` replaces what transformers calls "sdpa", in this process. What it gains: docs/speed.md.
 """
 import itertools
 from collections.abc import Iterator
@@ -13,49 +11,19 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-TORCH_DROPOUT = F.dropout
-
 # Attention weights of a layer, B H L L, above which rows are long: then `FewHeads` is the faster way.
 LONG = 2**21
 
 
 def enable() -> None:
-    F.dropout = fast_dropout
     AttentionInterface.register("sdpa", attention)
     AttentionMaskInterface.register("sdpa", eager_mask)
 
 
 def disable() -> None:
-    F.dropout = TORCH_DROPOUT
     AttentionInterface.register("sdpa", sdpa_attention_forward)
     AttentionMaskInterface.register("sdpa", sdpa_mask)
 
-
-# ---------------------------------------------------------------- dropout
-
-def fast_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True,
-                 inplace: bool = False) -> torch.Tensor:
-    """Dropout whose mask takes 16 random bits an element, four elements from each 64-bit draw.
-
-    The same distribution as torch's (p rounded to 1/65536), other numbers."""
-    if not training or p == 0:
-        return x
-    keep = kept(random_bits(x.shape), p)
-    return x * keep.div_(1 - p).to(x.dtype)
-
-
-def random_bits(shape: torch.Size) -> torch.Tensor:
-    """Uniform int16 numbers."""
-    n = shape.numel()
-    return torch.empty(-(-n // 4), dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:n].view(shape)
-
-
-def kept(bits: torch.Tensor, p: float) -> torch.Tensor:
-    """1.0 where an element is kept, 0.0 where it is dropped; faster than a mask of bools."""
-    return bits.float().ge_(round(p * 65536) - 32768)
-
-
-# ---------------------------------------------------------------- attention
 
 def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
               attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
@@ -84,7 +52,7 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
         weights = query @ key.transpose(2, 3) * scaling
         if attention_mask is not None:
             weights = weights + attention_mask
-        out = fast_dropout(weights.softmax(-1), dropout) @ value
+        out = F.dropout(weights.softmax(-1), dropout) @ value
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -133,3 +101,14 @@ class FewHeads(torch.autograd.Function):
             torch.bmm(score.transpose(1, 2), q[some], out=dk[some])
             torch.bmm(weights.mul_(keep).transpose(1, 2), grad[some], out=dv[some])
         return dq, dk, dv, None, None
+
+
+def random_bits(shape: torch.Size) -> torch.Tensor:
+    """Uniform int16 numbers, four from each 64-bit draw."""
+    n = shape.numel()
+    return torch.empty(-(-n // 4), dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:n].view(shape)
+
+
+def kept(bits: torch.Tensor, p: float) -> torch.Tensor:
+    """1.0 where an element is kept, 0.0 where dropout drops it; faster than a mask of bools."""
+    return bits.float().ge_(round(p * 65536) - 32768)

@@ -48,7 +48,7 @@ class Config:
     max_len: int | None = None      # tokens per window, question and context; None: 384, or the LM's most
     labelled: int | None = None     # texts of train whose questions are used, drawn by seed; None: all
     seed: int = 0                   # of head, order and dropout, three separate streams
-    fast: bool = True               # bf16 where native, cheaper dropout and attention on a CPU
+    fast: bool = True               # bf16 where native, cheaper attention on a CPU
     raw: str | None = None          # folder with the raw files of a named data set
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     results: str = "results.jsonl"  # one line a finished evaluation

@@ -44,7 +44,7 @@ class Config:
     seed: int = 0                   # of masks, order and dropout, three separate streams
     remask: bool = True             # masks anew each epoch; False: chosen once, by the LM as it came
     eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
-    fast: bool = True               # bf16 where native, cheaper dropout and attention on a CPU
+    fast: bool = True               # bf16 where native, cheaper attention on a CPU
     raw: str | None = None          # folder with the raw files of a named data set
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     labelled: int | None = None     # as in finetune_*.py, for masks that read labels; None: all

@@ -64,7 +64,7 @@ class BaseConfig:
     max_len: int | None = None      # tokens per context; None: 512 for question answering, else 256
     ft_max_len: int | None = None   # tokens of a labelled piece; None: 384 for question answering, else 256
     metric: str | None = None       # what is rewarded; None: accuracy (QA: exact match); likelihood is graded
-    fast: bool = True               # bf16 where native, cheaper dropout and attention on a CPU
+    fast: bool = True               # bf16 where native, cheaper attention on a CPU
     # the run
     seed: int = 0                   # of everything; every episode has streams of its own
 

@@ -414,52 +414,6 @@ def test_a_lm_without_a_model_for_the_task():
         with_head(lm, 0, transformers.AutoModelForQuestionAnswering)
 
 
-# ---------------------------------------------------------------- the fast path: dropout
-
-def test_dropout_is_dropout():
-    """The right share of zeros, the rest scaled, neighbours unrelated, no gradient where dropped."""
-    x = torch.ones(400, 501, requires_grad=True)
-    y = fast_cpu.fast_dropout(x, 0.1)
-    kept = (y != 0).float()
-    assert abs(kept.mean().item() - 0.9) < 5 * np.sqrt(0.09 / x.numel())
-    torch.testing.assert_close(y, kept / 0.9)
-    for a, b in ((kept[:, :-1], kept[:, 1:]), (kept[:-1], kept[1:])):
-        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.01
-    y.sum().backward()
-    torch.testing.assert_close(x.grad, kept / 0.9)
-
-
-def test_no_dropout_in_evaluation():
-    x = torch.ones(3, 4)
-    assert fast_cpu.fast_dropout(x, 0.5, training=False) is x
-    assert fast_cpu.fast_dropout(x, 0.0) is x
-
-
-def test_dropout_follows_torchs_seed_and_keeps_the_type():
-    x = torch.ones(30, 7, dtype=torch.bfloat16)
-    torch.manual_seed(1)
-    y = fast_cpu.fast_dropout(x, 0.3)
-    assert y.dtype == torch.bfloat16
-    assert not torch.equal(y, fast_cpu.fast_dropout(x, 0.3))
-    torch.manual_seed(1)
-    assert torch.equal(y, fast_cpu.fast_dropout(x, 0.3))
-
-
-def test_the_fast_path_is_switched_on_and_off():
-    def dropped():
-        torch.manual_seed(1)
-        return torch.nn.Dropout(0.1)(torch.ones(50, 50))
-
-    plain = dropped()
-    torch.manual_seed(1)
-    ours = fast_cpu.fast_dropout(torch.ones(50, 50), 0.1)
-    loop.use_fast_path(True)
-    assert torch.equal(dropped(), ours)
-    loop.use_fast_path(False)
-    assert torch.equal(dropped(), plain)
-    assert not torch.equal(ours, plain)
-
-
 # ---------------------------------------------------------------- the fast path: attention
 
 # A row's heads are taken in parts of 2, 2 and 1 by one thread, of 4 and 1 by two.
@@ -486,6 +440,25 @@ def formula(q, k, v, mask, keep, p):
     return torch.einsum("bhij,bhjd->bihd", weights, v)
 
 
+def kept(p, shape, long):
+    """What attention keeps when torch's generator starts at 1; of long rows by random bits of its own."""
+    torch.manual_seed(1)
+    if long and p:
+        return fast_cpu.kept(fast_cpu.random_bits(torch.Size(shape)), p)
+    return (F.dropout(torch.ones(shape), p) != 0).float()
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3])
+def test_dropout_of_long_rows_is_dropout(p):
+    """The right share is kept, neighbours are unrelated, and the generator goes on."""
+    keep = kept(p, (400, 501), long=True)
+    assert set(keep.unique().tolist()) == {0.0, 1.0}
+    assert abs(keep.mean().item() - (1 - p)) < 5 * np.sqrt(p * (1 - p) / keep.numel())
+    for a, b in ((keep[:, :-1], keep[:, 1:]), (keep[:-1], keep[1:])):
+        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.01
+    assert not torch.equal(keep, fast_cpu.kept(fast_cpu.random_bits(keep.shape), p))
+
+
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("p", [0.0, 0.3])
@@ -494,8 +467,7 @@ def test_attention_is_the_formula(p, masked, long, monkeypatch):
     monkeypatch.setattr(fast_cpu, "LONG", 0 if long else 10**9)
     loop.use_fast_path(True)
     *qkv, mask = attention_inputs(masked)
-    torch.manual_seed(1)
-    keep = fast_cpu.kept(fast_cpu.random_bits(torch.Size((B, H, L, L))), p).double() if p else 1.0
+    keep = kept(p, (B, H, L, L), long).double()
     exact = [x.double().requires_grad_() for x in qkv]
     expected = formula(*exact, None if mask is None else mask.double(), keep, p)
     ours = [x.clone().requires_grad_() for x in qkv]
@@ -544,8 +516,7 @@ def test_heads_that_share_keys_and_values(long, monkeypatch):
     q, k, v = torch.randn(2, 6, 9, D, requires_grad=True), *torch.randn(2, 2, 2, 9, D)
     torch.manual_seed(1)
     found, _ = fast_cpu.attention(None, q, k, v, None, dropout=0.2)
-    torch.manual_seed(1)
-    keep = fast_cpu.kept(fast_cpu.random_bits(torch.Size((2, 6, 9, 9))), 0.2)
+    keep = kept(0.2, (2, 6, 9, 9), long)
     expected = formula(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), None, keep, 0.2)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -622,6 +593,12 @@ def test_the_fast_path_gives_the_same_output(kind, long, monkeypatch):
 @pytest.mark.parametrize("kind", SDPA)
 def test_the_fast_path_gives_the_same_gradients(kind, monkeypatch):
     """In training with dropout: the way for long rows against transformers' own eager attention."""
+    def same_bits(x, p=0.5, training=True, inplace=False):
+        if not training or p == 0:
+            return x
+        return x * fast_cpu.kept(fast_cpu.random_bits(x.shape), p) / (1 - p)
+
+    monkeypatch.setattr(F, "dropout", same_bits)
     monkeypatch.setattr(fast_cpu, "LONG", 0)
     fast_cpu.enable()
     model = random_lm(kind, dropout=0.2).train()
