@@ -26,8 +26,7 @@ PAPER_LMS = {"bert-base-uncased": "bert", "distilbert-base-uncased": "distilbert
 # {(data set, LM, metric): the paper's figures of the rows in ORDER}
 LINES = (Path(__file__).parent / "results/paper.txt").read_text(encoding="utf-8").splitlines()
 PAPER = {tuple(line.split()[:3]): line.split()[3:] for line in LINES}
-READING = """- Mean ± standard deviation over seeds. Of rows with every seed the best is bold, the second
-  underlined: the paper's convention, no evidence. hours: median of a seed, without meta-training.
+READING = """- Mean ± standard deviation over seeds. hours: median of a seed, without meta-training.
 - minus Random: paired by seed, with Student's t 95 % interval. p: exact sign-flip test, Holm-corrected over
   rows; "too few seeds" where 2 / 2^n, its least, is above .05 / rows. detectable: by a t test at
   .05 / rows, power .8. What seeds show holds for these examples, which all of them share.
@@ -286,23 +285,17 @@ def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric:
     paper = []
     if first_of(first_of(rows))["split"] == "test":
         paper = PAPER.get((dataset.lower(), PAPER_LMS.get(lm), metric), [])
-    scores = {}
-    for row, lines in rows.items():
-        scores[row] = np.array([line[metric] for line in lines.values()])
     seeds = set().union(*rows.values())
-    means = {f"{scores[row].mean():.2f}" for row in rows if rows[row].keys() == seeds}
-    marks = dict(zip(sorted(means, key=float)[::-1], ("**{}**", "<ins>{}</ins>"), strict=False))
     found = differences(rows, metric)
     table = [[f"{dataset}, {lm}", metric_name(metric), "paper", "minus Random", "95 % interval", "p",
               "detectable", "seeds", "hours"]]
     for row, lines in rows.items():
         missing = ", ".join(map(str, sorted(seeds - lines.keys())))
         count = f"{len(lines)} (lacks {missing})" if missing else str(len(lines))
-        ours = f"{scores[row].mean():.2f}"
-        if not missing:
-            ours = marks.get(ours, "{}").format(ours)
+        scores = np.array([line[metric] for line in lines.values()])
+        ours = f"{scores.mean():.2f}"
         if len(lines) > 1:
-            ours += f" ±{scores[row].std(ddof=1):.2f}".replace("±0.", "±.")
+            ours += f" ±{scores.std(ddof=1):.2f}".replace("±0.", "±.")
         hours = np.median([sum(filter(None, line["seconds"].values())) for line in lines.values()]) / 3600
         theirs = dict(zip(ORDER, paper, strict=False)).get(row, "-").replace("±", " ±")
         cells = ["-", "-", "-", "-"]
@@ -330,8 +323,6 @@ def markdown_table(table: list[list[str]]) -> str:
 LATEX = [(r"([%&_#])", r"\\\1"),                             # what LaTeX takes for a command
          ("±", r"$\\pm$"),
          (r"(?<= )-(?=\d)", "$-$"),                          # a sign, but no hyphen of a name
-         (r"\*\*(.+?)\*\*", r"\\textbf{\1}"),
-         (r"<ins>(.+?)</ins>", r"\\underline{\1}"),
          (r"\|( --- \|)+", r"\\midrule"),
          (r"\| (.+) \|", r"\1 \\\\"),
          (r" \| ", " & ")]

@@ -43,11 +43,11 @@ sum() {
 
 # SCRIPT DATASET LM MASKER[,--flag=value,...]: a row of a table, all seeds but for those in the results
 row() {
-    local data lm=$3 name=${4%%,*} flags=${4#"${4%%,*}"} masker raw="" learn="" learned key run adapt seed
+    local inputs lm=$3 name=${4%%,*} flags=${4#"${4%%,*}"} masker raw="" learn="" policy_command key run adapt seed
     masker=$name flags="$PRETRAIN_FLAGS ${flags//,/ }"
     [ $name != none ] || flags=""
     [[ -z $RAW || ! -d $RAW/$2 ]] || raw=$RAW/$2
-    data=$(sum "$2" "$3" "$raw")
+    inputs=$(sum "$2" "$3" "$raw")
 
     # What its masker learns, once for all seeds.
     case $name in
@@ -57,17 +57,17 @@ row() {
         search | sampled) learn="search_masks.py $SEARCH_FLAGS" ;;
     esac
     if [ "$learn" ]; then
-        masker+=:$OUT/policy-$(basename $2)-$(basename $3)-$(sum "$data $learn")
-        learned="$PYTHON $here$learn --dataset=$2 --lm=$3${raw:+ --raw=$raw} --out=${masker#*:}"
+        masker+=:$OUT/policy-$(basename $2)-$(basename $3)-$(sum "$inputs $learn")
+        policy_command="$PYTHON $here$learn --dataset=$2 --lm=$3${raw:+ --raw=$raw} --out=${masker#*:}"
     fi
 
     for seed in $SEEDS; do
-        key=$(sum "$1 $4 $learn $data $seed $flags : $FINETUNE_FLAGS" "${name%:*}" "${name#*:}")
+        key=$(sum "$1 $4 $learn $inputs $seed $flags : $FINETUNE_FLAGS" "${name%:*}" "${name#*:}")
         if grep -qs "\"key\": \"$key\"" "$OUT/results.jsonl"; then
             finished=$((finished + 1))
             continue
         fi
-        [[ -z $learn || " ${policies[*]} " == *" $learned "* ]] || policies+=("$learned")
+        [[ -z $learn || " ${policies[*]} " == *" $policy_command "* ]] || policies+=("$policy_command")
         # With other flags it is another row, in another folder.
         run=$(basename $2)-$(basename $3)-$(tr ":/" "-" <<< ${4//,--/-})-$seed-$key lm=$3 adapt=""
         if [ $name != none ]; then
