@@ -43,11 +43,11 @@ sum() {
 
 # SCRIPT DATASET LM MASKER[,--flag=value,...]: a row of a table, all seeds but for those in the results
 row() {
-    local inputs lm=$3 name=${4%%,*} flags=${4#"${4%%,*}"} masker raw="" learn="" policy_command key run adapt seed
-    masker=$name flags="$PRETRAIN_FLAGS ${flags//,/ }"
-    [ $name != none ] || flags=""
-    [[ -z $RAW || ! -d $RAW/$2 ]] || raw=$RAW/$2
-    inputs=$(sum "$2" "$3" "$raw")
+    local script=$1 data=$2 base=$3 row=$4 name=${4%%,*} raw="" learn="" policy flags files key run adapt lm
+    local masker=$name
+    [[ -z $RAW || ! -d $RAW/$data ]] || raw=$RAW/$data
+    local read="--dataset=$data${raw:+ --raw=$raw}" place=$(basename $data)-$(basename $base)
+    files=$(sum "$data" "$base" "$raw")
 
     # What its masker learns, once for all seeds.
     case $name in
@@ -57,26 +57,28 @@ row() {
         search | sampled) learn="search_masks.py $SEARCH_FLAGS" ;;
     esac
     if [ "$learn" ]; then
-        masker+=:$OUT/policy-$(basename $2)-$(basename $3)-$(sum "$inputs $learn")
-        policy_command="$PYTHON $here$learn --dataset=$2 --lm=$3${raw:+ --raw=$raw} --out=${masker#*:}"
+        masker+=:$OUT/policy-$place-$(sum "$files $learn")
+        policy="$PYTHON $here$learn $read --lm=$base --out=${masker#*:}"
     fi
 
+    # No pre-training depends on no flags of it.
+    [ $name = none ] || flags="$PRETRAIN_FLAGS $(tr "," " " <<< ${row#"$name"})"
     for seed in $SEEDS; do
-        key=$(sum "$1 $4 $learn $inputs $seed $flags : $FINETUNE_FLAGS" "${name%:*}" "${name#*:}")
+        key=$(sum "$script $row $learn $files $seed $flags : $FINETUNE_FLAGS" "${name%:*}" "${name#*:}")
         if grep -qs "\"key\": \"$key\"" "$OUT/results.jsonl"; then
             finished=$((finished + 1))
             continue
         fi
-        [[ -z $learn || " ${policies[*]} " == *" $policy_command "* ]] || policies+=("$policy_command")
+        [[ -z $learn || " ${policies[*]} " == *" $policy "* ]] || policies+=("$policy")
         # With other flags it is another row, in another folder.
-        run=$(basename $2)-$(basename $3)-$(tr ":/" "-" <<< ${4//,--/-})-$seed-$key lm=$3 adapt=""
+        run=$place-$(tr ":/" "-" <<< ${row//,--/-})-$seed-$key lm=$base adapt=""
         if [ $name != none ]; then
             lm=$OUT/pretrain-$run
-            adapt="$PYTHON ${here}pretrain.py --dataset=$2 --lm=$3${raw:+ --raw=$raw} --masker=$masker"
-            adapt+=" --seed=$seed $flags --out=$lm && "
+            adapt="$PYTHON ${here}pretrain.py $read --lm=$base --masker=$masker --seed=$seed $flags"
+            adapt+=" --out=$lm && "
         fi
-        rows+=("$adapt$PYTHON $here$1 --dataset=$2 --lm=$lm${raw:+ --raw=$raw} --seed=$seed $FINETUNE_FLAGS \
-                --row=$4 --key=$key --results=$OUT/results.jsonl --out=$OUT/score-$run")
+        rows+=("$adapt$PYTHON $here$script $read --lm=$lm --seed=$seed $FINETUNE_FLAGS --row=$row --key=$key \
+                --results=$OUT/results.jsonl --out=$OUT/score-$run")
     done
 }
 

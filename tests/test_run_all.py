@@ -83,8 +83,9 @@ def test_raw_files_and_more_flags(tmp_path):
     commands = listed(CLS="chemprot", MASKERS="entity", SEEDS="0", RAW=str(tmp_path),
                       PRETRAIN_FLAGS="--spacy_model=some_model", FINETUNE_FLAGS="--lr=2e-4")
     before, _, after = commands[0].partition(" && ")
-    assert f" --raw={tmp_path}/chemprot --masker=entity --seed=0 --spacy_model=some_model " in before
-    assert f" --raw={tmp_path}/chemprot --seed=0 --lr=2e-4 " in after
+    assert f" --raw={tmp_path}/chemprot " in before and f" --raw={tmp_path}/chemprot " in after
+    assert " --masker=entity --seed=0 --spacy_model=some_model " in before
+    assert " --seed=0 --lr=2e-4 " in after
     assert "spacy_model" not in after
 
 
