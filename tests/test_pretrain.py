@@ -18,7 +18,7 @@ import loop
 import maskers
 import policies
 import pretrain
-from data import blocks
+from data import blocks, windows
 from runs import UserError
 
 KINDS = ["bert", "distilbert", "roberta", "electra", "deberta", "modernbert", "albert", "mpnet", "longformer"]
@@ -433,8 +433,8 @@ def test_every_architecture_end_to_end(kind, tmp_path, cls_folder, qa_folder):
     predicted = finetune_cls.predict(model, finetune_cls.pieces_of(data["test"], 32), quiet=True)
     assert len(predicted) == 9
     data = data_prep.load(str(qa_folder), tokenizer)
-    model = finetune_qa.finetune(lm, finetune_qa.pieces_of(data["train"], 48, 12, 20), **settings)
-    answers, _ = finetune_qa.predict(model, finetune_qa.pieces_of(data["test"], 48, 12, 20), quiet=True)
+    model = finetune_qa.finetune(lm, windows(data["train"], 48, 12, 20), **settings)
+    answers, _ = finetune_qa.predict(model, windows(data["test"], 48, 12, 20), quiet=True)
     assert len(answers) == 5
 
 
