@@ -46,7 +46,7 @@ class SpecialTokens:
             raise UserError(f"the tokenizer of {name} has no mask or no padding token: not a masked LM's")
         pair = tokenizer("a", "a")
         ids = pair["input_ids"]
-        # 0 and 1: a token of the first and of the second text; None: special
+        # 0 and 1: a token of the first and of the second text; None, special, becomes nan
         text_of = np.array(pair.sequence_ids(), float)
         first, second = np.flatnonzero(text_of == 0), np.flatnonzero(text_of == 1)
         return cls(
@@ -66,8 +66,10 @@ class Split:
     input_ids, word_ids, char_begin, char_end, is_punct (T,): the id, the index of the word within its text
         (-1: never masked), the characters of the raw text, and whether it is punctuation
     token_start (N + 1,): text i is tokens token_start[i]:token_start[i + 1]
+    byte_start (N + 1,): its characters are utf8[byte_start[i]:byte_start[i + 1]]
     doc (N,): the document that a text comes from
-    label (N,): its class, an index into `labels`
+    label (N,): its class, an index into `labels`; only where texts have classes, as the next where they have
+        questions
     question_start (Q + 1,): question j is question_tokens[question_start[j]:question_start[j + 1]]
     question_text (Q,): the text that a question asks about
     answer (Q, 2): first and last token of the answer, counted within the text
@@ -127,7 +129,8 @@ class Data:
 
     def __getitem__(self, split: str) -> Split:
         if split not in self.splits:
-            hints = {"dev": "; --dev_share=0.1 cuts one from train", "test": "; score with --split=dev"}
+            hints = {"dev": "; --dev_share=0.1 cuts one from train, if that has several documents",
+                     "test": "; score with --split=dev"}
             raise UserError(f"{self.name} has no {split} split. Allowed: {', '.join(self.splits)}"
                             f"{hints.get(split, '')}")
         return self.splits[split]
@@ -209,12 +212,19 @@ class Pieces:
         return self.take(np.flatnonzero(np.isin(self.text_ids, self.split.labelled)))
 
 
+def numbered(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of things with count (N,) pieces each: which thing each piece belongs to, and its number there from 0,
+    (M,) int32 both."""
+    thing = np.repeat(np.arange(len(count), dtype=np.int32), count)
+    first = np.cumsum(count) - count
+    return thing, (np.arange(len(thing)) - first[thing]).astype(np.int32)
+
+
 def blocks(split: Split, max_len: int) -> Pieces:
     """Every text in blocks of at most max_len tokens, special ones included; the last block is shorter."""
     room = max(1, max_len - len(split.special.prefix) - len(split.special.suffix))
-    count = -(-np.diff(split.token_start) // room)                                  # (N,) blocks of each text
-    text_ids = np.repeat(np.arange(len(count), dtype=np.int32), count)              # (M,)
-    nth = np.arange(len(text_ids)) - np.repeat(np.cumsum(count) - count, count)     # (M,) in its text
+    count = np.ceil(np.diff(split.token_start) / room).astype(np.int64)             # (N,) blocks of each text
+    text_ids, nth = numbered(count)
     # A block ends where the next one begins.
     edge = np.append(split.token_start[text_ids] + nth * room, split.token_start[-1])
     return Pieces(split, text_ids, edge[:-1], edge[1:])
@@ -238,9 +248,8 @@ def windows(split: Split, max_len: int, overlap: int, max_question: int) -> Piec
                         f"an overlap of {overlap}; longer windows are needed (--max_len, in train_nmg.py "
                         "--ft_max_len)")
     tokens = np.diff(split.token_start)[split.question_text]                                    # (Q,)
-    count = 1 + np.maximum(0, -(-(tokens - room) // step))                                      # (Q,) windows
-    question_ids = np.repeat(np.arange(len(question)), count)                                   # (M,)
-    nth = np.arange(len(question_ids)) - np.repeat(np.cumsum(count) - count, count)             # (M,)
+    count = 1 + np.ceil(np.maximum(0, tokens - room) / step).astype(np.int64)                   # (Q,) windows
+    question_ids, nth = numbered(count)
     text_ids = split.question_text[question_ids]
     begin = split.token_start[text_ids] + nth * step[question_ids]
     end = np.minimum(begin + room[question_ids], split.token_start[text_ids + 1])
@@ -283,7 +292,8 @@ class Batch:
 def collate(pieces: Pieces, indices: np.ndarray) -> Batch:
     """The batch of the given pieces, padded to the longest of them."""
     split, special = pieces.split, pieces.split.special
-    begin, end, length = pieces.begin[indices], pieces.end[indices], pieces.length[indices]
+    begin, end = pieces.begin[indices], pieces.end[indices]
+    length = pieces.length[indices]
     column = np.arange(int(length.max()))                                   # (L,)
     before = length - (end - begin) - len(special.suffix)                   # (B,) tokens before the text
     offset = column - before[:, None]                                       # (B, L) position within the text
@@ -308,8 +318,10 @@ def collate(pieces: Pieces, indices: np.ndarray) -> Batch:
     if special.pair_types and pieces.question_ids is not None:
         token_type_ids = (attention_mask & (column >= before[:, None])).astype(np.int64)
     word_ids = np.where(in_text, split.word_ids[token_at], -1)
-    batch = Batch(input_ids, attention_mask, word_ids >= 0, word_ids, in_text & split.is_punct[token_at],
-                  token_type_ids, indices, token_at, in_text, split)
+    is_punct = in_text & split.is_punct[token_at]
+    batch = Batch(input_ids=input_ids, attention_mask=attention_mask, maskable=word_ids >= 0,
+                  word_ids=word_ids, is_punct=is_punct, token_type_ids=token_type_ids, indices=indices,
+                  token_at=token_at, in_text=in_text, split=split)
     # A masker that changed a batch in place would change what the LM is trained on.
     for array in (batch.input_ids, batch.attention_mask, batch.maskable, batch.word_ids, batch.is_punct):
         array.flags.writeable = False

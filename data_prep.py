@@ -85,8 +85,7 @@ def load(name: str, tokenizer, raw: str | None = None, dev_share: float | None =
 
 def describe(name: str, split: Split, unknown: int | None) -> None:
     """Prints the counts that one should see."""
-    # np.unique takes a hundred times as long on a corpus.
-    docs = 1 + np.count_nonzero(np.diff(np.sort(split.doc)))
+    docs = len(np.unique(split.doc))
     text = f"  {name:6} {len(split):>9,} rows  {len(split.input_ids):>11,} tokens  {docs:>9,} documents"
     if hasattr(split, "question_text"):
         text += f"  {len(split.question_text):,} questions"
@@ -109,8 +108,10 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     fields = set()
     labels = set()
     docs = []
+    # `list` reads nothing.
+    train = source.readers.get("train", list)
     with located(f"{name}, train"):
-        for record in with_docs(source.readers.get("train", list)):
+        for record in with_docs(train):
             fields = fields or KINDS.keys() & record.keys()
             docs.append(record["doc"])
             if "label" in fields:
@@ -120,7 +121,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
 
     records = {split: with_docs(reader) for split, reader in source.readers.items()}
     for part in np.unique(part_of):
-        records[part] = itertools.compress(with_docs(source.readers["train"]), part_of == part)
+        records[part] = itertools.compress(with_docs(train), part_of == part)
     splits = [split for split in SPLITS if split in records]
     for split in splits:
         # A corpus is text only.
@@ -128,11 +129,17 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         write_split(records[split], tokenizer, folder / split, wanted, labels, f"{name}, {split}")
 
     kind = source.kind or next((KINDS[field] for field in KINDS if field in fields), "text")
-    joined = "corpus" in source.readers
-    for split in ("train", "corpus"):
-        joined = joined and "doc" in next(iter(source.readers.get(split, list)()), {})
+    joined = names_documents(source, "train") and names_documents(source, "corpus")
     meta = {"kind": kind, "labels": labels, "splits": splits, "joined": joined}
     (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def names_documents(source: Source, split: str) -> bool:
+    """Whether a source has this split, and its records say which document they come from."""
+    if split not in source.readers:
+        return False
+    first = next(iter(source.readers[split]()), {})
+    return "doc" in first
 
 
 def cut_parts(docs: np.ndarray, cut: dict[str, float]) -> np.ndarray:
@@ -141,6 +148,7 @@ def cut_parts(docs: np.ndarray, cut: dict[str, float]) -> np.ndarray:
     for part, share in cut.items():
         left = np.flatnonzero(part_of == "train")
         held_out = left[cut_docs(docs[left], share)]
+        # Of a single document there is no part.
         if len(held_out) < len(left):
             part_of[held_out] = part
     return part_of
@@ -153,13 +161,15 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
     fields: "label" and "qas", where they are to be written; every record must have them."""
     folder.mkdir(parents=True)
     tables = vocabulary_tables(tokenizer)
-    lengths_of = {"token_start": "input_ids", "byte_start": "utf8"}
+    # Where each text, its characters and each question start: 0, and then running totals of lengths.
+    starts_of = {"token_start": "input_ids", "byte_start": "utf8"}
     if "qas" in fields:
-        lengths_of["question_start"] = "question_tokens"
-    end = dict.fromkeys(lengths_of, 0)
-    append(folder, {name: [0] for name in end})
+        starts_of["question_start"] = "question_tokens"
+    total = dict.fromkeys(starts_of, 0)
+    append(folder, {name: [0] for name in starts_of})
     n = 0
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
+    # Until a chunk is empty.
     for chunk in iter(lambda: list(itertools.islice(records, 1000)), []):
         arrays = text_arrays(chunk, tokenizer, *tables)
         with located(what):
@@ -168,15 +178,15 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
                 arrays["label"] = [label_id(record["label"], labels) for record in chunk]
             if "qas" in fields:
                 arrays |= question_arrays(chunk, arrays, tokenizer, folder, n)
-        for name, counted in lengths_of.items():
-            lengths = [len(part) for part in arrays[counted]]
-            arrays[name] = end[name] + np.cumsum(lengths, dtype=np.int64)
-            end[name] += sum(lengths)
+        for name, of in starts_of.items():
+            lengths = [len(part) for part in arrays[of]]
+            arrays[name] = total[name] + np.cumsum(lengths, dtype=np.int64)
+            total[name] += sum(lengths)
         append(folder, arrays)
         n += len(chunk)
     if n == 0:
         raise UserError(f"{what}: there is no text in it")
-    if end.get("question_start") == 0:
+    if total.get("question_start") == 0:
         raise UserError(f"{what}: there is no question in it")
 
 
@@ -203,7 +213,7 @@ def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: 
     texts = [record["text"] for record in chunk]
     for record, encoding in zip(chunk, encode(tokenizer, texts), strict=True):
         text, ids = record["text"], np.array(encoding.ids, np.int32)
-        # Special tokens that stand in a text may have no word: None, nan, -1.
+        # Special tokens that stand in a text may have no word: None, which becomes nan, and that -1.
         word_ids = np.nan_to_num(np.array(encoding.word_ids, float), nan=-1)
         begin, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
         # Combining marks that the tokenizer drops (accents, vowel signs of Hindi, Thai, Arabic) belong to the
@@ -229,8 +239,9 @@ def after_marks(text: str) -> np.ndarray:
     marks = {c for c in set(text) if unicodedata.category(c)[0] == "M"}
     positions = np.arange(len(text) + 1)
     if marks:
-        positions[:-1][[c in marks for c in text]] = len(text)
-        positions = np.minimum.accumulate(positions[::-1])[::-1]
+        for i in reversed(range(len(text))):
+            if text[i] in marks:
+                positions[i] = positions[i + 1]
     return positions
 
 

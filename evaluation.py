@@ -1,11 +1,11 @@
 """Fine-tunes an LM, predicts a split, and adds a line to the results: what all finetune_*.py have in common.
 
-    evaluate(cfg, "cls", task)      # all of finetune_cls.py but its task
+    evaluate(cfg, "cls")      # all of finetune_cls.py but its task
 """
+import importlib
 import json
 import time
 from pathlib import Path
-from types import ModuleType
 
 import data_prep
 import loop
@@ -16,13 +16,14 @@ from pretrain import load_lm, max_len_of, weights_of
 from runs import Run, UserError
 
 
-def evaluate(cfg: object, kind: str, task: ModuleType) -> None:
+def evaluate(cfg: object, kind: str) -> None:
     """Fine-tunes cfg.lm on train, predicts a split, and appends a line of results. Under torchrun all
     processes train, and the first one predicts.
 
-    cfg: the Config of a script of this kind ("cls", "qa"); its flags that are None become task.DEFAULTS, or
-        those of the toy world where the LM is `tiny`
-    task: finetune_cls, finetune_qa, or another file with their interface"""
+    kind: "cls" of finetune_cls.py, "qa" of finetune_qa.py, or that of another file with their interface
+    cfg: the Config of this file; its flags that are None become the DEFAULTS there, or those of the toy world
+        where the LM is `tiny`"""
+    task = importlib.import_module(f"finetune_{kind}")
     loop.use_fast_path(cfg.fast)
     runs.check_results(Path(cfg.results))
 
@@ -30,7 +31,7 @@ def evaluate(cfg: object, kind: str, task: ModuleType) -> None:
     tokenizer = data_prep.load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, kind=kind)
     lm = load_lm(cfg.lm)
-    origin, measured = origin_of(cfg.lm)
+    origin, measured = pretraining_of(cfg.lm)
     check_labels(origin, cfg.labelled, cfg.seed)
     defaults = task.DEFAULTS
     if origin["lm"] == "tiny":
@@ -62,7 +63,7 @@ def evaluate(cfg: object, kind: str, task: ModuleType) -> None:
         if not runs.is_main_process():
             return
         lines, scores = task.predictions(model, scored)
-        runs.write_jsonl(run.folder / "predictions.jsonl", lines)
+        runs.write_rows(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
             model.save_pretrained(run.folder)
             tokenizer.save_pretrained(run.folder)
@@ -76,22 +77,21 @@ def evaluate(cfg: object, kind: str, task: ModuleType) -> None:
         runs.add_result(Path(cfg.results), run, cfg.row, cfg.key)
 
 
-def origin_of(lm: str) -> tuple[dict, dict]:
-    """The further pre-training behind an LM, from its run.json, and what it found out: "seconds",
-    "held_out_loss".
-
-    {"lm": the one before it, "masker", "p", ...}; the masker is "none" where there was none."""
+def pretraining_of(lm: str) -> tuple[dict, dict]:
+    """The settings of the further pre-training behind an LM, {"lm": the one before it, "masker", "p", ...},
+    and what was measured in it, "seconds" and "held_out_loss"; the masker is "none" where there was none."""
     file = Path(lm) / "run.json"
-    run = json.loads(file.read_text()) if file.exists() else {}
-    if "masker" not in run:
-        run = {"lm": lm, "weights": weights_of(lm), "masker": "none", "seconds": 0.0}
-    found_out = ("loss", "held_out_loss", "seconds", "versions")
-    found = {name: run.pop(name, None) for name in found_out}
-    return run, found
+    settings = json.loads(file.read_text()) if file.exists() else {}
+    if "masker" not in settings:
+        settings = {"lm": lm, "weights": weights_of(lm), "masker": "none", "seconds": 0.0}
+    no_settings = ("loss", "held_out_loss", "seconds", "versions")
+    measured = {name: settings.pop(name, None) for name in no_settings}
+    return settings, measured
 
 
 def check_labels(origin: dict, labelled: int | None, seed: int) -> None:
-    """UserError where masks were chosen by labels that fine-tuning is not to have. origin: of `origin_of`
+    """UserError where masks were chosen by labels that fine-tuning is not to have. origin: of
+    `pretraining_of`
 
     A policy itself was learned from the labels of all of train, which nobody can take back."""
     reads_labels = origin["masker"] == "label" or maskers.is_learned(origin["masker"])

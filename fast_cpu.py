@@ -11,8 +11,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-# Attention weights of a layer, B H L L, above which rows are long: then `FewHeads` is the faster way.
-LONG = 2**21
+# Attention weights of a layer, B H L L, above which they leave the processor's cache: then `FewHeads` is the
+# faster way.
+LARGE = 2**21
 
 
 def enable() -> None:
@@ -38,13 +39,14 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     if groups > 1:
         key = key.repeat_interleave(groups, 1)
         value = value.repeat_interleave(groups, 1)
-    long = query.shape[:3].numel() * key.shape[2] > LONG
+    large = query.shape[:3].numel() * key.shape[2] > LARGE
+    # FewHeads knows one mask for all heads, without a gradient.
     one_mask = attention_mask is None or (attention_mask.shape[1] == 1 and not attention_mask.requires_grad)
-    if long and not query.requires_grad and not dropout:
+    if large and not query.requires_grad and not dropout:
         # Torch's fused kernel, for evaluation only: its gradient is wrong for rows that are masked whole.
         mask = None if attention_mask is None else attention_mask.to(query.dtype)
         out = F.scaled_dot_product_attention(query, key, value, mask, scale=scaling)
-    elif long and dropout and one_mask and key.shape == query.shape:
+    elif large and dropout and one_mask and key.shape == query.shape:
         mask = None if attention_mask is None else attention_mask.float()
         parts = [x.float().contiguous() for x in (query * scaling, key, value / (1 - dropout))]
         out = FewHeads.apply(*parts, mask, dropout)
@@ -72,15 +74,18 @@ class FewHeads(torch.autograd.Function):
         buffer = torch.empty(heads, L, L)
         for row, first in itertools.product(range(B), range(0, H, heads)):
             some = (row, slice(first, first + heads))
+            # The last heads of a row may be fewer.
             weights = buffer[:H - first]
-            bias = weights if mask is None else mask[row]
-            torch.baddbmm(bias, q[some], k[some].transpose(1, 2), beta=int(mask is not None), out=weights)
+            torch.bmm(q[some], k[some].transpose(1, 2), out=weights)
+            if mask is not None:
+                weights += mask[row]
             yield some, torch.softmax(weights, -1, out=weights)
 
     @staticmethod
     def forward(ctx, q, k, v, mask, p):
+        B, H, L, _ = q.shape
         out = torch.empty_like(v)
-        bits = random_bits(torch.Size((*q.shape[:3], q.shape[2])))
+        bits = random_bits(torch.Size((B, H, L, L)))
         for some, weights in FewHeads.softmax(q, k, mask):
             torch.bmm(weights.mul_(kept(bits[some], p)), v[some], out=out[some])
         ctx.save_for_backward(q, k, v, mask, bits, out)
@@ -90,7 +95,9 @@ class FewHeads(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         q, k, v, mask, bits, out = ctx.saved_tensors
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        dq = torch.empty_like(q)
+        dk = torch.empty_like(k)
+        dv = torch.empty_like(v)
         grad = grad.contiguous()
         # Softmax: d score = weight * (d weight - sum of weight * d weight), and that sum is grad · out.
         mean = (grad * out).sum(-1, keepdim=True)

@@ -8,7 +8,6 @@
 A kind of task is a file finetune_KIND.py with DEFAULTS, INNER_LOOP, METRICS, pieces_of, finetune,
 example_scores and predictions, as here; train_nmg.py finds it by the kind of the data.
 """
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,7 +133,7 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> tuple[list[dict], dic
 
 
 def main(cfg: Config) -> None:
-    evaluate(cfg, "cls", sys.modules[__name__])
+    evaluate(cfg, "cls")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ The same interface as finetune_cls.py.
 """
 import re
 import string
-import sys
 from collections import Counter
 from dataclasses import dataclass
 
@@ -117,8 +116,8 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, bat
 @torch.no_grad()
 def predict(model: torch.nn.Module, pieces: Pieces,
             quiet: bool = False) -> tuple[list[list[dict]], np.ndarray]:
-    """For every question of `pieces`, by rising id: its N_BEST different answers over all its windows, best
-    first, and the log likelihood of the right one (Q,).
+    """For every question of `pieces`, by rising id: its N_BEST best answers over all its windows, best first,
+    and the log likelihood of the right one (Q,).
 
     An answer is {"text", "score"}: exact characters of the raw text, start logit plus end logit. Every
     span of at most MAX_ANSWER context tokens is considered."""
@@ -138,7 +137,7 @@ def predict(model: torch.nn.Module, pieces: Pieces,
                         span = (int(batch.token_at[row, i]), int(batch.token_at[row, j]))
                         spans[question].append((float(score), span))
             bar.update(len(indices))
-    answers = [different_answers(pieces.split, question, found) for question, found in spans.items()]
+    answers = [best_answers(pieces.split, question, found) for question, found in spans.items()]
     return answers, mean_over_windows(log_prob, pieces.question_ids)
 
 
@@ -159,8 +158,10 @@ def best_spans(output, in_text: torch.Tensor) -> tuple[np.ndarray, np.ndarray, n
     return scores.cpu().numpy(), first.cpu().numpy(), last.cpu().numpy()
 
 
-def different_answers(split: Split, question: int, spans: list[tuple[float, tuple[int, int]]]) -> list[dict]:
-    """The N_BEST different answers among (score, (first token, last token)), best first."""
+def best_answers(split: Split, question: int, spans: list[tuple[float, tuple[int, int]]]) -> list[dict]:
+    """The N_BEST best of (score, (first token, last token)), best first, each with its text.
+
+    Two windows may hold the same span; the better score counts."""
     text = split.text(split.question_text[question])
     answers = {}
     for score, (first, last) in sorted(spans, key=lambda s: (-s[0], s[1])):
@@ -194,13 +195,9 @@ def example_scores(model: torch.nn.Module, pieces: Pieces) -> dict[str, np.ndarr
     em, f1 = [], []
     for question, found in zip(np.unique(pieces.question_ids), answers, strict=True):
         references = pieces.split.questions[question]["references"]
-        em.append(exact_match(best_text(found), references))
-        f1.append(f1_score(best_text(found), references))
+        em.append(exact_match(found[0]["text"], references))
+        f1.append(f1_score(found[0]["text"], references))
     return {"em": np.array(em), "f1": np.array(f1), "likelihood": likelihood}
-
-
-def best_text(answers: list[dict]) -> str:
-    return answers[0]["text"] if answers else ""
 
 
 # ---------------------------------------------------------------- EM and F1, as SQuAD 1.1 defines them
@@ -237,8 +234,8 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> tuple[list[dict], dic
     predicted, _ = predict(model, pieces)
     lines = []
     for question, answers in zip(pieces.split.questions, predicted, strict=True):
-        em = exact_match(best_text(answers), question["references"])
-        f1 = f1_score(best_text(answers), question["references"])
+        em = exact_match(answers[0]["text"], question["references"])
+        f1 = f1_score(answers[0]["text"], question["references"])
         lines.append({"id": question["id"], "em": em, "f1": f1, "n_best": answers})
     em = 100 * float(np.mean([line["em"] for line in lines]))
     f1 = 100 * float(np.mean([line["f1"] for line in lines]))
@@ -246,7 +243,7 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> tuple[list[dict], dic
 
 
 def main(cfg: Config) -> None:
-    evaluate(cfg, "qa", sys.modules[__name__])
+    evaluate(cfg, "qa")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import functools
 import itertools
+import math
 import os
 import sys
 import time
@@ -166,7 +167,7 @@ def loss_module(model: torch.nn.Module, loss_fn: Callable, world: int) -> torch.
 
 def steps_of(length: np.ndarray, batch_size: int, epochs: int, max_steps: int | None = None) -> int:
     """How many steps `fit` takes."""
-    steps = epochs * -(-len(length) // batch_size)
+    steps = epochs * math.ceil(len(length) / batch_size)
     return min(steps, max_steps or steps)
 
 
@@ -191,7 +192,8 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=0.0, fused=True)
     steps = steps_of(length, batch_size, epochs, max_steps)
-    done, average, seconds = 0, torch.zeros(()), 0.0
+    done, seconds = 0, 0.0
+    average = torch.zeros(())
     if checkpoint and checkpoint.exists():
         done, average, seconds = load_checkpoint(checkpoint, model, optimizer)
         print(f"going on after step {done} of {steps} from {checkpoint}", flush=True)
@@ -200,11 +202,11 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     order = itertools.islice(batches(length, batch_size, epochs, seed), done, steps)
     bar = progress(order, total=steps, initial=done, desc=desc, disable=quiet or rank > 0)
     for epoch, indices in bar:
-        # Each process takes its share of the batch; one without any runs a piece that weighs nothing.
-        share = indices[rank::world]
-        weight = min(1, len(share))
+        # Each process takes its share of the batch. One without any must take part in the backward pass, too:
+        # it runs a piece that weighs nothing.
+        share, weight = indices[rank::world], 1
         if not len(share):
-            share = indices[:1]
+            share, weight = indices[:1], 0
         tensors = to_device(make_batch(done, epoch, share))
         labels = (tensors["labels"] != -100).sum() * weight
         if world > 1:

@@ -197,7 +197,7 @@ def masking_rate(p: float | str, step: int, steps: int, seed: int) -> float:
 
 def check_rate(p: float | str) -> float | str:
     """--p as a number, or else as masking_rate reads it."""
-    found = re.fullmatch(r"(random:)?([^-]+)-([^-]+)", str(p))
+    found = re.fullmatch(r"(random:)?([\d.]+)-([\d.]+)", str(p))
     ends = found.groups()[1:] if found else [p]
     try:
         right = all(0 < float(end) <= 1 for end in ends)

@@ -84,7 +84,10 @@ class LinearPolicy:
     def __init__(self, names: list[str], components: np.ndarray, mean: np.ndarray, whitener: np.ndarray,
                  weight: np.ndarray, about: dict | None = None):
         self.names = names
-        self.components, self.mean, self.whitener, self.weight = components, mean, whitener, weight
+        self.components = components
+        self.mean = mean
+        self.whitener = whitener
+        self.weight = weight
         self.about = about or {}
 
     @classmethod

@@ -5,7 +5,6 @@
     python pretrain.py --dataset=my_corpus.txt --lm=roberta-base --masker=my_maskers.py:high_ids
     torchrun --nproc_per_node=4 pretrain.py --dataset=newsqa --lm=bert-base-uncased
 """
-import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -253,18 +252,13 @@ def try_masker(cfg: Config, pieces: Pieces, masker: maskers.Masker, lm: LMReader
               "it may; do its units (words?) suit this text?")
 
 
-def look_at(model: torch.nn.Module, held_out: Pieces, every: int, steps: int, before: float, folder: Path,
-            step: int) -> None:
-    """After `every` steps and the last of `steps`: the held-out loss, in metrics.jsonl and as a curve,
-    held_out.png."""
-    if step % every and step < steps:
-        return
+def log_held_out(folder: Path, step: int, loss: float) -> None:
+    """Adds the held-out loss after some steps to metrics.jsonl, and draws the curve, held_out.png."""
     file = folder / "metrics.jsonl"
     # After a kill, the steps since the last checkpoint are taken again.
-    rows = [row for row in runs.read_results(file) if row["step"] < step]
-    rows = rows or [{"step": 0, "held_out_loss": before}]
-    rows.append({"step": step, "held_out_loss": held_out_loss(model, held_out)})
-    runs.write_jsonl(file, rows)
+    rows = [row for row in runs.read_rows(file) if row["step"] < step]
+    rows.append({"step": step, "held_out_loss": loss})
+    runs.write_rows(file, rows)
     held_out_curve(rows, folder / "held_out.png")
 
 
@@ -333,18 +327,20 @@ def main(cfg: Config) -> None:
     steps = 0
     if cfg.masker != "none":
         steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
-    look = None
-    if cfg.eval_every:
-        if not (run.folder / "checkpoint.pt").exists():
-            # What another start, perhaps with other flags, left there.
-            (run.folder / "metrics.jsonl").unlink(missing_ok=True)
-        look = functools.partial(look_at, model, held_out, cfg.eval_every, steps, before, run.folder)
+    checkpoint = run.folder / "checkpoint.pt"
+    if cfg.eval_every and runs.is_main_process() and not checkpoint.exists():
+        log_held_out(run.folder, 0, before)
+
+    def look(step):
+        if cfg.eval_every and (step % cfg.eval_every == 0 or step == steps):
+            log_held_out(run.folder, step, held_out_loss(model, held_out))
+
     loss, seconds = 0.0, 0.0
     if steps:
         loss, seconds = pretrain(
             model, pieces, masker, p=cfg.p, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size,
             max_steps=cfg.max_steps, seed=cfg.seed, remask=cfg.remask, distributed=True,
-            checkpoint=run.folder / "checkpoint.pt", after_step=look, desc=f"MLM {cfg.masker}")
+            checkpoint=checkpoint, after_step=look, desc=f"MLM {cfg.masker}")
     after = held_out_loss(model, held_out) if held_out else None
 
     # 4. a Hugging Face folder

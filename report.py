@@ -31,10 +31,10 @@ READING = """- Mean ± standard deviation over seeds. hours: median of a seed, w
   rows; "too few seeds" where 2 / 2^n, its least, is above .05 / rows. detectable: by a t test at
   .05 / rows, power .8. What seeds show holds for these examples, which all of them share.
 """
-# The lines of a row must agree in their facts. Not among these: settings that name a row, or places. And
-# facts that may differ between the lines of a row, besides its scores.
-NOT_FACTS = {"masker", "self_play", "continual", "reward", "dataset", "lm", "split", "raw", "results", "out",
-             "save_model", "spacy_model", "eval_every", "weights", "pretraining", "policy"}
+# Settings that differ between the rows of a table, or say where things lie, and so are not compared.
+NOT_COMPARED = {"masker", "self_play", "continual", "dataset", "lm", "split", "raw", "results", "out",
+                "save_model", "spacy_model", "eval_every", "weights", "pretraining", "policy"}
+# What may differ between the seeds of a row, besides its scores.
 VARIES = {"seed", "pretraining.seed", "policy.seed", "policy.checksum"}
 
 
@@ -53,10 +53,9 @@ def read(files: list[str], split: str | None) -> list[dict]:
     for file in files:
         if not Path(file).is_file():
             raise runs.UserError(f"--results={file}: no such file; the finetune scripts write it")
-        for n, line in enumerate(runs.read_results(Path(file)), 1):
-            default = ("em", "f1") if "em" in line else ("accuracy", "macro_f1")
-            metrics = tuple(line.get("metrics", default))
-            fields = ("dataset", "lm", "masker", "seed", "split", "seconds", "config", *metrics)
+        for n, line in enumerate(runs.read_rows(Path(file)), 1):
+            metrics = tuple(line.get("metrics", ()))
+            fields = ("dataset", "lm", "masker", "seed", "split", "seconds", "config", "metrics", *metrics)
             missing = [name for name in fields if line.get(name) is None]
             if missing:
                 raise runs.UserError(f"{file}:{n}: not a line of results: it lacks {', '.join(missing)}")
@@ -86,9 +85,9 @@ def row_and_facts(line: dict) -> dict:
         row = "Search" if "features" in policy else "NMG"
         if masker.startswith("sampled:"):
             row += ", sampled"
-        for flag, papers in (("self_play", True), ("continual", True), ("reward", "self_play")):
-            if policy.get(flag, papers) != papers:
-                row += f", {flag}={policy[flag]}"
+        for flag in ("self_play", "continual"):
+            if not policy.get(flag, True):
+                row += f", {flag}=False"
     # What run_all.sh calls a row: MASKER,--flag=value,...
     row_flags = (line.get("row") or "").partition(",")[2]
     if row_flags:
@@ -96,12 +95,12 @@ def row_and_facts(line: dict) -> dict:
     facts = {name: line.get(name) for name in (*line["metrics"], "version")}
     for stage, flags in (("", line["config"]), ("pretraining.", pretraining), ("policy.", policy)):
         for name, value in flags.items():
-            if name not in NOT_FACTS:
+            if name not in NOT_COMPARED:
                 facts[stage + name] = value
     return {"row": row, "facts": facts}
 
 
-def unlike(line: dict, other: dict, but: set[str]) -> str:
+def differing_facts(line: dict, other: dict, but: set[str]) -> str:
     """The facts in which two lines differ: "name value (value in the other), ..."; "" where in none."""
     a, b = line["facts"], other["facts"]
     names = [name for name in a if name in b and a[name] != b[name] and name not in but]
@@ -129,26 +128,26 @@ def grouped(lines: list[dict]) -> dict[tuple[str, str], dict[str, dict[int, dict
         group = Path(line["dataset"]).name, Path(line["lm"]).name
         seeds = groups.setdefault(group, {}).setdefault(line["row"], {})
         # Twice the same seed: also the scores must be the same.
-        check_alike(line, seeds.setdefault(line["seed"], line), set())
-        check_alike(line, first_of(seeds), VARIES.union(line["metrics"]))
+        check_same_facts(line, seeds.setdefault(line["seed"], line), set())
+        check_same_facts(line, first_of(seeds), VARIES.union(line["metrics"]))
     return dict(sorted(groups.items()))
 
 
-def check_alike(line: dict, other: dict, but: set[str]) -> None:
-    differs = unlike(line, other, but)
+def check_same_facts(line: dict, other: dict, but: set[str]) -> None:
+    differs = differing_facts(line, other, but)
     if differs:
         raise runs.UserError(f"{line['where']} ({other['where']}): both {line['row']} on {line['dataset']}, "
-                             f"but differ in {differs}; keep one")
+                             f"but differ in {differs}; keep one, or keep them in different files")
 
 
-def differing(rows: dict[str, dict[int, dict]]) -> list[str]:
+def rows_unlike_random(rows: dict[str, dict[int, dict]]) -> list[str]:
     """A note for each row that differs from Random in more than its masker."""
     if "Random" not in rows:
         return []
     notes, random = [], first_of(rows["Random"])
     for row, lines in rows.items():
         but = VARIES.union(random["metrics"], {"pretraining.masker_code"})
-        differs = unlike(first_of(lines), random, but)
+        differs = differing_facts(first_of(lines), random, but)
         if differs:
             notes.append(f"- {row} (Random) differs in more than its masker: {differs}.")
     return notes
@@ -193,7 +192,7 @@ def half_width(d: np.ndarray) -> float:
 
 def sign_flips(d: np.ndarray) -> float:
     """Two-sided p of d (S,): of 2^S ways to flip signs (2^16 at most), the share at least as far from 0."""
-    # Rounded, or else rounding would break ties; with few seeds they matter.
+    # Rounded, so that floating-point error does not tell equal means apart; with few seeds they matter.
     def mean(x: np.ndarray, axis: int) -> np.ndarray:
         return np.round(np.mean(x, axis), 9)
     return stats.permutation_test((d,), mean, permutation_type="samples", n_resamples=2**16, rng=0).pvalue
@@ -244,7 +243,9 @@ def detectable(sd: float, n: int, rows: int) -> float:
 
 def conclusion(compared: dict[str, Comparison], metric: str) -> str:
     """One sentence: what may be concluded."""
-    said, unseen, too_few = [], [], []
+    said = []
+    not_shown = []
+    too_few = []
     for row, (d, p, n_tests) in compared.items():
         mean, half = d.mean(), half_width(d)
         if p is None:
@@ -255,9 +256,9 @@ def conclusion(compared: dict[str, Comparison], metric: str) -> str:
             said.append(f"{row} {verb} Random: {mean:+.1f} points ({interval})")
         else:
             points = detectable(d.std(ddof=1), len(d), n_tests)
-            unseen.append(f"{row} ({len(d)} seeds could see {points:.1f} points)")
-    if unseen:
-        said.append(f"no difference to Random was seen of {', '.join(unseen)}")
+            not_shown.append(f"{row} ({len(d)} seeds would detect {points:.1f} points)")
+    if not_shown:
+        said.append(f"not shown to differ from Random: {', '.join(not_shown)}")
     if too_few:
         least = max(least_seeds(compared[row].n_tests) for row in too_few)
         said.append(f"too few seeds to say anything of {', '.join(too_few)}: at least {least} are needed")
@@ -344,10 +345,9 @@ def forest(rows: dict[str, dict[int, dict]], metrics: tuple[str, ...], title: st
     for ax, metric in zip(panels, metrics, strict=True):
         ax.axvline(0, color="grey", linestyle=":", linewidth=1)
         found = differences(rows, metric)
-        for y, (row, d) in enumerate(found.items()):
-            color = "#d08c3c" if row.startswith("NMG") else "#1f3b57"
+        for y, d in enumerate(found.values()):
             if len(d) > 1:
-                ax.errorbar(d.mean(), y, xerr=half_width(d), fmt="o", color=color, linewidth=2)
+                ax.errorbar(d.mean(), y, xerr=half_width(d), fmt="o", color="#1f3b57", linewidth=2)
         ax.set(ylim=(len(found) - 0.5, -0.5), xlabel=f"{metric_name(metric)}, points above Random")
         ax.set_yticks(range(len(found)), found)
     fig.suptitle(f"{title}: 95 % intervals", fontsize=11)
@@ -366,7 +366,7 @@ def main(cfg: Config) -> None:
         raise runs.UserError(f"--fixed={cfg.fixed}: no such row{runs.nearest(cfg.fixed, known - {'Random'})}")
     for (dataset, lm), rows in groups.items():
         line = first_of(first_of(rows))
-        notes = scored_on(rows) + differing(rows) + made_worse(rows)
+        notes = scored_on(rows) + rows_unlike_random(rows) + made_worse(rows)
         if cfg.fixed in rows:
             notes.append(f"- The test of {cfg.fixed} was fixed in advance: its p is not corrected.")
         if line.get("version"):

@@ -13,15 +13,18 @@
 #   QA, CLS        data sets of each task (names or paths)             LMS, SEEDS
 #   RAW=FOLDER     FOLDER/NAME has the raw files of a named data set   JOBS=2      commands at once
 #   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS, SEARCH_FLAGS            OUT=runs    where everything goes
-#                  more flags for every command of a script, such as PRETRAIN_FLAGS=--spacy_model=FOLDER
+#                  more flags for every command of a script, such as PRETRAIN_FLAGS=--spacy_model=FOLDER; with
+#                  other flags the same rows need another OUT, as one table compares equal settings only
 #
 # shellcheck disable=SC2086       # names have no spaces
 set -eo pipefail
 # Paths are those of where you are; the scripts lie beside this file.
 here=${0%run_all.sh}
 [[ ! "${here:-.}" -ef . ]] || here=""
-# Where only one kind of task is chosen, the data sets of the other are not wanted.
-[ -z "${QA+x}${CLS+x}" ] || QA=${QA-} CLS=${CLS-}
+# Where data sets of one kind are chosen, those of the other are none, unless they are chosen, too.
+if [ "${QA+x}${CLS+x}" ]; then
+    QA=${QA-} CLS=${CLS-}
+fi
 if [ "${QUICK:-}" ]; then
     LMS=${LMS:-tiny} QA=${QA-toyqa} CLS=${CLS-toycls} SEEDS=${SEEDS:-0} JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
     NMG_FLAGS=${NMG_FLAGS:---episodes=2 --explore=1 --contexts=240 --docs=20}
@@ -33,8 +36,8 @@ fail() { echo "error: $*" >&2; exit 2; }
 [[ -z $* || $* == --list ]] || fail "$*: give --list or nothing; all else are environment variables"
 [[ "$OUT$RAW$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, RAW, PYTHON and this path must be without spaces"
 
-# WORD ...: a number for what they say; of a path, for what its files hold, wherever they lie
-sum() {
+# WORD ...: a checksum of the words; of a path, of what its files hold, so that they may lie elsewhere later
+checksum() {
     for word; do
         [ -e "$word" ] || echo "$word"
         [ ! -e "$word" ] || find -L "$word" -type f -print0 | sort -z | xargs -0 cat
@@ -43,11 +46,11 @@ sum() {
 
 # SCRIPT DATASET LM MASKER[,--flag=value,...]: a row of a table, all seeds but for those in the results
 row() {
-    local script=$1 data=$2 base=$3 row=$4 name=${4%%,*} raw="" learn="" policy flags files key run adapt lm
+    local script=$1 data=$2 base=$3 row=$4 name=${4%%,*} raw="" learn="" policy flags files key run pretrain lm
     local masker=$name
     [[ -z $RAW || ! -d $RAW/$data ]] || raw=$RAW/$data
     local read="--dataset=$data${raw:+ --raw=$raw}" place=$(basename $data)-$(basename $base)
-    files=$(sum "$data" "$base" "$raw")
+    files=$(checksum "$data" "$base" "$raw")
 
     # What its masker learns, once for all seeds.
     case $name in
@@ -57,27 +60,28 @@ row() {
         search | sampled) learn="search_masks.py $SEARCH_FLAGS" ;;
     esac
     if [ "$learn" ]; then
-        masker+=:$OUT/policy-$place-$(sum "$files $learn")
+        masker+=:$OUT/policy-$place-$(checksum "$files $learn")
         policy="$PYTHON $here$learn $read --lm=$base --out=${masker#*:}"
     fi
 
     # No pre-training depends on no flags of it.
     [ $name = none ] || flags="$PRETRAIN_FLAGS $(tr "," " " <<< ${row#"$name"})"
     for seed in $SEEDS; do
-        key=$(sum "$script $row $learn $files $seed $flags : $FINETUNE_FLAGS" "${name%:*}" "${name#*:}")
+        # A row is found again by its words, and by the files that KIND:FOLDER and FILE.py:function name.
+        key=$(checksum "$script $row $learn $files $seed $flags : $FINETUNE_FLAGS" "${name%:*}" "${name#*:}")
         if grep -qs "\"key\": \"$key\"" "$OUT/results.jsonl"; then
             finished=$((finished + 1))
             continue
         fi
         [[ -z $learn || " ${policies[*]} " == *" $policy "* ]] || policies+=("$policy")
         # With other flags it is another row, in another folder.
-        run=$place-$(tr ":/" "-" <<< ${row//,--/-})-$seed-$key lm=$base adapt=""
+        run=$place-$(tr ":/" "-" <<< ${row//,--/-})-$seed-$key lm=$base pretrain=""
         if [ $name != none ]; then
             lm=$OUT/pretrain-$run
-            adapt="$PYTHON ${here}pretrain.py $read --lm=$base --masker=$masker --seed=$seed $flags"
-            adapt+=" --out=$lm && "
+            pretrain="$PYTHON ${here}pretrain.py $read --lm=$base --masker=$masker --seed=$seed $flags"
+            pretrain+=" --out=$lm && "
         fi
-        rows+=("$adapt$PYTHON $here$script $read --lm=$lm --seed=$seed $FINETUNE_FLAGS --row=$row --key=$key \
+        rows+=("$pretrain$PYTHON $here$script $read --lm=$lm --seed=$seed $FINETUNE_FLAGS --row=$row --key=$key \
                 --results=$OUT/results.jsonl --out=$OUT/score-$run")
     done
 }

@@ -33,7 +33,7 @@ import fire
 import numpy as np
 from filelock import FileLock, Timeout
 
-# Numbers that are shares of something, and whole numbers that may be 0.
+# Flags of all scripts that `convert` checks more closely: shares of something; whole numbers that may be 0.
 SHARES = {"p", "val_share", "dev_share"}
 MAY_BE_ZERO = {"seed", "explore", "components"}
 
@@ -56,13 +56,21 @@ def start(main: Callable, config: type) -> None:
     """Runs a script: main(config) with the flags of the command line. A mistake is one sentence."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(inspect.getmodule(main).__doc__)
-        for part in config.__mro__[-2::-1]:
+        # The flags that scripts share first; the last class is `object`.
+        for part in reversed(config.__mro__[:-1]):
             print(inspect.getsource(part))
         return
     try:
         main(parse_flags(config, sys.argv[1:]))
     except (UserError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
+        sys.exit(2)
+    except RuntimeError as e:
+        # torch says "CUDA out of memory" or "can't allocate memory".
+        if "out of memory" not in str(e) and "allocate memory" not in str(e):
+            raise
+        reason = str(e).splitlines()[0]
+        print(f"error: {reason}; a smaller --batch_size or shorter pieces need less", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from its last checkpoint, if any", file=sys.stderr)
@@ -147,7 +155,20 @@ def atomic_write(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def write_jsonl(file: Path, rows: list[dict]) -> None:
+def read_rows(file: Path) -> list[dict]:
+    """The JSON objects of a file, one a line; none where there is no file. UserError names a broken line."""
+    if not file.exists():
+        return []
+    rows = []
+    for n, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            raise UserError(f"{file}:{n}: not a JSON object; mend or remove this line") from None
+    return rows
+
+
+def write_rows(file: Path, rows: list[dict]) -> None:
     with atomic_write(file) as partial:
         lines = [json.dumps(row) + "\n" for row in rows]
         partial.write_text("".join(lines), encoding="utf-8")
@@ -184,6 +205,7 @@ class Run:
             # Without one nothing would be lost: a start with other flags begins anew.
             self.refuse_others(started)
         if is_main_process():
+            # Hidden files are our own.
             if not started.exists() and any(self.folder.glob("[!.]*")):
                 raise UserError(f"--out={folder}: exists and is no run of this script; choose another folder")
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -247,22 +269,9 @@ def versions() -> dict[str, str]:
 
 # ---------------------------------------------------------------- one line of results
 
-def read_results(path: Path) -> list[dict]:
-    """The lines of a results file, none where there is no file; UserError names a line that is broken."""
-    if not path.exists():
-        return []
-    found = []
-    for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            found.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
-            raise UserError(f"{path}:{n}: not a line of results (a JSON object); mend or remove it") from None
-    return found
-
-
 def check_results(path: Path) -> None:
     """Raises before hours of training what add_result would raise after them."""
-    read_results(path)
+    read_rows(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a"):
         pass
@@ -281,11 +290,11 @@ def add_result(path: Path, run: Run, row: str | None = None, key: str | None = N
             "predictions": str(run.folder / "predictions.jsonl"), "key": key, "config": run.settings,
             "versions": facts["versions"]}
     with FileLock(f"{path}.lock"):
-        before = read_results(path)
+        before = read_rows(path)
         if any(other.get("config") == line["config"] for other in before):
             print(f"{path} has a line of these settings already; remove it there to score edited code")
             return
-        write_jsonl(path, [*before, line])
+        write_rows(path, [*before, line])
     hidden = ("metrics", "key", "config", "versions")
     shown = {name: value for name, value in line.items() if name not in hidden}
     print(json.dumps(shown))

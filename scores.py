@@ -211,7 +211,8 @@ def words_of(split: Split) -> Words:
     index, first = {}, []
     at = np.zeros(len(split.input_ids), np.int64)
     for i in range(len(split)):
-        text, start, stop = split.text(i), split.token_start[i], split.token_start[i + 1]
+        text = split.text(i)
+        start, stop = split.token_start[i:i + 2]
         # A word begins where the index of the word changes.
         begins = start + np.flatnonzero(np.diff(split.word_ids[start:stop], prepend=-2))
         for a, b in itertools.pairwise([*begins.tolist(), stop]):

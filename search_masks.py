@@ -166,7 +166,7 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
                       "scores": {metric: [scores[0][metric], scores[1][metric]] for metric in scores[0]},
                       "expected": float(belief.mean @ (x[0] - x[1])), "seconds": time.time() - started})
         if rank == 0:
-            runs.write_jsonl(file, [settings, *pairs])
+            runs.write_rows(file, [settings, *pairs])
 
     belief = belief_from(pairs, cfg.metric, D)
     policy.weight = cfg.beta * belief.mean / max(np.linalg.norm(belief.mean), 1e-30)
@@ -184,7 +184,7 @@ def features_of(policy: LinearPolicy, contexts: Pieces, lm: LMReader) -> np.ndar
 
 def read_pairs(file: Path, settings: dict) -> list[dict]:
     """The pairs that were played before; UserError where they are of another search."""
-    there, *pairs = runs.read_results(file) or [settings]
+    there, *pairs = runs.read_rows(file) or [settings]
     changed = [name for name in settings | there if there.get(name) != settings.get(name)]
     if changed:
         raise UserError(f"{file}: holds another search ({', '.join(changed)} differ); remove it, or choose "

@@ -68,6 +68,7 @@ def format_of(path: Path) -> str:
     if suffix in (".json", ".jsonl", ".csv", ".tsv"):
         return suffix[1:]
     first = next((line for _, line in lines(path) if line.strip()), "")
+    # An opening brace, and then a quote, the closing brace, or the end of the line.
     return "jsonl" if re.match(r'\s*\{\s*(["}]|$)', first) else "txt"
 
 
@@ -196,17 +197,13 @@ def read_note(note: dict) -> Iterator[dict]:
     text = "\n".join(line.strip() for line in note_lines).encode("utf-8", "replace").decode()
     qas = []
     for i, qa in enumerate(note["qas"]):
-        evidence = {str(answer.get("evidence") or "").strip() for answer in qa["answers"]}
-        said = {str(a.get("text", a.get("evidence")) or "").strip().lower() for a in qa["answers"]}
-        words = evidence.pop().split() if len(evidence) == 1 else []
-        # Up to white space.
+        words = evidence_of(qa)
+        # Where they stand in the note, up to white space.
         found = list(re.finditer(r"(?<!\w)" + r"\s+".join(map(re.escape, words)) + r"(?!\w)", text))
-        if not words or not found or said <= {"", "yes", "no"}:
+        if not words or not found:
             continue
-        line = qa["answers"][-1].get("evidence_start")
-        if isinstance(line, int):
-            # Counted from 1; the part on risk has a place among the characters.
-            line = line - 1 if line <= len(note_lines) else "\n".join(note_lines).count("\n", 0, line)
+        line = line_of(qa["answers"][-1].get("evidence_start"), note_lines)
+        if line is not None:
             found.sort(key=lambda match: abs(text.count("\n", 0, match.start()) - line))
         answer = {"text": found[0][0], "start": found[0].start()}
         questions = [qa["question"]] if isinstance(qa["question"], str) else qa["question"]
@@ -215,6 +212,25 @@ def read_note(note: dict) -> Iterator[dict]:
                 qas.append({"id": f"{note['note_id']}-{i}-{j}", "question": question, "answers": [answer]})
     if qas:
         yield {"text": text, "qas": qas}
+
+
+def evidence_of(qa: dict) -> list[str]:
+    """The words of the one piece of evidence for the answers of a question; none where there is not one."""
+    evidence = {str(answer.get("evidence") or "").strip() for answer in qa["answers"]}
+    said = {str(a.get("text", a.get("evidence")) or "").strip().lower() for a in qa["answers"]}
+    if len(evidence) != 1 or said <= {"", "yes", "no"}:
+        return []
+    return evidence.pop().split()
+
+
+def line_of(place: object, note_lines: list[str]) -> int | None:
+    """The line, from 0, in which emrQA says that evidence starts; None where it does not say."""
+    if not isinstance(place, int):
+        return None
+    if place <= len(note_lines):
+        return place - 1
+    # The part on risk counts characters, not lines from 1.
+    return "\n".join(note_lines).count("\n", 0, place)
 
 
 def with_docs(reader: Callable[[], Iterable[dict]]) -> Iterator[dict]:

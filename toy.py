@@ -31,7 +31,9 @@ TINY = Path(__file__).resolve().parent / "tiny"
 
 CLASSES = ["bird", "fish", "tree", "stone", "tool", "star"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-CONSONANTS, VOWELS, ENDINGS = "bdfklmnrstvz", "aeiou", "lmnrs"
+CONSONANTS = "bdfklmnrstvz"
+VOWELS = "aeiou"
+ENDINGS = "lmnrs"
 
 
 def make_words(pattern: list[str], n: int, seed: int) -> list[str]:

@@ -218,7 +218,9 @@ def actions_of(episode: int, play: Play, R: np.ndarray, rewarded: np.ndarray,
     priority: |R - V| over the root of the token's frequency within its context (section 3.3)."""
     context, position = rewarded.nonzero()
     actions = np.zeros(len(context), ACTION)
-    actions["episode"], actions["context"], actions["position"] = episode, context, position
+    actions["episode"] = episode
+    actions["context"] = context
+    actions["position"] = position
     actions["R"] = R[rewarded]
     actions["log_prob"] = play.log_prob[rewarded]
     frequency = (input_ids[context] == input_ids[rewarded][:, None]).sum(1)
@@ -321,7 +323,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
     master = runs.is_main_process()
     players = PLAYERS if cfg.self_play else ("random", "learner")
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
-    agents, states_of, metrics = {}, {}, []
+    agents, states_of = {}, {}
+    metrics = []
     for name in players[1:]:
         torch_seed(cfg.seed, name)
         agents[name] = Agent(Policy(lm.config.hidden_size), cfg.rl_lr)
@@ -382,7 +385,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             for name, play in plays.items():
                 row |= {f"{name}_score": float(play.scores.mean()), f"{name}_entropy": play.entropy()}
             metrics.append(row | {"seconds": time.time() - started})
-            runs.write_jsonl(folder / "metrics.jsonl", metrics)
+            runs.write_rows(folder / "metrics.jsonl", metrics)
             bar.set_postfix_str(f"learner {won_lost(metrics)}")
             if (episode + 1) % cfg.save_every == 0 or episode + 1 == cfg.episodes:
                 curves(metrics, folder / "curves.png")

@@ -196,7 +196,7 @@ def lm_folder(tmp_path):
 
 # ---------------------------------------------------------------- data
 
-def write_jsonl(path: Path, rows: list) -> Path:
+def write_rows(path: Path, rows: list) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -208,7 +208,7 @@ def cls_folder(tmp_path):
     labels = ["cat", "dog", "long", "short"]
     for split, n in (("train", 24), ("dev", 6), ("test", 9)):
         rows = [{"text": f"{TEXTS[i % 4]} {split} {i}", "label": labels[i % 4]} for i in range(n)]
-        write_jsonl(tmp_path / "data" / f"{split}.jsonl", rows)
+        write_rows(tmp_path / "data" / f"{split}.jsonl", rows)
     return tmp_path / "data"
 
 
@@ -247,6 +247,6 @@ def mrqa_files(folder: Path, name: str, train: int = 30) -> None:
             qa = {"qid": f"{split}{i}", "question": "What sat?", "answers": [words[5]],
                   "detected_answers": [answer]}
             rows.append({"context": context, "qas": [qa]})
-        file = write_jsonl(folder / split / "rows.jsonl", rows)
+        file = write_rows(folder / split / "rows.jsonl", rows)
         (folder / split / f"{name}.jsonl.gz").write_bytes(gzip.compress(file.read_bytes()))
         file.unlink()

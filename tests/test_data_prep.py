@@ -15,7 +15,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import spacy
-from conftest import ROOT, SHARED, TEXTS, call, fast_tokenizer, needs_shared, squad, write_jsonl
+from conftest import ROOT, SHARED, TEXTS, call, fast_tokenizer, needs_shared, squad, write_rows
 from tokenizers import Tokenizer, models, processors
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
@@ -59,9 +59,9 @@ def write_json(path, data):
 
 def test_the_same_labelled_texts_in_every_format(tmp_path):
     rows = [{"text": f'{text} "quoted", {i}', "label": "ab"[i % 2]} for i, text in enumerate(TEXTS)]
-    write_jsonl(tmp_path / "a.jsonl", rows)
+    write_rows(tmp_path / "a.jsonl", rows)
     # JSON lines under another name, as ChemProt is spread.
-    write_jsonl(tmp_path / "b.txt", rows)
+    write_rows(tmp_path / "b.txt", rows)
     with gzip.open(tmp_path / "c.jsonl.gz", "wt") as f:
         f.writelines(json.dumps(row) + "\n" for row in rows)
     csv_lines, tsv_lines = ["label,text\n"], ["text\tlabel\n"]
@@ -113,7 +113,7 @@ def test_squad_and_mrqa_give_the_same_questions(tmp_path, tok):
 def test_dev_by_its_usual_names(name, tmp_path, tok):
     for file, n in (("train", 4), (name, 2)):
         rows = [{"text": f"{file} {i}", "label": "ab"[i % 2]} for i in range(n)]
-        write_jsonl(tmp_path / f"{file}.jsonl", rows)
+        write_rows(tmp_path / f"{file}.jsonl", rows)
     data = load(str(tmp_path), tok)
     assert len(data["train"]) == 4 and len(data["dev"]) == 2 and data.block_len == 256
 
@@ -139,9 +139,9 @@ def test_files_by_other_names(tmp_path, tok):
     assert len(load(str(tmp_path / "braces.txt"), tok).corpus) == 2
     # Articles have numbers within a file, which say nothing about a corpus numbered by its owner.
     write_json(tmp_path / "q/train.json", squad(TEXTS[:2], ["mat", "big ones"]))
-    write_jsonl(tmp_path / "q/corpus.jsonl", [{"text": "a", "doc": 0}])
+    write_rows(tmp_path / "q/corpus.jsonl", [{"text": "a", "doc": 0}])
     assert not load(str(tmp_path / "q"), tok).joined
-    write_jsonl(tmp_path / "hf.json", [{"text": "a"}, {"text": "b"}])
+    write_rows(tmp_path / "hf.json", [{"text": "a"}, {"text": "b"}])
     with pytest.raises(UserError, match=r"Extra data: line 2 column 1.*Then call the file \.jsonl"):
         load(str(tmp_path / "hf.json"), tok)
 
@@ -194,7 +194,7 @@ def test_an_answer_whose_span_ends_before_its_marks(kind, tmp_path):
     begin = context.index(answer)
     found = {"text": answer, "char_spans": [[begin, begin + len(answer) - 3]]}
     qa = {"qid": "1", "question": "where?", "answers": [answer], "detected_answers": [found]}
-    file = write_jsonl(tmp_path / "d.jsonl", [{"context": context, "qas": [qa]}])
+    file = write_rows(tmp_path / "d.jsonl", [{"context": context, "qas": [qa]}])
     split = load(str(file), fast_tokenizer(kind))["train"]
     assert answer_of(split, 0) == answer
 
@@ -296,7 +296,7 @@ def test_the_counts_of_chemprot_and_policyqa():
 def test_a_cut_keeps_documents_together_and_counts_exactly(tmp_path, tok):
     ends = ["<< a >> [[ b ]]", "a [[ << b >> ]]", "<< a >> b"]
     rows = [{"text": f"sentence {i // 3} " + ends[i % 3], "label": "xy"[i % 2]} for i in range(90)]
-    write_jsonl(tmp_path / "d/train.jsonl", rows)
+    write_rows(tmp_path / "d/train.jsonl", rows)
     data = load(str(tmp_path / "d"), tok, dev_share=0.2)
     assert (len(data["train"]), len(data["dev"])) == (72, 18)
     plain = {}
@@ -308,18 +308,18 @@ def test_a_cut_keeps_documents_together_and_counts_exactly(tmp_path, tok):
 def test_a_cut_stays_as_it_was(tmp_path, tok):
     """Which texts are held out decides about published numbers."""
     rows = [{"text": f"sentence {i}", "label": "xy"[i % 2]} for i in range(40)]
-    data = load(str(write_jsonl(tmp_path / "cut.jsonl", rows)), tok)
+    data = load(str(write_rows(tmp_path / "cut.jsonl", rows)), tok)
     assert sorted(data["dev"].doc.tolist()) == [0, 9, 12, 14]
 
 
 def test_a_cache_is_keyed_by_file_tokenizer_and_cut(tmp_path, tok):
-    file = write_jsonl(tmp_path / "d.jsonl", [{"text": f"text {i}", "label": "a"} for i in range(20)])
+    file = write_rows(tmp_path / "d.jsonl", [{"text": f"text {i}", "label": "a"} for i in range(20)])
     one = load(str(file), tok)
     again = load(str(file), tok)
     cut = load(str(file), tok, dev_share=0.5)
     other = load(str(file), fast_tokenizer("bpe"))
     before = file.stat()
-    write_jsonl(file, [{"text": f"text {i}", "label": "b"} for i in range(20)])
+    write_rows(file, [{"text": f"text {i}", "label": "b"} for i in range(20)])
     # Of the same size and age, as rsync or tar may leave it.
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     changed = load(str(file), tok)
@@ -332,7 +332,7 @@ def test_a_cache_is_keyed_by_file_tokenizer_and_cut(tmp_path, tok):
 def test_two_processes_prepare_the_same_thing(tmp_path):
     """As torchrun starts them: both open what one of them made, and the second prints no counts."""
     rows = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(3000)]
-    file = write_jsonl(tmp_path / "d.jsonl", rows)
+    file = write_rows(tmp_path / "d.jsonl", rows)
     children = []
     for rank in "01":
         env = os.environ | {"RANK": rank, "NMG_CACHE": str(tmp_path / "cache")}
@@ -453,7 +453,7 @@ def test_the_entities_of_the_toy_world_are_its_names():
 
 def test_truncated_is_hugging_faces_truncation(tmp_path, tok):
     rows = [{"text": text, "label": "a"} for text in [*TEXTS, " ".join(TEXTS * 9), "word " * 100_000]]
-    data = load(str(write_jsonl(tmp_path / "d.jsonl", rows)), tok, dev_share=0.01)
+    data = load(str(write_rows(tmp_path / "d.jsonl", rows)), tok, dev_share=0.01)
     for split in (data["train"], data["dev"]):
         batch = all_of(truncated(split, 24))
         theirs = tok(texts_of(split), truncation=True, max_length=24, padding=True, return_tensors="np")
@@ -462,7 +462,7 @@ def test_truncated_is_hugging_faces_truncation(tmp_path, tok):
 
 def test_a_text_of_nothing_but_what_the_tokenizer_drops(tmp_path, tok):
     texts = ["\u200b\u0001", "a word", "another", "b", "c", "d"]
-    file = write_jsonl(tmp_path / "d.jsonl", [{"text": text, "label": "a"} for text in texts])
+    file = write_rows(tmp_path / "d.jsonl", [{"text": text, "label": "a"} for text in texts])
     train = load(str(file), tok, dev_share=0.2)["train"]
     assert len(blocks(train, 24)) == np.sum(np.diff(train.token_start) > 0)
 
@@ -553,7 +553,7 @@ def test_named_sets_download_what_they_read(server, tmp_path, tok, monkeypatch):
     """squad and chemprot through the real code, with a local server in the place of the official ones."""
     rows = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(5)]
     for split in ("train", "dev", "test"):
-        write_jsonl(tmp_path / f"www/chemprot/{split}.jsonl", rows)
+        write_rows(tmp_path / f"www/chemprot/{split}.jsonl", rows)
     monkeypatch.setattr(sources, "DONT_STOP", server)
     monkeypatch.setattr(sources, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(data_prep, "CACHE", tmp_path / "cache")
@@ -688,7 +688,7 @@ def test_a_bad_file_is_one_sentence(name, content, said, tmp_path, tok):
     ("test.json", '{"data": 5}', "test.json: 'int' object is not iterable"),
 ])
 def test_so_is_one_that_is_not_train(name, content, said, tmp_path, tok):
-    write_jsonl(tmp_path / "train.jsonl", [GOOD] * 20)
+    write_rows(tmp_path / "train.jsonl", [GOOD] * 20)
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=re.escape(said)):
         load(str(tmp_path), tok)
@@ -721,14 +721,14 @@ def test_odd_but_good_input(tmp_path, tok):
     # A label that only the cut part may have.
     for i in range(12):
         rows = [{"text": f"text {j}", "label": "rare" if j == i else "a"} for j in range(12)]
-        assert load(str(write_jsonl(tmp_path / f"r{i}.jsonl", rows)), tok).labels == ["a", "rare"]
+        assert load(str(write_rows(tmp_path / f"r{i}.jsonl", rows)), tok).labels == ["a", "rare"]
     # A lone surrogate.
     (tmp_path / "s.jsonl").write_text('{"text": "a \\ud800 b", "label": "x"}\n' * 3)
     assert texts_of(load(str(tmp_path / "s.jsonl"), tok)["train"])[0] == "a ? b"
     # MRQA: the same answer with other punctuation.
     found = {"text": "U.S.A.", "char_spans": [[7, 14]]}
     qa = {"qid": "1", "question": "where?", "answers": ["U.S.A."], "detected_answers": [found]}
-    file = write_jsonl(tmp_path / "m.jsonl", [{"context": "in the U. S. A. today", "qas": [qa]}])
+    file = write_rows(tmp_path / "m.jsonl", [{"context": "in the U. S. A. today", "qas": [qa]}])
     assert load(str(file), tok)["train"].questions[0]["references"] == ["U.S.A."]
     # A context without a question, among others with one.
     paragraphs = [*QA["data"][0]["paragraphs"], {"context": TEXTS[1], "qas": []}]
@@ -738,12 +738,12 @@ def test_odd_but_good_input(tmp_path, tok):
 
 
 def test_other_bad_input(tmp_path, tok):
-    write_jsonl(tmp_path / "d/train.jsonl", [GOOD, GOOD, OTHER])
-    write_jsonl(tmp_path / "d/test.jsonl", [GOOD, {"text": "b", "label": "z"}])
-    write_jsonl(tmp_path / "e/train.jsonl", [GOOD, GOOD, OTHER])
-    write_jsonl(tmp_path / "e/test.jsonl", [{"text": "b"}])
-    write_jsonl(tmp_path / "two/train.jsonl", [GOOD])
-    write_jsonl(tmp_path / "two/train.txt", [GOOD])
+    write_rows(tmp_path / "d/train.jsonl", [GOOD, GOOD, OTHER])
+    write_rows(tmp_path / "d/test.jsonl", [GOOD, {"text": "b", "label": "z"}])
+    write_rows(tmp_path / "e/train.jsonl", [GOOD, GOOD, OTHER])
+    write_rows(tmp_path / "e/test.jsonl", [{"text": "b"}])
+    write_rows(tmp_path / "two/train.jsonl", [GOOD])
+    write_rows(tmp_path / "two/train.txt", [GOOD])
     cases = [
         (str(tmp_path / "d"), None, "d, test: the label 'z' is not among those of train"),
         (str(tmp_path / "e"), None, "e, test: the field 'label' is missing"),
@@ -763,10 +763,10 @@ def test_documents_by_number(tmp_path, tok, capsys, monkeypatch):
     """A `doc` in the records says which texts belong together, and joins a corpus to train; without it each
     text is its own."""
     numbered = [{"text": f"alpha {i}", "label": "xy"[i % 2], "doc": 7 + i // 4} for i in range(16)]
-    write_jsonl(tmp_path / "a/train.jsonl", numbered)
-    write_jsonl(tmp_path / "a/corpus.jsonl", [{"text": f"beta {i}", "doc": 7} for i in range(3)])
-    write_jsonl(tmp_path / "b/train.jsonl", numbered)
-    write_jsonl(tmp_path / "b/corpus.jsonl", [{"text": f"beta {i}"} for i in range(3)])
+    write_rows(tmp_path / "a/train.jsonl", numbered)
+    write_rows(tmp_path / "a/corpus.jsonl", [{"text": f"beta {i}", "doc": 7} for i in range(3)])
+    write_rows(tmp_path / "b/train.jsonl", numbered)
+    write_rows(tmp_path / "b/corpus.jsonl", [{"text": f"beta {i}"} for i in range(3)])
     a, b = (load(str(tmp_path / name), tok, dev_share=0.1) for name in "ab")
     assert a.joined and len(a["dev"]) == 4 and len(set(a["dev"].doc)) == 1
     assert set(a["train"].doc) | set(a["dev"].doc) == {7, 8, 9, 10}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import TEXTS, call, fast_tokenizer, random_lm, squad, torchrun, write_jsonl
+from conftest import TEXTS, call, fast_tokenizer, random_lm, squad, torchrun, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
@@ -317,7 +317,7 @@ def test_a_gold_answer_in_hindi_is_an_exact_match(tmp_path, tok):
     (tmp_path / "train.json").write_text(json.dumps(squad([context], [answer])))
     split = load(str(tmp_path / "train.json"), tok, dev_share=None)["train"]
     gold = tuple(split.token_start[0] + split.answer[0])
-    predicted = finetune_qa.different_answers(split, 0, [(1.0, gold)])[0]["text"]
+    predicted = finetune_qa.best_answers(split, 0, [(1.0, gold)])[0]["text"]
     assert finetune_qa.exact_match(predicted, split.questions[0]["references"]) == 1
 
 
@@ -474,8 +474,8 @@ def test_predictions_scores_and_model_agree(script, auto_class, tmp_path, lm_fol
     result = call(script, f"--dataset={data}", f"--lm={lm_folder}", "--max_len=64", "--epochs=1",
                   "--save_model=True", "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    row = runs.read_results(tmp_path / "results.jsonl")[0]
-    lines = runs.read_results(tmp_path / "o/predictions.jsonl")
+    row = runs.read_rows(tmp_path / "results.jsonl")[0]
+    lines = runs.read_rows(tmp_path / "o/predictions.jsonl")
     model = auto_class.from_pretrained(tmp_path / "o").eval()
     test = load(str(data), fast_tokenizer("wordpiece"))["test"]
     if script == "finetune_cls.py":
@@ -497,9 +497,9 @@ def test_two_processes_give_one_result(tmp_path, lm_folder, cls_folder):
     result = torchrun(2, "finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=48",
                       "--epochs=2", "--lr=1e-3", "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    rows = runs.read_results(tmp_path / "results.jsonl")
+    rows = runs.read_rows(tmp_path / "results.jsonl")
     assert len(rows) == 1 and 0 <= rows[0]["accuracy"] <= 100
-    assert len(runs.read_results(tmp_path / "o/predictions.jsonl")) == 9
+    assert len(runs.read_rows(tmp_path / "o/predictions.jsonl")) == 9
     assert result.stdout.count('"accuracy"') == 1
 
 
@@ -518,8 +518,8 @@ def test_two_processes_give_one_result(tmp_path, lm_folder, cls_folder):
 def test_wrong_flags(script, flags, said, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
-    write_jsonl(tmp_path / "train.jsonl", [{"text": text, "label": text[:1]} for text in TEXTS * 5])
-    write_jsonl(tmp_path / "one.jsonl", [{"text": text, "label": "a"} for text in TEXTS * 5])
+    write_rows(tmp_path / "train.jsonl", [{"text": text, "label": text[:1]} for text in TEXTS * 5])
+    write_rows(tmp_path / "one.jsonl", [{"text": text, "label": "a"} for text in TEXTS * 5])
     result = call(script, *flags, cwd=tmp_path)
     assert result.returncode == 2 and said in result.stderr
     assert "Traceback" not in result.stderr and result.stderr.count("\n") == 1

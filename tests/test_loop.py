@@ -464,7 +464,7 @@ def test_dropout_of_long_rows_is_dropout(p):
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_attention_is_the_formula(p, masked, long, monkeypatch):
     """In double precision: output and gradients, in both ways, with the same random bits."""
-    monkeypatch.setattr(fast_cpu, "LONG", 0 if long else 10**9)
+    monkeypatch.setattr(fast_cpu, "LARGE", 0 if long else 10**9)
     loop.use_fast_path(True)
     *qkv, mask = attention_inputs(masked)
     keep = kept(p, (B, H, L, L), long).double()
@@ -483,7 +483,7 @@ def test_attention_is_the_formula(p, masked, long, monkeypatch):
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_of_long_rows_in_evaluation(masked, monkeypatch):
     """Where no gradient is wanted, by torch's own kernel."""
-    monkeypatch.setattr(fast_cpu, "LONG", 0)
+    monkeypatch.setattr(fast_cpu, "LARGE", 0)
     q, k, v, mask = attention_inputs(masked)
     used = []
     kernel = F.scaled_dot_product_attention
@@ -511,7 +511,7 @@ def test_long_rows_go_another_way(monkeypatch):
 
 @pytest.mark.parametrize("long", [False, True])
 def test_heads_that_share_keys_and_values(long, monkeypatch):
-    monkeypatch.setattr(fast_cpu, "LONG", 0 if long else 10**9)
+    monkeypatch.setattr(fast_cpu, "LARGE", 0 if long else 10**9)
     loop.use_fast_path(True)
     q, k, v = torch.randn(2, 6, 9, D, requires_grad=True), *torch.randn(2, 2, 2, 9, D)
     torch.manual_seed(1)
@@ -531,7 +531,7 @@ def test_the_scale_is_the_callers(scaling):
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_a_learned_bias_of_long_rows_gets_its_gradient(heads, monkeypatch):
-    monkeypatch.setattr(fast_cpu, "LONG", 0)
+    monkeypatch.setattr(fast_cpu, "LARGE", 0)
     bias = torch.zeros(2, heads, 20, 20, requires_grad=True)
     q, k, v = torch.randn(3, 2, 3, 20, D)
     out, _ = fast_cpu.attention(None, q.requires_grad_(), k, v, bias, dropout=0.1)
@@ -541,7 +541,7 @@ def test_a_learned_bias_of_long_rows_gets_its_gradient(heads, monkeypatch):
 
 def test_a_mask_of_each_head_of_long_rows(monkeypatch):
     """Each head may look at one place only, whose value comes out."""
-    monkeypatch.setattr(fast_cpu, "LONG", 0)
+    monkeypatch.setattr(fast_cpu, "LARGE", 0)
     mask = torch.full((B, H, L, L), -torch.inf)
     for head in range(H):
         mask[:, head, :, 5 * head] = 0
@@ -575,7 +575,7 @@ def logits_of(model):
 @pytest.mark.parametrize("long", [0, 10**9])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_fast_path_gives_the_same_output(kind, long, monkeypatch):
-    monkeypatch.setattr(fast_cpu, "LONG", long)
+    monkeypatch.setattr(fast_cpu, "LARGE", long)
     calls, attention = [], fast_cpu.attention
 
     def spy(*args, **kwargs):
@@ -599,7 +599,7 @@ def test_the_fast_path_gives_the_same_gradients(kind, monkeypatch):
         return x * fast_cpu.kept(fast_cpu.random_bits(x.shape), p) / (1 - p)
 
     monkeypatch.setattr(F, "dropout", same_bits)
-    monkeypatch.setattr(fast_cpu, "LONG", 0)
+    monkeypatch.setattr(fast_cpu, "LARGE", 0)
     fast_cpu.enable()
     model = random_lm(kind, dropout=0.2).train()
     found = []

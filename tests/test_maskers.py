@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import SHARED, TEXTS, fast_tokenizer, needs_shared, write_jsonl
+from conftest import SHARED, TEXTS, fast_tokenizer, needs_shared, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -322,7 +322,7 @@ COLUMNS = [[1, 2], [3], [4, 5], [6], [7, 8], [9], [10, 11], [12]]
 
 def repeated(folder, texts, rows=4000):
     """The first text of a corpus in every row."""
-    write_jsonl(folder / "repeated/corpus.jsonl", [{"text": text} for text in texts])
+    write_rows(folder / "repeated/corpus.jsonl", [{"text": text} for text in texts])
     pieces = blocks(data_prep.load(str(folder / "repeated"), fast_tokenizer("wordpiece")).corpus, 64)
     return collate(pieces.take(np.zeros(rows, int)), np.arange(rows))
 

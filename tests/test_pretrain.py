@@ -251,7 +251,7 @@ def test_a_rate_is_drawn_for_each_step(pieces, monkeypatch):
 
 
 def test_one_rate_is_a_number():
-    assert maskers.check_rate("0.15") == 0.15 and maskers.check_rate(1.0) == 1.0
+    assert [maskers.check_rate(p) for p in ("0.15", "5e-2", 1.0)] == [0.15, 0.05, 1.0]
     assert maskers.check_rate("0.3-0.15") == "0.3-0.15"
     assert maskers.masking_rate(0.15, 3, 10, 0) == 0.15
 
@@ -495,7 +495,7 @@ def test_none_hands_the_lm_on_as_it_is(tmp_path, flags, lm_folder):
 
 def test_the_origin_of_a_lm(tmp_path, flags, lm_folder):
     call("pretrain.py", *flags, "--masker=whole", "--seed=4", "--out=o", cwd=tmp_path)
-    origin, found = evaluation.origin_of(str(tmp_path / "o"))
+    origin, found = evaluation.pretraining_of(str(tmp_path / "o"))
     expected = {"lm": str(lm_folder), "masker": "whole", "seed": 4, "p": 0.15, "epochs": 1, "max_len": 32}
     assert {name: origin[name] for name in expected} == expected
     assert not {"loss", "held_out_loss", "seconds", "versions"} & set(origin)
@@ -506,7 +506,7 @@ def test_the_origin_of_a_lm(tmp_path, flags, lm_folder):
 def test_the_origin_of_a_lm_without_further_pre_training(lm_folder):
     weights = pretrain.weights_of(str(lm_folder))
     expected = {"lm": str(lm_folder), "weights": weights, "masker": "none", "p": None}
-    origin, _ = evaluation.origin_of(str(lm_folder))
+    origin, _ = evaluation.pretraining_of(str(lm_folder))
     assert {name: origin.get(name) for name in expected} == expected
 
 
@@ -524,7 +524,7 @@ def test_a_policy_that_changed_is_another_run(tmp_path, flags):
     policies.Policy(32).save(tmp_path / "policy")
     command = ["pretrain.py", *flags, "--masker=nmg:policy", "--max_steps=1", "--out=o"]
     assert call(*command, cwd=tmp_path).returncode == 0
-    origin, _ = evaluation.origin_of(str(tmp_path / "o"))
+    origin, _ = evaluation.pretraining_of(str(tmp_path / "o"))
     assert len(origin["policy"]["checksum"]) == 8 and "masker_code" not in origin
     policies.Policy(32).save(tmp_path / "policy")
     again = call(*command, cwd=tmp_path)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import spacy
-from conftest import ROOT, TEXTS, fast_tokenizer, mrqa_files, random_lm, write_jsonl
+from conftest import ROOT, TEXTS, fast_tokenizer, mrqa_files, random_lm, write_rows
 
 
 def run_all(*flags, cwd=ROOT, **env):
@@ -243,10 +243,12 @@ def test_data_that_cannot_be_read_are_told_once(stub, tmp_path):
 
 
 def test_a_report_that_fails_is_told_by_the_exit_code(stub, tmp_path):
+    """And it does not hide what failed before it."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out/results.jsonl").write_text("no JSON\n")
-    result = run_all(**stub | {"CLS": "good", "MASKERS": "none"})
-    assert result.returncode == 2 and "results.jsonl:1: not a line of results" in result.stderr
+    result = run_all(**stub | {"CLS": "bad good", "MASKERS": "none"})
+    assert result.returncode == 2 and "results.jsonl:1: not a JSON object" in result.stderr
+    assert "1 failed; the same command runs them again" in result.stderr
 
 
 def test_rows_do_not_take_a_policy_that_failed(stub, tmp_path):
@@ -258,6 +260,16 @@ def test_rows_do_not_take_a_policy_that_failed(stub, tmp_path):
     assert result.stderr.count("NOT STARTED") == 2
     assert [line.split()[1] for line in ran if "pretrain.py" in line] == ["--dataset=good"]
     assert sum("finetune_cls.py" in line for line in ran) == 3
+
+
+def test_a_policy_is_learned_before_its_rows_whatever_names_say(stub, tmp_path):
+    out = str(tmp_path / "finetune_study")
+    result = run_all(**stub | {"CLS": "good", "MASKERS": "nmg", "JOBS": "2", "OUT": out})
+    assert result.returncode == 0
+    ran = [Path(line.split()[0]).name for line in (tmp_path / "log").read_text().splitlines()]
+    assert ran == ["data_prep.py", "train_nmg.py", "pretrain.py", "finetune_cls.py"]
+    begun = re.findall(r"finetune_study/(policy|score)-\S+ (begins|ends)", result.stdout)
+    assert begun == [("policy", "begins"), ("policy", "ends"), ("score", "begins"), ("score", "ends")]
 
 
 @contextlib.contextmanager
@@ -334,7 +346,7 @@ def paper_data(cache: Path, raw: Path) -> None:
             rows = []
             for i in range(n):
                 rows.append({"text": f"{split} {i}. {TEXTS[i % 4]}", "label": labels[i % len(labels)]})
-            write_jsonl(cache / "raw" / name / f"{split}.jsonl", rows)
+            write_rows(cache / "raw" / name / f"{split}.jsonl", rows)
     notes = []
     for i in range(12):
         qa = {"question": ["what sat?"], "answers": [{"evidence": "the mat", "text": "mat"}]}

@@ -115,6 +115,20 @@ def test_a_mistake_is_one_sentence(lm, code, said, monkeypatch, capsys):
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.parametrize("said", ["CUDA out of memory. Tried 20 GiB.\nmore", "can't allocate memory"])
+def test_too_little_memory_is_one_sentence(said, monkeypatch, capsys):
+    def hungry(cfg):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(sys, "argv", ["x.py"])
+    with pytest.raises(SystemExit) as stopped:
+        runs.start(hungry, Config)
+    assert stopped.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {said[:15]}") and "--batch_size" in printed
+    assert printed.count("\n") == 1
+
+
 def test_a_defect_of_the_program_keeps_its_traceback(monkeypatch):
     def broken(cfg):
         raise ZeroDivisionError
@@ -394,14 +408,14 @@ def test_the_same_result_twice_is_one_line(tmp_path):
     one, two = finished_run(tmp_path / "one", seed=1), finished_run(tmp_path / "two", seed=2)
     for run in (one, two, one, two):
         runs.add_result(results, run)
-    assert [line["seed"] for line in runs.read_results(results)] == [1, 2]
+    assert [line["seed"] for line in runs.read_rows(results)] == [1, 2]
 
 
 def test_nothing_is_glued_to_a_line_without_newline(tmp_path):
     results = tmp_path / "results.jsonl"
     results.write_text('{"seed": 7}')
     runs.add_result(results, finished_run(tmp_path / "o"))
-    assert [line["seed"] for line in runs.read_results(results)] == [7, 0]
+    assert [line["seed"] for line in runs.read_rows(results)] == [7, 0]
     assert results.read_text().startswith('{"seed": 7}\n{')
     assert results.read_text().endswith("}\n")
 
@@ -410,7 +424,7 @@ def test_nothing_is_glued_to_a_line_without_newline(tmp_path):
 def test_a_broken_line_is_found_before_training(line, tmp_path):
     results = tmp_path / "results.jsonl"
     results.write_text(f'{{"seed": 0}}\n{line}\n{{"seed": 1}}\n')
-    with pytest.raises(UserError, match=r"results.jsonl:2: not a line of results"):
+    with pytest.raises(UserError, match=r"results.jsonl:2: not a JSON object"):
         runs.check_results(results)
 
 
@@ -433,7 +447,7 @@ def test_results_in_a_read_only_folder(tmp_path):
 def test_checking_changes_no_results(tmp_path):
     results = tmp_path / "new/results.jsonl"
     runs.check_results(results)
-    assert runs.read_results(results) == []
+    assert runs.read_rows(results) == []
     results.write_text('{"seed": 0}\n')
     runs.check_results(results)
     assert results.read_text() == '{"seed": 0}\n'

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from conftest import fast_tokenizer, random_lm, write_jsonl
+from conftest import fast_tokenizer, random_lm, write_rows
 
 import data_prep
 import finetune_cls
@@ -43,10 +43,10 @@ LABELS = ["xyz"[i % 3] for i in range(30)]
 def prepared(folder, tok, labels=LABELS):
     """Labelled texts, and a corpus of other texts."""
     rows = [{"text": f"{MARKED[i % 5]} {i}", "label": label, "doc": i} for i, label in enumerate(labels)]
-    write_jsonl(folder / "train.jsonl", rows)
-    write_jsonl(folder / "dev.jsonl", [row | {"text": f"dev {i}", "doc": 99} for i, row in enumerate(rows)])
+    write_rows(folder / "train.jsonl", rows)
+    write_rows(folder / "dev.jsonl", [row | {"text": f"dev {i}", "doc": 99} for i, row in enumerate(rows)])
     rows = [{"text": f"{MARKED[i % 4]} {MARKED[i % 3]} in {i}", "doc": i} for i in range(20)]
-    write_jsonl(folder / "corpus.jsonl", rows)
+    write_rows(folder / "corpus.jsonl", rows)
     return data_prep.load(str(folder), tok)
 
 
@@ -129,7 +129,7 @@ def naive_words(split):
 
 
 def words_corpus(folder, tok, texts):
-    write_jsonl(folder / "words/corpus.jsonl", [{"text": text} for text in texts])
+    write_rows(folder / "words/corpus.jsonl", [{"text": text} for text in texts])
     return data_prep.load(str(folder / "words"), tok).corpus
 
 
@@ -383,7 +383,7 @@ def test_marked_tokens_stand_inside_of_markers(max_len, data):
     ("the cat sat", ""),
 ])
 def test_what_is_marked(text, expected, tmp_path, tok):
-    write_jsonl(tmp_path / "marked/corpus.jsonl", [{"text": "the cat"}, {"text": text}])
+    write_rows(tmp_path / "marked/corpus.jsonl", [{"text": "the cat"}, {"text": text}])
     batch = batch_of(data_prep.load(str(tmp_path / "marked"), tok).corpus)
     found = batch.input_ids[SCORES["marked"](batch) > 0]
     assert " ".join(tok.convert_ids_to_tokens(found)).replace("##", "") == expected

@@ -358,7 +358,7 @@ def finished(tmp_path_factory, one_thread):
 
 def pairs_of(file):
     """The pairs in a log, but for the seconds that they took."""
-    settings, *pairs = runs.read_results(file)
+    settings, *pairs = runs.read_rows(file)
     assert "dataset" in settings
     return [{name: value for name, value in pair.items() if name != "seconds"} for pair in pairs]
 
@@ -595,7 +595,7 @@ def made_up_search(file, seed, worth, rng, **settings):
         y = x @ worth + rng.normal(0, 0.01, 2)
         lines.append({"pair": n, "direction": [0] * len(worth), "x": x.tolist(),
                       "scores": {"accuracy": y.tolist()}, "expected": 0.1})
-    runs.write_jsonl(file, lines)
+    runs.write_rows(file, lines)
 
 
 def test_searches_that_agree_and_one_that_does_not(tmp_path):
@@ -619,7 +619,7 @@ def test_searches_that_agree_and_one_that_does_not(tmp_path):
 def test_searches_that_cannot_be_compared(logs, said, tmp_path):
     for seed, p in ((0, 0.05), (1, 0.1)):
         made_up_search(tmp_path / f"{seed}.jsonl", seed, np.ones(3), np.random.default_rng(seed), p=p)
-    runs.write_jsonl(tmp_path / "w.jsonl", [{"contexts": 200}, {"seed": 0, "masker": "random"}])
+    runs.write_rows(tmp_path / "w.jsonl", [{"contexts": 200}, {"seed": 0, "masker": "random"}])
     result = call("tools/agreement.py", f"--logs={logs}", cwd=tmp_path)
     assert result.returncode == 2 and said in result.stderr
 
@@ -630,7 +630,7 @@ MATTERS = ["tools/what_matters.py", *PLAYS, "--log=w.jsonl"]
 
 
 def plays_of(place):
-    settings, *plays = runs.read_results(place / "w.jsonl")
+    settings, *plays = runs.read_rows(place / "w.jsonl")
     assert settings["dataset"] == "toycls"
     scores = {(play["seed"], play["masker"]): play["scores"] for play in plays}
     assert len(scores) == len(plays)
@@ -674,7 +674,7 @@ def test_what_matters_plays_an_edited_masker_again(tmp_path):
         (tmp_path / "my.py").write_text(code)
         result = call(*MATTERS, "--maskers=random,my.py:mine", "--seeds=1", cwd=tmp_path)
         assert result.returncode == 0, result.stderr
-        _, *plays = runs.read_results(tmp_path / "w.jsonl")
+        _, *plays = runs.read_rows(tmp_path / "w.jsonl")
         codes.append({play["masker"]: (play["code"], play["seconds"]) for play in plays})
         assert len(plays) == 2
     assert codes[0]["random"] == codes[1]["random"] and codes[0]["my.py:mine"][0] != codes[1]["my.py:mine"][0]
@@ -687,7 +687,7 @@ def test_a_picture_of_sizes(tmp_path, monkeypatch):
         for seed, d in enumerate(differences):
             for masker, score in (("random", 0.5), ("punct", 0.5 + d), ("other", 0)):
                 lines.append({"seed": seed, "masker": masker, "scores": {"accuracy": score}})
-        runs.write_jsonl(tmp_path / f"{contexts}.jsonl", lines)
+        runs.write_rows(tmp_path / f"{contexts}.jsonl", lines)
     drawn = []
     monkeypatch.setattr(plots, "save", lambda *given: drawn.append(given))
     logs = [tmp_path / "2000.jsonl", tmp_path / "200.jsonl"]

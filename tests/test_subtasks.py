@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import write_jsonl
+from conftest import write_rows
 
 import finetune_cls
 import finetune_qa
@@ -17,7 +17,7 @@ from subtasks import SubTaskSampler
 
 
 def load_rows(path, rows):
-    return load(str(write_jsonl(path, rows)), toy.tokenizer())
+    return load(str(write_rows(path, rows)), toy.tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +101,8 @@ def test_a_corpus_whose_documents_are_not_those_of_train(tmp_path):
     """Without `doc` nothing joins them: contexts come from the whole corpus, examples from all of train."""
     for split, n in (("train", 40), ("test", 4)):
         rows = [{"text": f"{split} alpha {i} beta", "label": "xy"[i % 2]} for i in range(n)]
-        write_jsonl(tmp_path / f"{split}.jsonl", rows)
-    write_jsonl(tmp_path / "corpus.jsonl", [{"text": f"gamma {i} delta"} for i in range(100)])
+        write_rows(tmp_path / f"{split}.jsonl", rows)
+    write_rows(tmp_path / "corpus.jsonl", [{"text": f"gamma {i} delta"} for i in range(100)])
     sampler = sampler_of(load(str(tmp_path), toy.tokenizer()), 0.25)
     subtask = sampler.sample(np.random.default_rng(0), 60, None, 1000, 1000)
     assert len(subtask.contexts) == 60 and max(subtask.contexts.text_ids) > 40
@@ -151,9 +151,9 @@ def test_one_document_cannot_be_cut(tmp_path):
 def test_a_sub_task_without_a_part_says_so(tmp_path):
     """Here no document of the corpus is one of train."""
     rows = [{"text": f"alpha {i}", "label": "xy"[i % 2], "doc": i} for i in range(40)]
-    write_jsonl(tmp_path / "train.jsonl", rows)
+    write_rows(tmp_path / "train.jsonl", rows)
     rows = [{"text": f"beta {i}", "doc": 1000 + i} for i in range(40)]
-    write_jsonl(tmp_path / "corpus.jsonl", rows)
+    write_rows(tmp_path / "corpus.jsonl", rows)
     sampler = sampler_of(load(str(tmp_path), toy.tokenizer()), 0.25)
     with pytest.raises(UserError, match="drew nothing for its part 'contexts'"):
         sampler.sample(np.random.default_rng(0), 60, None, 1000, 1000)

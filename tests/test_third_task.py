@@ -1,6 +1,5 @@
 """A third kind of task, beside classification and questions: one file, and a source of that kind."""
 import functools
-import importlib
 import re
 
 import numpy as np
@@ -89,17 +88,15 @@ def test_a_policy_is_learned_for_a_third_kind_of_task(counting, tmp_path):
                   "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "o/policy.safetensors").exists()
-    [row] = runs.read_results(tmp_path / "o/metrics.jsonl")
+    [row] = runs.read_rows(tmp_path / "o/metrics.jsonl")
     # Minus a mean squared error.
     assert -20 < row["learner_score"] < 0 and np.isfinite(list(row.values())).all()
 
 
 def test_an_lm_is_fine_tuned_and_scored(counting, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    task = importlib.import_module("finetune_score")
-    cfg = finetune_cls.Config(dataset="counting", dev_share=0.2)
-    evaluate(cfg, "score", task)
-    [row] = runs.read_results(tmp_path / "results.jsonl")
+    evaluate(finetune_cls.Config(dataset="counting", dev_share=0.2), "score")
+    [row] = runs.read_rows(tmp_path / "results.jsonl")
     assert (row["split"], row["examples"], row["config"]["lr"]) == ("dev", 12, 1e-3)
     assert -20 < row["closeness"] < 0
     made = call("report.py", cwd=tmp_path)

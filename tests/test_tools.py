@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import spacy
 import torch
-from conftest import ROOT, SHARED, call, fast_tokenizer, needs_shared, random_lm, squad, write_jsonl
+from conftest import ROOT, SHARED, call, fast_tokenizer, needs_shared, random_lm, squad, write_rows
 
 import data_prep
 import finetune_cls
@@ -105,7 +105,7 @@ def corpus_blocks(dataset: Path, lm: Path) -> Pieces:
 
 
 def corpus_of(tmp_path: Path, texts: list[str]) -> Path:
-    write_jsonl(tmp_path / "data" / "corpus.jsonl", [{"text": text} for text in texts])
+    write_rows(tmp_path / "data" / "corpus.jsonl", [{"text": text} for text in texts])
     return tmp_path / "data"
 
 
@@ -335,7 +335,7 @@ def test_the_top_six_are_the_learned_maskers():
     (["--out=train.txt"], "train.txt"),
 ])
 def test_wrong_flags_of_show_masks(flags, said, lm_folder, tmp_path):
-    write_jsonl(tmp_path / "train.txt", [{"text": "the cat sat", "label": "x"}] * 2)
+    write_rows(tmp_path / "train.txt", [{"text": "the cat sat", "label": "x"}] * 2)
     spacy.blank("en").to_disk(tmp_path / "blank")
     result = call("tools/show_masks.py", "--dataset=train.txt", f"--lm={lm_folder}", *flags, cwd=tmp_path)
     assert result.returncode == 2
@@ -564,7 +564,6 @@ def test_wrong_flags_of_bench(flags, said, tmp_path):
 
 # ---------------------------------------------------------------- toy_compare
 
-@pytest.mark.slow
 def test_the_tokens_that_are_masked_most():
     """Against counting by hand; tokens 0 to 14, of which 14 is too rare."""
     rng = np.random.default_rng(0)
@@ -583,6 +582,7 @@ def test_the_tokens_that_are_masked_most():
     assert 7 not in dict(show_masks.most_masked(split, np.array([0, 1]), masked))
 
 
+@pytest.mark.slow
 def test_the_oracle_beats_no_masking_by_far(tmp_path, monkeypatch):
     """After one epoch. And pretrain.py and finetune_cls.py, with their defaults, give the same score."""
     monkeypatch.setitem(toy.PRETRAIN, "epochs", 1)

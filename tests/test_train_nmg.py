@@ -535,7 +535,7 @@ def ends_as(place, other):
     policies, metrics = [], []
     for folder in (place / "o", other / "o"):
         policies.append((folder / "policy.safetensors").read_bytes())
-        rows = runs.read_results(folder / "metrics.jsonl")
+        rows = runs.read_rows(folder / "metrics.jsonl")
         metrics.append([row | {"seconds": 0} for row in rows])
     return policies[0] == policies[1] and metrics[0] == metrics[1]
 
@@ -545,7 +545,7 @@ def test_a_small_run(finished):
     assert result.returncode == 0, result.stderr
     files = sorted(file.name for file in (place / "o").iterdir())
     assert files == ["curves.png", "metrics.jsonl", "policy.json", "policy.safetensors", "run.json"]
-    metrics = runs.read_results(place / "o/metrics.jsonl")
+    metrics = runs.read_rows(place / "o/metrics.jsonl")
     assert [row["episode"] for row in metrics] == [1, 2, 3, 4]
     # It explores in the first episode.
     uniform = metrics[0]["random_entropy"]
@@ -732,7 +732,7 @@ def test_the_first_commands_of_a_user(tmp_path, monkeypatch):
     [adapted] = (tmp_path / "runs").glob("pretrain-*")
     result = call("finetune_qa.py", "--dataset=newsqa", f"--lm=runs/{adapted.name}", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    [row] = runs.read_results(tmp_path / "results.jsonl")
+    [row] = runs.read_rows(tmp_path / "results.jsonl")
     origin = row["config"]["pretraining"]
     assert row["masker"] == f"nmg:{policy}" and row["lm"] == "bert-base-uncased"
     assert origin["policy"]["episodes"] == 2 and origin["policy"]["self_play"]
@@ -750,7 +750,7 @@ def test_switches(flags, tmp_path):
     small = ["--contexts=16", "--docs=4", "--episodes=1", "--ft_epochs=1", "--mlm_epochs=1", "--out=o"]
     result = call("train_nmg.py", *small, *flags, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    [row] = runs.read_results(tmp_path / "o/metrics.jsonl")
+    [row] = runs.read_rows(tmp_path / "o/metrics.jsonl")
     assert ("opponent_score" in row) != ("--self_play=False" in flags)
     assert np.isfinite(list(row.values())).all()
 

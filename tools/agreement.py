@@ -25,7 +25,7 @@ class Config:
 
 def read(logs: list[Path]) -> tuple[dict, list[list[dict]]]:
     """The settings that the searches have in common, and the pairs of each."""
-    searches = [runs.read_results(log) for log in logs]
+    searches = [runs.read_rows(log) for log in logs]
     if len(searches) < 2 or not all(len(lines) > 1 and "direction" in lines[1] for lines in searches):
         raise UserError("--logs: two files of search_masks.py or more are needed, with commas between")
     settings = [lines[0] | {"seed": None} for lines in searches]

@@ -93,14 +93,14 @@ def say(what: str) -> None:
 
 
 def run_all(jobs: Jobs, commands: list[str]) -> None:
-    # 1. Data and LMs that cannot be read are told before anything runs; the commands that need them go.
+    # 1. Data and LMs that cannot be read are told before anything runs; what needs them is dropped.
     for preparation in dict.fromkeys(map(preparation_of, commands)):
         if subprocess.run(preparation, shell=True).returncode:
             jobs.fail(f"{preparation} FAILED, see above")
             commands = [command for command in commands if preparation_of(command) != preparation]
 
     # 2. Policies, then rows, of which none starts without its policy.
-    policies = [command for command in commands if "finetune_" not in command]
+    policies = [command for command in commands if "--row=" not in command]
     missing = {folder_of(command) for command in jobs.run(policies)}
     rows = []
     for command in commands:
@@ -113,8 +113,10 @@ def run_all(jobs: Jobs, commands: list[str]) -> None:
 
 def main(cfg: Config) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    cores = os.cpu_count() // cfg.jobs
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
+    if cfg.jobs > 1:
+        # By itself each would take all cores.
+        cores = os.cpu_count() // cfg.jobs
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
     commands = sys.stdin.read().splitlines()
     jobs = Jobs(cfg, len(commands))
     try:
@@ -123,11 +125,15 @@ def main(cfg: Config) -> None:
         jobs.stop()
         raise
     results = Path(cfg.out) / "results.jsonl"
-    if results.exists():
-        report.main(report.Config(results=str(results)))
+    try:
+        if results.exists():
+            report.main(report.Config(results=str(results)))
+    finally:
+        # Last, where one looks first.
+        if jobs.failed:
+            print(f"\n{len(jobs.failed)} failed; the same command runs them again:", *jobs.failed, sep="\n",
+                  file=sys.stderr)
     if jobs.failed:
-        print(f"\n{len(jobs.failed)} failed; the same command runs them again:", *jobs.failed, sep="\n",
-              file=sys.stderr)
         sys.exit(1)
 
 

@@ -6,6 +6,7 @@
 
 What was found is shown twice: masks drawn from it (sampled), and its most probable tokens (greedy).
 """
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import data_prep
-import finetune_cls
-import finetune_qa
 import loop
 import maskers
 import plots
@@ -24,8 +23,6 @@ from data import Data, blocks
 from pretrain import LMReader, load_lm, mask_batch, pretrain
 from runs import UserError
 
-MODULES = {"cls": finetune_cls, "qa": finetune_qa}
-
 
 @dataclass
 class Config:
@@ -33,13 +30,13 @@ class Config:
     maskers: str | None = None          # with commas between; None: none, random, what was found, oracle
     seeds: int = 1                      # how many: of policy, masks, order and head
     seed: int = 0                       # the first of them
-    fast: bool = True                   # bf16 where native, cheaper dropout and attention on a CPU
+    fast: bool = True                   # bf16 where native, cheaper attention on a CPU
     out: str = "runs/toy.png"           # the picture
 
 
 def score_on_test(data: Data, masker: str, seed: int) -> float:
     """Accuracy or exact match on test, in percent, after masking the whole corpus with a masker."""
-    task = MODULES[data.kind]
+    task = importlib.import_module(f"finetune_{data.kind}")
     lm = load_lm("tiny")
     if masker != "none":
         pretrain(lm, blocks(data.corpus, 128), maskers.find(masker), **toy.PRETRAIN, seed=seed,
@@ -58,7 +55,7 @@ def informative_share(data: Data, masker: str) -> float:
     return 100 * float(toy.informative()[batch.input_ids[mask]].mean())
 
 
-def compared(cfg: Config, seed: int) -> dict[str, str]:
+def maskers_shown(cfg: Config, seed: int) -> dict[str, str]:
     """What is shown -> masker: what was asked for, or what the search of this seed found, between random and
     oracle."""
     if cfg.maskers:
@@ -92,27 +89,35 @@ def main(cfg: Config) -> None:
         raise UserError(f"--dataset={cfg.dataset}: must be {' or '.join(toy.TASKS)}")
     data = data_prep.load(cfg.dataset, data_prep.load_tokenizer("tiny"))
 
+    # 1. A policy that is missing is told before any training.
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
-    shown = {seed: compared(cfg, seed) for seed in seeds}
+    maskers_of = {seed: maskers_shown(cfg, seed) for seed in seeds}
     for seed in seeds:
-        for masker in shown[seed].values():
+        for masker in maskers_of[seed].values():
             maskers.find(masker)
 
-    # The whole chain on the test names, seed by seed.
-    scores = {name: [] for name in shown[cfg.seed]}
+    # 2. Pre-train, fine-tune, score, seed by seed.
+    scores = {name: [] for name in maskers_of[cfg.seed]}
     width = max(map(len, scores))
     for seed in seeds:
-        for name, masker in shown[seed].items():
+        for name, masker in maskers_of[seed].items():
             scores[name].append(score_on_test(data, masker, seed))
             print(f"seed {seed}  {name:{width}} {scores[name][-1]:6.2f}", flush=True)
 
-    chance, measure = (100 / 6, "test accuracy") if data.kind == "cls" else (100 / 3, "exact match")
-    each_seed = "; each seed" if len(seeds) > 1 else ""
-    print(f"\n{cfg.dataset}, {measure}, %{each_seed}; informative words among the masked, %")
+    # 3. The table and the picture. By chance one of six labels is right, or of three names.
+    measure, chance = "test accuracy", 100 / 6
+    if data.kind == "qa":
+        measure, chance = "exact match", 100 / 3
+    columns = "mean; each seed" if cfg.seeds > 1 else "%"
+    print(f"\n{cfg.dataset}, {measure}, {columns}; informative words among the masked, %")
     for name, each in scores.items():
-        shares = [f"{informative_share(data, shown[s][name]):.0f}" for s in seeds if name != "none"]
-        numbers = "".join(f"{x:7.2f}" for x in each if each_seed)
-        print(f"{name:{width}} {np.mean(each):6.2f}  {numbers}   {' '.join(shares)}".rstrip())
+        line = f"{name:{width}} {np.mean(each):6.2f}"
+        if cfg.seeds > 1:
+            line += "  " + "".join(f"{x:7.2f}" for x in each)
+        if name != "none":
+            shares = [informative_share(data, maskers_of[seed][name]) for seed in seeds]
+            line += "     " + " ".join(f"{share:.0f}" for share in shares)
+        print(line)
     draw(scores, chance, measure, Path(cfg.out))
     print(f"picture: {cfg.out}")
 

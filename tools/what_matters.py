@@ -43,7 +43,7 @@ def main(cfg: Config) -> None:
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     settings = train_nmg.log_settings(cfg, data, "maskers", "seeds", "seed", "sizes")
     file = Path(cfg.log)
-    lines = runs.read_results(file) or [settings]
+    lines = runs.read_rows(file) or [settings]
     if lines[0] != settings:
         raise UserError(f"--log={file}: holds plays with other flags; choose another file")
     # Plays of a masker that was edited since then do not count.
@@ -53,7 +53,8 @@ def main(cfg: Config) -> None:
 
     others = [Path(name) for name in (cfg.sizes or "").split(",") if name]
     for other in others:
-        if not runs.read_results(other):
+        rows = runs.read_rows(other)
+        if not rows or "masker" not in rows[-1]:
             raise UserError(f"--sizes={other}: no log of this script; it is what another --log wrote")
 
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
@@ -71,7 +72,7 @@ def main(cfg: Config) -> None:
                 scores = {metric: float(values.mean()) for metric, values in measured.items()}
                 lines.append({"seed": seed, "masker": name, "code": codes[name], "scores": scores,
                               "seconds": time.time() - started})
-                runs.write_jsonl(file, lines)
+                runs.write_rows(file, lines)
     print(table(lines[1:], names))
     if others:
         draw([file, *others], names, cfg.metric, file.with_suffix(".png"))
@@ -106,7 +107,7 @@ def draw(logs: list[Path], names: list[str], metric: str, file: Path) -> None:
     fig = Figure(figsize=(6, 3.6), layout="constrained")
     ax = fig.subplots()
     ax.axhline(0, color="grey", linestyle=":", linewidth=1)
-    read = sorted(map(runs.read_results, logs), key=lambda lines: lines[0]["contexts"])
+    read = sorted(map(runs.read_rows, logs), key=lambda lines: lines[0]["contexts"])
     sizes = [lines[0]["contexts"] for lines in read]
     for i, name in enumerate(names[1:]):
         differences = [scores_of(lines[1:], name, names[0], metric)[1] for lines in read]
