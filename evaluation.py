@@ -45,7 +45,7 @@ def evaluate(cfg: object, kind: str) -> None:
     scored = task.pieces_of(data[cfg.split], cfg.max_len)
 
     # 2. the folder of this run
-    settings = runs.settings_of(cfg, "results", "row", "key", "save_model", data=data.checksum,
+    settings = runs.settings_of(cfg, without=("results", "row", "key", "save_model"), data=data.checksum,
                                 weights=weights_of(cfg.lm), pretraining=origin)
     if cfg.out is None:
         name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"

@@ -28,7 +28,7 @@ import numpy as np
 
 import runs
 from data import Batch
-from policies import LinearPolicy, Policy, load_policy
+from policies import load_policy
 from runs import UserError, nearest, stream
 from scores import SCORES, collocations
 
@@ -44,18 +44,28 @@ def register(name: str) -> Callable[[Masker], Masker]:
 
 
 def drawn_by(score: Callable) -> Masker:
-    """The masker that draws tokens by a score of scores.py."""
+    """The masker that draws tokens without replacement, with weight exp(score): a score of scores.py, or the
+    logits of a policy, as in its training."""
     @functools.wraps(score)
     def draw(batch, budget, rng, lm=None):
         return pick(score(batch, lm) + rng.gumbel(batch.input_ids.shape), batch, budget)
     return draw
 
 
+def highest_of(score: Callable) -> Masker:
+    """The masker that takes the tokens of the highest score: the most probable ones of a policy, as in the
+    paper's meta-testing."""
+    def take(batch, budget, rng, lm=None):
+        return pick(score(batch, lm), batch, budget)
+    return take
+
+
 def find(name: str) -> Masker:
     """The masker of a --masker: a registered name, nmg:, search: or sampled:FOLDER, or FILE.py:function."""
     if is_learned(name):
         kind, _, folder = name.partition(":")
-        return functools.partial(MASKERS[kind], policy=load_policy(folder))
+        logits = load_policy(folder).logits
+        return drawn_by(logits) if kind == "sampled" else highest_of(logits)
     if name.startswith("difference:"):
         general = Path(name.removeprefix("difference:"))
         return drawn_by(functools.partial(SCORES["difference"], general=general))
@@ -63,7 +73,8 @@ def find(name: str) -> Masker:
         return MASKERS[name]
     file, _, function = name.rpartition(":")
     if not file.endswith(".py"):
-        raise UserError(f"--masker={name}: no such masker{nearest(name, MASKERS)}, or FILE.py:function")
+        raise UserError(f"--masker={name}: no such masker{nearest(name, MASKERS)}, FILE.py:function, and "
+                        "nmg: search: or sampled:FOLDER of what train_nmg.py or search_masks.py learned")
     if not Path(file).is_file():
         raise UserError(f"--masker={name}: no such file: {file}")
     # Under a name of its own, as the file may be called like one of ours.
@@ -118,11 +129,11 @@ def whole(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.nda
 def span(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
     """Spans of whole words, lengths geometric (0.2) up to 10 (SpanBERT); the last is cut to the budget."""
     B, L = batch.input_ids.shape
-    # Lengths in words, by the inverse of the geometric distribution's CDF.
-    uniform = rng.random((B, L))
-    length = np.minimum(10, 1 + np.log1p(-uniform * (1 - 0.8**10)) // np.log(0.8)).astype(np.int64)
+    # Lengths in words.
+    share = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)                                            # of 1 to 10
+    length = 1 + np.searchsorted(share.cumsum()[:-1], rng.random((B, L)), "right")
     # The first span begins before the row, so that a span may begin at any word.
-    words_before = (rng.random((B, L))[:, 0] * length[:, 0]).astype(np.int64)                   # (B,)
+    words_before = (rng.random((B, 1))[:, 0] * length[:, 0]).astype(np.int64)                   # (B,)
     first_of_word = (units_of(batch.word_ids) == np.arange(L)) & batch.maskable
     word = np.maximum(np.cumsum(first_of_word, 1) - 1, 0)                                       # (B, L)
     span_ids = np.zeros((B, L), np.int64)
@@ -149,26 +160,6 @@ def pmi(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarr
     units = units_of(np.where(batch.maskable, collocations(batch.split)[batch.token_at], -1))
     score = np.take_along_axis(rng.random(units.shape), units, 1)
     return pick(score, batch, budget, units)
-
-
-@register("nmg")
-@register("search")
-def most_probable(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None, policy=None) -> np.ndarray:
-    """The most probable tokens of a learned policy, as in the paper's meta-testing."""
-    return pick(logits_of(policy, batch, lm), batch, budget)
-
-
-@register("sampled")
-def sampled(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None, policy=None) -> np.ndarray:
-    """Tokens drawn from a learned policy, without replacement, as in its training."""
-    return pick(logits_of(policy, batch, lm) + rng.gumbel(batch.input_ids.shape), batch, budget)
-
-
-def logits_of(policy: Policy | LinearPolicy | None, batch: Batch, lm: Callable) -> np.ndarray:
-    if policy is None:
-        raise UserError("--masker=nmg, search and sampled need the folder of a policy, such as nmg:FOLDER; "
-                        "train_nmg.py and search_masks.py make one")
-    return policy.logits(batch, lm)
 
 
 MASKERS |= {name: drawn_by(score) for name, score in SCORES.items()}
@@ -212,9 +203,9 @@ def check_rate(p: float | str) -> float | str:
 def pick(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray | None = None) -> np.ndarray:
     """The mask (B, L) of the highest scores (B, L), within the budget (B,).
 
-    unit (B, L) in [0, L): tokens of one unit (`units_of`) are masked together or not at all; a unit that
-    no longer fits is passed over for the next that does. Sampling without replacement from a softmax
-    policy is pick(logits + gumbel noise); its greedy choice is pick(logits)."""
+    unit (B, L) in [0, L): tokens of one unit (`units_of`) are masked together or not at all, by the highest
+    of their scores; a unit that no longer fits is passed over for the next that does. Sampling without
+    replacement from a softmax policy is pick(logits + gumbel noise); its greedy choice is pick(logits)."""
     score = np.where(batch.maskable, score, -np.inf)
     if unit is None:
         best_first = np.argsort(-score, 1, kind="stable")
@@ -222,7 +213,7 @@ def pick(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray |
         np.put_along_axis(mask, best_first, np.arange(score.shape[1]) < budget[:, None], 1)
         return mask & batch.maskable
 
-    # Size and best score of each unit, in the cell (row, unit) of arrays (B, L).
+    # Size and best score of each unit, in arrays (B, L) of row and unit; `cell` is the flat index there.
     rows = np.arange(len(score))
     cell = (rows[:, None] * score.shape[1] + unit).ravel()
     size = np.bincount(cell, batch.maskable.ravel(), score.size).reshape(score.shape).astype(np.int64)

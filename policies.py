@@ -126,7 +126,7 @@ class LinearPolicy:
 
     def save(self, folder: Path) -> None:
         """folder/policy.json and folder/policy.safetensors."""
-        arrays = {name: torch.tensor(getattr(self, name).copy()) for name in LINEAR_ARRAYS}
+        arrays = {name: torch.tensor(getattr(self, name)) for name in LINEAR_ARRAYS}
         save_policy(folder, {"names": self.names, "about": self.about}, arrays)
 
 

@@ -241,8 +241,8 @@ class Run:
         return json.loads((self.folder / "run.json").read_text())
 
 
-def settings_of(cfg: object, *without: str, **more: object) -> dict:
-    """Every flag of a config but for those named, and whatever else makes this run what it is."""
+def settings_of(cfg: object, without: tuple[str, ...] = (), **more: object) -> dict:
+    """Every flag of a config but for `out` and those named, and whatever else makes this run what it is."""
     flags = {name: value for name, value in asdict(cfg).items() if name not in ("out", *without)}
     return flags | more
 

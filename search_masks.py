@@ -165,7 +165,7 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
         pairs.append({"pair": n, "direction": direction.tolist(), "x": x.tolist(),
                       "scores": {metric: [scores[0][metric], scores[1][metric]] for metric in scores[0]},
                       "expected": float(belief.mean @ (x[0] - x[1])), "seconds": time.time() - started})
-        if rank == 0:
+        if runs.is_main_process():
             runs.write_rows(file, [settings, *pairs])
 
     belief = belief_from(pairs, cfg.metric, D)
@@ -184,12 +184,12 @@ def features_of(policy: LinearPolicy, contexts: Pieces, lm: LMReader) -> np.ndar
 
 def read_pairs(file: Path, settings: dict) -> list[dict]:
     """The pairs that were played before; UserError where they are of another search."""
-    there, *pairs = runs.read_rows(file) or [settings]
-    changed = [name for name in settings | there if there.get(name) != settings.get(name)]
+    rows = runs.read_rows(file) or [settings]
+    changed = [name for name in settings | rows[0] if rows[0].get(name) != settings.get(name)]
     if changed:
         raise UserError(f"{file}: holds another search ({', '.join(changed)} differ); remove it, or choose "
                         "another file with --log")
-    return pairs
+    return rows[1:]
 
 
 # ---------------------------------------------------------------- what was found
@@ -202,8 +202,8 @@ def describe(policy: LinearPolicy, pairs: list[dict], cfg: Config, folder: Path)
     worth = {metric: (belief.mean, belief.intervals()) for metric, belief in beliefs.items()}
     belief, expected = beliefs[cfg.metric], np.array([pair["expected"] for pair in pairs])
     draw_worth(names, belief.mean, belief.intervals(), expected, belief.y, folder / "worth.png")
-    found = worth_table(names, worth), predicted(expected, belief.y), verdict(belief, names, cfg.metric)
-    return "\n".join(found)
+    foreseen = predicted(expected, belief.y)
+    return f"{worth_table(names, worth)}\n{foreseen}\n{verdict(belief, names, cfg.metric)}"
 
 
 def verdict(belief: Belief, names: list[str], metric: str) -> str:
@@ -226,12 +226,12 @@ def main(cfg: Config) -> None:
     for name in cfg.features.split(","):
         if name not in SCORES:
             raise UserError(f"--features: {name!r} is no score{runs.nearest(name, SCORES)}")
-    most_pairs = 12 if cfg.lm == "tiny" else 48
+    most_pairs = 12 if train_nmg.in_toy_world(cfg) else 48
     folder = f"runs/search-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     runs.fill(cfg, {"pairs": most_pairs, "out": folder})
-    # How many pairs are played may change until it is done; with an edited score it is another search.
+    # More pairs may be asked for until it is done; with an edited function of a score it is another search.
     code = [inspect.getsource(SCORES[name]) for name in cfg.features.split(",")]
-    settings = train_nmg.log_settings(cfg, data, "pairs", feature_code=runs.digest(code))
+    settings = train_nmg.log_settings(cfg, data, without=("pairs",), feature_code=runs.digest(code))
     run = Run(cfg.out, settings | {"pairs": cfg.pairs})
     if run.done:
         return

@@ -33,6 +33,7 @@ class SubTaskSampler:
         self.same_documents = data.joined and not self.same_texts
         self.examples = task.pieces_of(train, ft_max_len)
         contexts = blocks(corpus, max_len)
+        # Blocks in which nothing may be masked are left out.
         maskable = np.maximum.reduceat(corpus.word_ids, contexts.begin) >= 0
         self.contexts = contexts.take(np.flatnonzero(maskable))
         self.val_docs = np.unique(train.doc[cut_docs(np.asarray(train.doc), val_share)])
@@ -75,8 +76,9 @@ class SubTaskSampler:
             val=self.draw_examples(rng, of_val, validation),
             seed=int(rng.integers(2**31)))
         self.examples.split.labelled = np.unique(subtask.train.text_ids)
-        for what, drawn in vars(subtask).items():
-            if what != "seed" and not len(drawn):
+        parts = {"contexts": subtask.contexts, "train": subtask.train, "val": subtask.val}
+        for what, drawn in parts.items():
+            if not len(drawn):
                 raise UserError(f"a sub-task drew nothing for its part {what!r}; more --contexts (or --docs) "
                                 "are needed")
         return subtask

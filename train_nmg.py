@@ -12,7 +12,6 @@ masked is rewarded by how it did against the others; opponent and learner learn 
 import copy
 import importlib
 import inspect
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from types import ModuleType
 
 import numpy as np
 import torch
+from scipy.special import entr, log_softmax
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
@@ -117,18 +117,25 @@ class States:
     maskable: torch.Tensor      # (T,) bool
     offsets: torch.Tensor       # (N + 1,)
 
+    def context(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden (L, H) and maskable (L,) of context i."""
+        begin, end = self.offsets[i:i + 2].tolist()
+        return self.hidden[begin:end], self.maskable[begin:end]
+
 
 def encode(lm: torch.nn.Module, contexts: Pieces) -> States:
     """The states of all contexts under the current LM."""
     offsets = np.concatenate(([0], np.cumsum(contexts.length)))
     hidden = torch.zeros(offsets[-1], lm.config.hidden_size, dtype=torch.float16)
     maskable = torch.zeros(offsets[-1], dtype=torch.bool)
-    lm_states = LMReader(lm)
+    reader = LMReader(lm)
     for indices in length_batches(contexts.length):
         batch = collate(contexts, indices)
-        token = (offsets[indices, None] + np.arange(batch.input_ids.shape[1]))[batch.attention_mask]
-        hidden[token] = lm_states(batch).half().cpu()[torch.tensor(batch.attention_mask)]
-        maskable[token] = torch.from_numpy(batch.maskable[batch.attention_mask])
+        found = reader(batch).half().cpu()                                                  # (B, L, H)
+        for row, i in enumerate(indices):
+            tokens = slice(offsets[i], offsets[i + 1])
+            hidden[tokens] = found[row, :contexts.length[i]]
+            maskable[tokens] = torch.tensor(batch.maskable[row, :contexts.length[i]])
     return States(hidden, maskable, torch.from_numpy(offsets))
 
 
@@ -136,17 +143,17 @@ def policy_forward(policy: Policy, contexts: list[tuple[States, int]]) -> tuple[
     """Logits (B, L), -inf where nothing may be masked, and values (B,) of some contexts of some episodes.
 
     Contexts of similar length run together, as padding costs."""
-    spans = [(states, slice(*states.offsets[i:i + 2].tolist())) for states, i in contexts]
-    length = np.array([span.stop - span.start for _, span in spans])
-    logits = torch.full((len(spans), length.max()), -torch.inf, device=device())
-    values = torch.zeros(len(spans), device=device())
+    inputs = [states.context(i) for states, i in contexts]
+    length = np.array([len(hidden) for hidden, _ in inputs])
+    logits = torch.full((len(inputs), length.max()), -torch.inf, device=device())
+    values = torch.zeros(len(inputs), device=device())
     for indices in length_batches(length):
-        some = [spans[i] for i in indices]
-        hidden = pad_sequence([states.hidden[span] for states, span in some], batch_first=True)
-        maskable = pad_sequence([states.maskable[span] for states, span in some], batch_first=True)
+        some = [inputs[i] for i in indices]
+        hidden = pad_sequence([hidden for hidden, _ in some], batch_first=True)
+        maskable = pad_sequence([maskable for _, maskable in some], batch_first=True)
         attention_mask = torch.arange(hidden.shape[1]) < torch.from_numpy(length[indices])[:, None]
-        inputs = [x.to(device()) for x in (hidden.float(), attention_mask, maskable)]
-        logits[indices, :hidden.shape[1]], values[indices] = policy(*inputs)
+        padded = [x.to(device()) for x in (hidden.float(), attention_mask, maskable)]
+        logits[indices, :hidden.shape[1]], values[indices] = policy(*padded)
     return logits, values
 
 
@@ -160,8 +167,7 @@ class Play:
 
     def entropy(self) -> float:
         """Mean entropy of the policy over the contexts, in nats."""
-        finite = np.where(np.isfinite(self.log_prob), self.log_prob, 0)
-        return float(-(np.exp(self.log_prob) * finite).sum(1).mean())
+        return float(entr(np.exp(self.log_prob)).sum(1).mean())
 
 
 @torch.no_grad()
@@ -176,7 +182,7 @@ def act(agent: "Agent | None", states: States, batch: Batch, rng: RowRandom, p: 
         if not explore:
             logits = learned.cpu().numpy()
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
-    return Play(mask, logits - np.logaddexp.reduce(logits, 1, keepdims=True), value)
+    return Play(mask, log_softmax(logits, 1), value)
 
 
 # ---------------------------------------------------------------- rewards
@@ -184,9 +190,11 @@ def act(agent: "Agent | None", states: States, batch: Batch, rng: RowRandom, p: 
 def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray]:
     """R (N, L) of what a player masked, and which of its actions count, (N, L) bool (Algorithm 1, OuterLoop).
 
+    Its rival is the other agent: the opponent's is the learner.
+
     1. only this player masked the token: the worse of its two comparisons
-    2. random masked it, too, and the opponent did not: the comparison with the opponent
-       the opponent masked it, too, and random did not: the comparison with random
+    2. random masked it, too, and the rival did not: the comparison with the rival
+       the rival masked it, too, and random did not: the comparison with random
     3. all three masked it: skipped. A tie is 0.
 
     A reward of your own goes here: it sees the masks (N, L) and the scores (V,) of all players."""
@@ -197,18 +205,19 @@ def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray
     if not others:
         # Without self-play (Table 3): compared with random alone.
         return np.full(own.shape, beats_random), own & ~random
-    opponent = plays[others[0]].mask
-    beats_opponent = np.sign(score[player] - score[others[0]])
-    R = np.full(own.shape, min(beats_random, beats_opponent))
-    R[random] = beats_opponent
-    R[opponent] = beats_random
-    return R, own & ~(random & opponent)
+    rival = others[0]
+    beats_rival = np.sign(score[player] - score[rival])
+    R = np.full(own.shape, min(beats_random, beats_rival))
+    R[random] = beats_rival
+    R[plays[rival].mask] = beats_random
+    return R, own & ~(random & plays[rival].mask)
 
 
 # ---------------------------------------------------------------- replay and learning
 
+# Aligned, so that torch can read one column of it.
 ACTION = np.dtype([("episode", "i4"), ("context", "i4"), ("position", "i8"), ("R", "f4"),
-                   ("log_prob", "f4"), ("rarity", "f4"), ("priority", "f8")])
+                   ("log_prob", "f4"), ("rarity", "f4"), ("priority", "f8")], align=True)
 
 
 def actions_of(episode: int, play: Play, R: np.ndarray, rewarded: np.ndarray,
@@ -240,7 +249,8 @@ class Agent:
     def learn(self, states_of: dict[int, States], rng: np.random.Generator,
               cfg: Config) -> tuple[float, float]:
         """Updates on prioritised minibatches (section 3.3); returns policy and value loss an action."""
-        total, count = np.zeros(2), 0
+        policy_total, value_total = 0.0, 0.0
+        count = 0
         if not len(self.replay):
             return 0.0, 0.0
         for _ in range(cfg.updates_per_episode):
@@ -249,22 +259,23 @@ class Agent:
                 keys = np.log(self.replay["priority"]) + rng.gumbel(size=len(self.replay))
             chosen = np.argsort(-keys, kind="stable")[:cfg.minibatch]
             a = self.replay[chosen]
-            contexts = [(states_of[episode], i) for episode, i in a[["episode", "context"]].tolist()]
+            contexts = [(states_of[action["episode"]], action["context"]) for action in a]
             logits, value = policy_forward(self.policy, contexts)
-            position = torch.tensor(a["position"].copy()).to(device())
-            log_prob_old = torch.tensor(a["log_prob"].copy()).to(device())
-            R = torch.tensor(a["R"].copy()).to(device())
+            position = torch.tensor(a["position"], device=device())
+            log_prob_old = torch.tensor(a["log_prob"], device=device())
+            R = torch.tensor(a["R"], device=device())
             policy_loss, value_loss = losses(logits, value, position, log_prob_old, R, cfg.entropy_coef)
             self.optimizer.zero_grad()
             (policy_loss + value_loss).backward()
             self.optimizer.step()
 
             self.replay["priority"][chosen] = np.abs(a["R"] - value.detach().cpu().numpy()) * a["rarity"]
-            total += policy_loss.item(), value_loss.item()
+            policy_total += policy_loss.item()
+            value_total += value_loss.item()
             count += len(chosen)
         for parameter in self.policy.parameters():
             loop.check_finite(parameter, "the weights of the policy")
-        return tuple((total / count).tolist())
+        return policy_total / count, value_total / count
 
 
 def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_prob_old: torch.Tensor,
@@ -285,8 +296,9 @@ def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent], s
                     metrics: list[dict]) -> None:
     """All that the next episode depends on."""
     state = {"lm": lm.state_dict(), "states": {n: vars(states) for n, states in states_of.items()},
-             "metrics": json.dumps(metrics), "agents": {}}
+             "metrics": metrics, "agents": {}}
     for name, agent in agents.items():
+        # The bytes of replay, as a tensor: with weights_only, torch.load takes no numpy arrays.
         state["agents"][name] = {"policy": agent.policy.state_dict(),
                                  "optimizer": agent.optimizer.state_dict(),
                                  "replay": torch.from_numpy(agent.replay.view(np.uint8))}
@@ -304,7 +316,7 @@ def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
         agents[name].policy.load_state_dict(saved["policy"])
         agents[name].optimizer.load_state_dict(saved["optimizer"])
         agents[name].replay = saved["replay"].numpy().view(ACTION)
-    return json.loads(state["metrics"])
+    return state["metrics"]
 
 
 # ---------------------------------------------------------------- the outer loop
@@ -320,7 +332,6 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
     Under torchrun each process trains some of the players, and the first one does all the rest."""
     rank, world = rank_and_world()
-    master = runs.is_main_process()
     players = PLAYERS if cfg.self_play else ("random", "learner")
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     agents, states_of = {}, {}
@@ -330,7 +341,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         agents[name] = Agent(Policy(lm.config.hidden_size), cfg.rl_lr)
     if (folder / "checkpoint.pt").exists():
         metrics = load_checkpoint(folder / "checkpoint.pt", lm, agents, states_of)
-    bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not master)
+    bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not runs.is_main_process())
 
     for episode in bar:
         started = time.time()
@@ -340,12 +351,12 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         # 2. Random, opponent and learner mask the same contexts, each with a stream of its own.
         plays = {}
-        if master:
+        if runs.is_main_process():
             states = states_of[episode] = encode(lm, subtask.contexts)
             batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (N, L)
             for name in players:
-                rng = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
-                plays[name] = act(agents.get(name), states, batch, rng, cfg.p, episode < cfg.explore)
+                row_random = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
+                plays[name] = act(agents.get(name), states, batch, row_random, cfg.p, episode < cfg.explore)
         plays = broadcast(plays)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
@@ -359,7 +370,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             for name, scores in their_scores.items():
                 plays[name].scores = scores
 
-        if master:
+        if runs.is_main_process():
             # 4. Outer loop: what each agent masked is rewarded by how it did against the others, and stored.
             row = {"episode": episode + 1}
             for name, agent in agents.items():
@@ -381,7 +392,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             lm.load_state_dict(broadcast(learners_lm, source=players.index("learner") % world))
 
         # 7. Log and checkpoint.
-        if master:
+        if runs.is_main_process():
             for name, play in plays.items():
                 row |= {f"{name}_score": float(play.scores.mean()), f"{name}_entropy": play.entropy()}
             metrics.append(row | {"seconds": time.time() - started})
@@ -394,6 +405,10 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
 
 # ---------------------------------------------------------------- the script
+
+def in_toy_world(cfg: BaseConfig) -> bool:
+    return cfg.lm == "tiny" and cfg.dataset in toy.TASKS
+
 
 def open_task(cfg: BaseConfig, graded: bool = False,
               spacy_model: str | None = None) -> tuple[Data, torch.nn.Module, ModuleType]:
@@ -408,7 +423,7 @@ def open_task(cfg: BaseConfig, graded: bool = False,
         raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from")
     task = importlib.import_module(f"finetune_{data.kind}")
     lm = load_lm(cfg.lm).to(device())
-    if cfg.lm == "tiny" and cfg.dataset in toy.TASKS:
+    if in_toy_world(cfg):
         runs.fill(cfg, toy.INNER_LOOP[data.kind])
     if graded:
         runs.fill(cfg, {"val_share": 0.5, "metric": task.METRICS[-1]})
@@ -420,10 +435,10 @@ def open_task(cfg: BaseConfig, graded: bool = False,
     return data, lm, task
 
 
-def log_settings(cfg: BaseConfig, data: Data, *without: str, **more: object) -> dict:
+def log_settings(cfg: BaseConfig, data: Data, without: tuple[str, ...], **more: object) -> dict:
     """What a log of plays must have in common with those that are added to it; not where data and LM lie."""
-    settings = runs.settings_of(cfg, "raw", "log", *without, data=data.checksum, weights=weights_of(cfg.lm),
-                                **more)
+    settings = runs.settings_of(cfg, ("raw", "log", *without), data=data.checksum,
+                                weights=weights_of(cfg.lm), **more)
     return settings | {"dataset": Path(cfg.dataset).name, "lm": Path(cfg.lm).name}
 
 
@@ -435,7 +450,7 @@ def main(cfg: Config) -> None:
     # With an edited reward it is another run.
     known = {"data": data.checksum, "weights": weights_of(cfg.lm),
              "reward_code": runs.digest(inspect.getsource(rewards))}
-    run = Run(cfg.out, runs.settings_of(cfg, "raw", "save_every", **known))
+    run = Run(cfg.out, runs.settings_of(cfg, without=("raw", "save_every"), **known))
     if run.done:
         return
     policy = meta_train(cfg, run.folder, data, lm, task)

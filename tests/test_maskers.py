@@ -21,7 +21,7 @@ from runs import UserError
 from scores import SCORES
 
 LEARNED = ["nmg", "sampled", "search"]
-HEURISTICS = sorted(set(maskers.MASKERS) - set(LEARNED))
+HEURISTICS = sorted(maskers.MASKERS)
 # Maskers whose units are single tokens: they use all of the budget.
 EXACT = ["random", "span", *SCORES, *LEARNED]
 
@@ -113,7 +113,8 @@ def masker_of(name):
     """A registered masker; a learned one with random weights."""
     if name not in LEARNED:
         return functools.partial(maskers.find(name), lm=LM())
-    return functools.partial(maskers.MASKERS[name], lm=LM(), policy=wide_policy(name))
+    masker = maskers.drawn_by if name == "sampled" else maskers.highest_of
+    return functools.partial(masker(wide_policy(name).logits), lm=LM())
 
 
 def wide_policy(name):
@@ -510,7 +511,7 @@ def test_the_most_probable_tokens_are_masked(name):
     batch.input_ids = np.random.default_rng(0).integers(5, 100, batch.input_ids.shape)
     logits = torch.from_numpy(policy.logits(batch, LM()))
     expected = torch.zeros(logits.shape, dtype=bool).scatter(1, logits.topk(3).indices, True)
-    mask = maskers.MASKERS[name](batch, np.full(6, 3), rng_of(batch), LM(), policy)
+    mask = maskers.highest_of(policy.logits)(batch, np.full(6, 3), rng_of(batch), LM())
     assert (torch.from_numpy(mask) == expected).all()
 
 
@@ -542,7 +543,7 @@ def test_sampled_draws_from_the_softmax(kind):
     logits = policy.logits(batch, LM())
     expected = torch.from_numpy(logits).softmax(1)[0].numpy()
     assert expected.max() > 0.25
-    found = maskers.sampled(batch, np.full(4000, 1), rng_of(batch), LM(), policy).mean(0)
+    found = maskers.drawn_by(policy.logits)(batch, np.full(4000, 1), rng_of(batch), LM()).mean(0)
     assert (abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / 4000)).all()
 
 
@@ -568,7 +569,7 @@ def test_the_policy_is_that_of_the_paper():
 def test_a_saved_policy_is_the_same(tmp_path):
     policy = Policy(32, {"lm": "tiny"})
     policy.save(tmp_path)
-    opened = maskers.find(f"nmg:{tmp_path}").keywords["policy"]
+    opened = load_policy(tmp_path)
     assert opened.about == {"lm": "tiny"}
     for name, weight in policy.state_dict().items():
         assert torch.equal(weight, opened.state_dict()[name])
@@ -585,14 +586,13 @@ def test_a_policy_that_was_cut_short(tmp_path):
 def test_a_policy_for_a_lm_of_another_size():
     batch = plain_batch(rows=2)
     with pytest.raises(UserError, match="reads hidden states of size 32, this LM has 16"):
-        maskers.most_probable(batch, np.full(2, 1), rng_of(batch), LM(), Policy(32))
+        maskers.highest_of(Policy(32).logits)(batch, np.full(2, 1), rng_of(batch), LM())
 
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_learned_masker_without_a_folder(name):
-    batch = plain_batch(rows=2)
-    with pytest.raises(UserError, match="need the folder of a policy, such as nmg:FOLDER"):
-        maskers.find(name)(batch, np.full(2, 1), rng_of(batch), LM())
+    with pytest.raises(UserError, match=f"--masker={name}: no such masker.* or sampled:FOLDER of what"):
+        maskers.find(name)
 
 
 # ---------------------------------------------------------------- on real tokenizers

@@ -362,7 +362,7 @@ def test_a_start_that_another_process_or_a_kill_left_half_made(rank, tmp_path, m
 
 def test_settings_are_all_flags_but_those_named():
     cfg = Config(seed=4, out="runs/x")
-    settings = runs.settings_of(cfg, "remask", data="ab12")
+    settings = runs.settings_of(cfg, without=("remask",), data="ab12")
     assert "out" not in settings and "remask" not in settings
     assert settings["seed"] == 4 and settings["data"] == "ab12" and settings["p"] is None
 

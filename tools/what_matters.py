@@ -41,7 +41,7 @@ def main(cfg: Config) -> None:
     names = cfg.maskers.split(",")
     chosen = {name: maskers.find(name) for name in names}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
-    settings = train_nmg.log_settings(cfg, data, "maskers", "seeds", "seed", "sizes")
+    settings = train_nmg.log_settings(cfg, data, without=("maskers", "seeds", "seed", "sizes"))
     file = Path(cfg.log)
     lines = runs.read_rows(file) or [settings]
     if lines[0] != settings:
