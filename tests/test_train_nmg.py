@@ -664,7 +664,7 @@ def test_two_processes_without_self_play(tmp_path):
 
 # ---------------------------------------------------------------- a reward of one's own
 
-EDIT = ("return R, own & ~(random & plays[rival].mask)", "return -R, own & ~(random & opponent)")
+EDIT = ("return R, own & ~(random & plays[rival].mask)", "return -R, own & ~(random & plays[rival].mask)")
 
 
 def test_an_edit_of_the_reward_shows_in_the_next_run(tmp_path, monkeypatch):
