@@ -46,6 +46,7 @@ def register(name: str) -> Callable[[Masker], Masker]:
 def drawn_by(score: Callable) -> Masker:
     """The masker that draws tokens without replacement, with weight exp(score): a score of scores.py, or the
     logits of a policy, as in its training."""
+    # Wrapped, so that `checksum` reads the source of the score.
     @functools.wraps(score)
     def draw(batch, budget, rng, lm=None):
         return pick(score(batch, lm) + rng.gumbel(batch.input_ids.shape), batch, budget)
@@ -262,13 +263,13 @@ def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: "RowRandom", mask_id: 
 class RowRandom:
     """Random numbers for the rows of a batch, each row with a stream of its own, whatever batch it comes in.
 
-    Number j of a call is a hash of (seed, name, epoch, index of the row, call, j): shuffling, batch size,
-    padding and the number of processes change nothing. A numpy generator for each row would do the same, but
-    making it takes longer than a step of a small LM."""
+    Number j of a call is a hash of (seed, name, round, index of the row, call, j): shuffling, batch size,
+    padding and the number of processes change nothing. round: the epoch, episode or pair of plays. A numpy
+    generator for each row would do the same, but takes 10 to 40 µs to make, several times a step."""
 
-    def __init__(self, seed: int, name: str, epoch: int, indices: np.ndarray):
+    def __init__(self, seed: int, name: str, round: int, indices: np.ndarray):
         key = np.zeros(len(indices), np.uint64)
-        for part in (seed, zlib.crc32(name.encode()), epoch, indices):
+        for part in (seed, zlib.crc32(name.encode()), round, indices):
             key = splitmix64(key + np.asarray(part).astype(np.uint64) + np.uint64(1))
         self.key = key[:, None]
         self.calls = 0

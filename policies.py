@@ -63,7 +63,9 @@ class Policy(torch.nn.Module):
         hidden = lm(batch)                                                                      # (B, L, H)
         check_hidden_size(self.hidden_size, hidden)
         masks = [torch.tensor(mask).to(hidden.device) for mask in (batch.attention_mask, batch.maskable)]
-        return self.to(hidden.device)(hidden, *masks)[0].cpu().numpy()
+        self.to(hidden.device)
+        logits, _ = self(hidden, *masks)
+        return logits.cpu().numpy()
 
     def save(self, folder: Path) -> None:
         """folder/policy.json and folder/policy.safetensors."""
@@ -105,8 +107,8 @@ class LinearPolicy:
         if not names and not n_components:
             raise UserError("--features: all of them are the same for every token of this text")
 
-        _, vectors = np.linalg.eigh(np.cov(hidden.T))
-        components = vectors[:, ::-1][:, :n_components]                                     # (H, C)
+        _, axes = np.linalg.eigh(np.cov(hidden.T))
+        components = axes[:, ::-1][:, :n_components]                                     # (H, C)
         # The sign of an eigenvector is arbitrary: its largest number is to be positive.
         largest = np.abs(components).argmax(0)
         components = components * np.sign(components[largest, np.arange(components.shape[1])])

@@ -62,9 +62,9 @@ class Config(train_nmg.BaseConfig):
 class Belief:
     """What D features are worth, after n pairs: Bayesian linear regression.
 
-    y = d worth + noise; d (n, D): the difference of what two players masked, y (n,): of what they scored;
+    y = X worth + noise; X (n, D): the difference of what two players masked, y (n,): of what they scored;
     worth ~ N(0, s^2) with s = prior * the sd of the noise, which is not known (Bishop 2006, 2.3.6, 3.3)"""
-    d: np.ndarray
+    X: np.ndarray
     y: np.ndarray
 
     def __post_init__(self):
@@ -73,13 +73,13 @@ class Belief:
     def posterior(self, prior: float) -> tuple[np.ndarray, np.ndarray, float]:
         """Mean and covariance of the worth, and the log of the Bayes factor between it and worth = 0
         (Bishop 2006, 3.5)."""
-        d, y = self.d, self.y
-        n, D = d.shape
-        precision = np.eye(D) / prior**2 + d.T @ d
+        X, y = self.X, self.y
+        n, D = X.shape
+        precision = np.eye(D) / prior**2 + X.T @ X
         covariance = np.linalg.inv(precision)
         if not y.any():
             return np.zeros(D), covariance, 0.0
-        mean = covariance @ (d.T @ y)
+        mean = covariance @ (X.T @ y)
         residual = y @ y - mean @ precision @ mean
         # How much better the data are explained, less what the freedom of D weights costs.
         fit = 0.5 * n * np.log(y @ y / residual)
@@ -104,9 +104,9 @@ class Belief:
 
 
 def belief_from(pairs: list[dict], metric: str, D: int) -> Belief:
-    x = np.array([pair["x"] for pair in pairs]).reshape(-1, 2, D)
+    masked = np.array([pair["x"] for pair in pairs]).reshape(-1, 2, D)
     y = np.array([pair["scores"][metric] for pair in pairs]).reshape(-1, 2)
-    return Belief(x[:, 0] - x[:, 1], y[:, 0] - y[:, 1])
+    return Belief(masked[:, 0] - masked[:, 1], y[:, 0] - y[:, 1])
 
 
 # ---------------------------------------------------------------- the search
@@ -123,7 +123,7 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
     batches = [collate(contexts, some[indices]) for indices in length_batches(contexts.length[some])]
     policy = LinearPolicy.whitened(cfg.features.split(","), cfg.components, batches, reader)
     D = len(policy.mean)
-    pairs = read_pairs(file, settings)
+    pairs = read_pairs(file, settings)[:cfg.pairs]
     bar = tqdm(range(len(pairs), cfg.pairs), unit="pair", disable=not runs.is_main_process())
 
     for n in bar:
@@ -149,8 +149,8 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
             gumbel = RowRandom(cfg.seed, f"player {sign}", n, batch.indices).gumbel(batch.maskable.shape)
             logits = features @ (sign * cfg.beta * direction)
             masks.append(maskers.pick(logits + gumbel, batch, maskers.budget_of(batch, cfg.p)))
-        x = np.stack([features[mask].mean(0) for mask in masks])                                # (2, D)
-        masks, x = broadcast((masks, x))
+        masked = np.stack([features[mask].mean(0) for mask in masks])                           # (2, D)
+        masks, masked = broadcast((masks, masked))
 
         # 4. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored.
         mine = {}
@@ -162,9 +162,9 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
             scores |= theirs
 
         # 5. One line, with what was expected before.
-        pairs.append({"pair": n, "direction": direction.tolist(), "x": x.tolist(),
-                      "scores": {metric: [scores[0][metric], scores[1][metric]] for metric in scores[0]},
-                      "expected": float(belief.mean @ (x[0] - x[1])), "seconds": time.time() - started})
+        pairs.append({"pair": n, "seconds": time.time() - started, "direction": direction.tolist(),
+                      "x": masked.tolist(), "expected": float(belief.mean @ (masked[0] - masked[1])),
+                      "scores": {metric: [scores[0][metric], scores[1][metric]] for metric in scores[0]}})
         if runs.is_main_process():
             runs.write_rows(file, [settings, *pairs])
 
@@ -222,7 +222,7 @@ def verdict(belief: Belief, names: list[str], metric: str) -> str:
 # ---------------------------------------------------------------- the script
 
 def main(cfg: Config) -> None:
-    data, lm, task = train_nmg.open_task(cfg, graded=True, spacy_model=cfg.spacy_model)
+    data, lm, task = train_nmg.open_task(cfg, low_noise=True, spacy_model=cfg.spacy_model)
     for name in cfg.features.split(","):
         if name not in SCORES:
             raise UserError(f"--features: {name!r} is no score{runs.nearest(name, SCORES)}")

@@ -33,7 +33,7 @@ class SubTaskSampler:
         self.same_documents = data.joined and not self.same_texts
         self.examples = task.pieces_of(train, ft_max_len)
         contexts = blocks(corpus, max_len)
-        # Blocks in which nothing may be masked are left out.
+        # Blocks in which nothing may be masked are left out. Each ends where the next one begins.
         maskable = np.maximum.reduceat(corpus.word_ids, contexts.begin) >= 0
         self.contexts = contexts.take(np.flatnonzero(maskable))
         self.val_docs = np.unique(train.doc[cut_docs(np.asarray(train.doc), val_share)])
@@ -43,9 +43,9 @@ class SubTaskSampler:
                             "to validate on")
         train.labelled = np.flatnonzero(np.isin(train.doc, self.train_docs))
 
-    def sample(self, rng: np.random.Generator, contexts: int, docs: int | None, examples: int,
-               validation: int) -> SubTask:
-        """`contexts` texts from `docs` documents (None: from any), and at most so many labelled examples.
+    def sample(self, rng: np.random.Generator, n_contexts: int, n_docs: int | None, n_examples: int,
+               n_validation: int) -> SubTask:
+        """`n_contexts` texts from `n_docs` documents (None: from any), and at most so many labelled examples.
         From then on, scores of tokens may read the labels of D_tr''s texts alone (`Split.labelled`).
 
         No document of D_val is among the contexts, but for one case: of a corpus of its own, half of the
@@ -54,26 +54,26 @@ class SubTaskSampler:
         of_train, of_val = np.isin(doc, self.train_docs), np.isin(doc, self.val_docs)
         if self.same_texts:
             # All data sets of the paper: the task's text is the corpus.
-            texts = self.draw_texts(rng, self.train_docs, contexts, docs)
+            texts = self.draw_texts(rng, self.train_docs, n_contexts, n_docs)
             of_train &= np.isin(text_ids, texts)
         elif self.same_documents:
             # toycls, toyqa, and corpora of your own with "doc".
             half = None
-            if docs:
-                half = max(1, docs // 2)
-            of_corpus = self.contexts.split.doc
-            train_texts = self.draw_texts(rng, self.train_docs, contexts // 2, half)
-            val_texts = self.draw_texts(rng, self.val_docs, contexts // 2, half)
-            of_train &= np.isin(doc, of_corpus[train_texts])
-            of_val &= np.isin(doc, of_corpus[val_texts])
+            if n_docs:
+                half = max(1, n_docs // 2)
+            doc_of_text = self.contexts.split.doc
+            train_texts = self.draw_texts(rng, self.train_docs, n_contexts // 2, half)
+            val_texts = self.draw_texts(rng, self.val_docs, n_contexts // 2, half)
+            of_train &= np.isin(doc, doc_of_text[train_texts])
+            of_val &= np.isin(doc, doc_of_text[val_texts])
             texts = np.concatenate((train_texts, val_texts))
         else:
             # A corpus of your own without "doc".
-            texts = self.draw_texts(rng, np.unique(self.contexts.doc), contexts, docs)
+            texts = self.draw_texts(rng, np.unique(self.contexts.doc), n_contexts, n_docs)
         subtask = SubTask(
             contexts=self.contexts.take(np.flatnonzero(np.isin(self.contexts.text_ids, texts))),
-            train=self.draw_examples(rng, of_train, examples),
-            val=self.draw_examples(rng, of_val, validation),
+            train=self.draw_examples(rng, of_train, n_examples),
+            val=self.draw_examples(rng, of_val, n_validation),
             seed=int(rng.integers(2**31)))
         self.examples.split.labelled = np.unique(subtask.train.text_ids)
         parts = {"contexts": subtask.contexts, "train": subtask.train, "val": subtask.val}

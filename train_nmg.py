@@ -85,7 +85,8 @@ class Config(BaseConfig):
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
 
 
-PAPER = {"val_share": 0.1, "contexts": 200, "mlm_lr": 2e-5, "batch_size": 16}
+# Of every task; what differs between tasks is in the INNER_LOOP of their files.
+INNER_LOOP = {"val_share": 0.1, "contexts": 200, "mlm_lr": 2e-5, "batch_size": 16}
 
 
 # ---------------------------------------------------------------- the inner loop
@@ -280,7 +281,8 @@ class Agent:
 
 def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_prob_old: torch.Tensor,
            R: torch.Tensor, entropy_coef: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """L_policy and L_value, summed over a minibatch (section 3.3).
+    """L_policy and L_value, summed over a minibatch (section 3.3). The ratio is of probabilities to draw the
+    token first, as in the official code, and not clipped.
 
     logits (B, L), -inf where nothing may be masked; value, action (a position), log_prob_old and R (B,)."""
     log_prob = logits.log_softmax(1)
@@ -361,6 +363,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
         my_scores, learners_lm = {}, None
+        # Process i plays the players i, i + world, ...
         for name in players[rank::world]:
             adapted, scores_of = inner_loop(lm, subtask, plays[name].mask, task, cfg)
             my_scores[name] = scores_of[cfg.metric]
@@ -389,7 +392,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         # 6. Continual adaptation: the next episode starts from the LM that the learner pre-trained.
         if cfg.continual:
-            lm.load_state_dict(broadcast(learners_lm, source=players.index("learner") % world))
+            learners_rank = players.index("learner") % world
+            lm.load_state_dict(broadcast(learners_lm, source=learners_rank))
 
         # 7. Log and checkpoint.
         if runs.is_main_process():
@@ -410,12 +414,13 @@ def in_toy_world(cfg: BaseConfig) -> bool:
     return cfg.lm == "tiny" and cfg.dataset in toy.TASKS
 
 
-def open_task(cfg: BaseConfig, graded: bool = False,
+def open_task(cfg: BaseConfig, low_noise: bool = False,
               spacy_model: str | None = None) -> tuple[Data, torch.nn.Module, ModuleType]:
     """The data, the LM, and the module of the task. Fills the flags that are None: in the toy world with its
     own, elsewhere with the paper's.
 
-    graded: elsewhere with half of train for validation and the task's last metric, which scatter less"""
+    low_noise: outside the toy world half of train is for validation, and the metric is the task's last one,
+    which is graded; with both, scores scatter less"""
     loop.use_fast_path(cfg.fast)
     tokenizer = data_prep.load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, spacy_model=spacy_model)
@@ -423,11 +428,12 @@ def open_task(cfg: BaseConfig, graded: bool = False,
         raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from")
     task = importlib.import_module(f"finetune_{data.kind}")
     lm = load_lm(cfg.lm).to(device())
+    # What is filled first stays.
     if in_toy_world(cfg):
         runs.fill(cfg, toy.INNER_LOOP[data.kind])
-    if graded:
+    if low_noise:
         runs.fill(cfg, {"val_share": 0.5, "metric": task.METRICS[-1]})
-    runs.fill(cfg, PAPER | task.INNER_LOOP | {"metric": task.METRICS[0]})
+    runs.fill(cfg, INNER_LOOP | task.INNER_LOOP | {"metric": task.METRICS[0]})
     cfg.max_len = max_len_of(lm, cfg.max_len, data.block_len)
     cfg.ft_max_len = max_len_of(lm, cfg.ft_max_len, task.DEFAULTS["max_len"], "ft_max_len")
     if cfg.metric not in task.METRICS:

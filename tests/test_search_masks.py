@@ -645,7 +645,7 @@ def test_what_matters_compares_maskers_on_the_same_sub_tasks(world, lm, tmp_path
 
     # One of the plays again.
     cfg = what_matters.Config(contexts=60, docs=12, mlm_epochs=1, ft_epochs=1, fast=False)
-    data, _, task = train_nmg.open_task(cfg, graded=True)
+    data, _, task = train_nmg.open_task(cfg, low_noise=True)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, 0.5)
     rng = what_matters.stream(4, "sub-task")
     subtask = sampler.sample(rng, 60, 12, cfg.examples, cfg.validation)

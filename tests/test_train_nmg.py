@@ -718,7 +718,7 @@ def test_the_first_commands_of_a_user(tmp_path, monkeypatch):
     tok = fast_tokenizer("wordpiece")
     random_lm("bert", len(tok), 0.1).save_pretrained(tmp_path / "bert-base-uncased")
     tok.save_pretrained(tmp_path / "bert-base-uncased")
-    monkeypatch.setitem(train_nmg.PAPER, "contexts", 12)
+    monkeypatch.setitem(train_nmg.INNER_LOOP, "contexts", 12)
     monkeypatch.setattr(train_nmg, "Config", TwoEpisodes)
 
     result = call("train_nmg.py", "--dataset=newsqa", "--lm=bert-base-uncased", cwd=tmp_path)

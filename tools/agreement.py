@@ -36,7 +36,7 @@ def read(logs: list[Path]) -> tuple[dict, list[list[dict]]]:
 
 def foreseen(belief: Belief, other: Belief) -> str:
     """How many winners of another search a belief foresees, and the correlation with its outcomes."""
-    expected = other.d @ belief.mean
+    expected = other.X @ belief.mean
     right = int((expected * other.y > 0).sum())
     return f"{right} of {len(other.y)}, correlation {np.corrcoef(expected, other.y)[0, 1]:.2f}"
 

@@ -37,7 +37,7 @@ class Config(train_nmg.BaseConfig):
 
 
 def main(cfg: Config) -> None:
-    data, lm, task = train_nmg.open_task(cfg, graded=True, spacy_model=cfg.spacy_model)
+    data, lm, task = train_nmg.open_task(cfg, low_noise=True, spacy_model=cfg.spacy_model)
     names = cfg.maskers.split(",")
     chosen = {name: maskers.find(name) for name in names}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
