@@ -451,7 +451,8 @@ def test_a_finished_search_is_done(finished):
 
 
 def test_a_search_goes_on_from_its_log(finished, tmp_path):
-    """Two pairs, then two more in another folder, are the four of one run; other flags are refused."""
+    """Two pairs, then two more in another folder, are the four of one run; with --pairs=2 again the first two
+    count. Other flags are refused."""
     first = call("search_masks.py", *SMALL, "--pairs=2", "--out=a", "--log=log.jsonl", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     two, four = pairs_of(tmp_path / "log.jsonl"), pairs_of(finished[0] / "o/pairs.jsonl")
@@ -461,6 +462,9 @@ def test_a_search_goes_on_from_its_log(finished, tmp_path):
     assert pairs_of(tmp_path / "log.jsonl") == four
     ours, theirs = load_policy(tmp_path / "b"), load_policy(finished[0] / "o")
     np.testing.assert_array_equal(ours.weight, theirs.weight)
+    again = call("search_masks.py", *SMALL, "--pairs=2", "--out=d", "--log=log.jsonl", cwd=tmp_path)
+    assert again.returncode == 0 and "After 2 pairs" in again.stdout
+    np.testing.assert_array_equal(load_policy(tmp_path / "d").weight, load_policy(tmp_path / "a").weight)
     for flag in ("--seed=1", "--p=0.1", "--features=frequent", "--dataset=toyqa"):
         other = call("search_masks.py", *SMALL, "--pairs=4", flag, "--out=c", "--log=log.jsonl",
                      cwd=tmp_path)
