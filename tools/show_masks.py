@@ -31,7 +31,7 @@ from pretrain import LMReader, load_lm, mask_batch, max_len_of
 from runs import UserError, stream
 
 TEMPLATE = Path(__file__).with_name("show_masks.html")
-COUNTED = 1000              # texts whose parts of speech are counted, at most
+TAGGED = 1000               # texts whose parts of speech are counted, at most
 COLORS = ("#9db8d2", "#1f3b57", "#d08c3c", "#7d9c6c", "#8c5a7c", "#b9b09a")
 ALL = "in the text"         # the name of all maskable tokens, beside the maskers
 
@@ -190,30 +190,30 @@ def main(cfg: Config) -> None:
 
     # 2. what they choose in some texts
     order = stream(cfg.seed, "contexts").permutation(np.flatnonzero(np.diff(split.token_start)))
-    shown = np.sort(order[:cfg.contexts])
-    counted = order[:COUNTED] if nlp else shown
-    in_them = np.flatnonzero(np.isin(pieces.text_ids, np.union1d(counted, shown)))
+    page_texts = np.sort(order[:cfg.contexts])
+    tagged_texts = order[:TAGGED] if nlp else page_texts
+    indices = np.flatnonzero(np.isin(pieces.text_ids, np.union1d(page_texts, tagged_texts)))
     lm = LMReader(model)
     masked, probability = {}, {}
     for name, masker in found.items():
         policy = None
         if maskers.is_learned(name):
             policy = load_policy(name.partition(":")[2])
-        masked[name], share = choices(pieces, in_them, masker, cfg, lm, policy)
+        masked[name], chosen_with = choices(pieces, indices, masker, cfg, lm, policy)
         if policy:
-            probability[name] = share
+            probability[name] = chosen_with
 
     for name, mask in masked.items():
-        tokens = most_masked(split, shown, mask)
+        tokens = most_masked(split, page_texts, mask)
         each = [f"{tokenizer.convert_ids_to_tokens(token)} {share:.0%}" for token, share in tokens]
         print(f"{name} masks most of: {', '.join(each) or 'no token that occurs 10 times'}")
 
     # 3. the page
     title = f"{Path(data.name).name}, {Path(cfg.lm).name}"
-    about = (f"{len(shown)} of {len(order):,} texts; {100 * cfg.p:g} % of the tokens masked, in blocks as in "
-             f"pre-training; seed {cfg.seed}")
+    about = (f"{len(page_texts)} of {len(order):,} texts; {100 * cfg.p:g} % of the tokens masked, in blocks as "
+             f"in pre-training; seed {cfg.seed}")
     contexts = []
-    for i in shown.tolist():
+    for i in page_texts.tolist():
         in_blocks = int((pieces.text_ids == i).sum())
         contexts.append(context(split, i, masked, probability) | {"blocks": in_blocks})
     with runs.atomic_write(Path(cfg.out) / "masks.html") as partial:
@@ -225,7 +225,7 @@ def main(cfg: Config) -> None:
     if not nlp:
         print("no picture of parts of speech: it needs --spacy_model=en_core_web_sm, or another spaCy model")
         return
-    tags, percent = shares(parts_of_speech(split, counted, masked, nlp))
+    tags, percent = shares(parts_of_speech(split, tagged_texts, masked, nlp))
     for name, row in percent.items():
         each = [f"{tag} {x:.1f} %" for tag, x in zip(tags, row, strict=True)]
         print(f"{name:16}", *each, sep="  ")
