@@ -210,8 +210,8 @@ def main(cfg: Config) -> None:
 
     # 3. the page
     title = f"{Path(data.name).name}, {Path(cfg.lm).name}"
-    about = (f"{len(page_texts)} of {len(order):,} texts; {100 * cfg.p:g} % of the tokens masked, in blocks as "
-             f"in pre-training; seed {cfg.seed}")
+    about = (f"{len(page_texts)} of {len(order):,} texts; {100 * cfg.p:g} % of the tokens masked, in blocks "
+             f"as in pre-training; seed {cfg.seed}")
     contexts = []
     for i in page_texts.tolist():
         in_blocks = int((pieces.text_ids == i).sum())
