@@ -202,7 +202,7 @@ def check_rate(p: float | str) -> float | str:
 
 
 def pick(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray | None = None) -> np.ndarray:
-    """The mask (B, L) of the highest scores (B, L), within the budget (B,).
+    """The mask (B, L) of the highest scores (B, L), within the budget (B,); never of a score of -inf.
 
     unit (B, L) in [0, L): tokens of one unit (`units_of`) are masked together or not at all, by the highest
     of their scores; a unit that no longer fits is passed over for the next that does. Sampling without
@@ -212,7 +212,7 @@ def pick(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray |
         best_first = np.argsort(-score, 1, kind="stable")
         mask = np.zeros(score.shape, bool)
         np.put_along_axis(mask, best_first, np.arange(score.shape[1]) < budget[:, None], 1)
-        return mask & batch.maskable
+        return mask & (score > -np.inf)
 
     # Size and best score of each unit, in arrays (B, L) of row and unit; `cell` is the flat index there.
     rows = np.arange(len(score))
@@ -225,7 +225,7 @@ def pick(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray |
     taken = np.zeros(score.shape, bool)
     for next_best in np.argsort(-best, 1, kind="stable").T:
         size_of_next = size[rows, next_best]
-        fits = (size_of_next <= left) & (size_of_next > 0)
+        fits = (size_of_next <= left) & (best[rows, next_best] > -np.inf)
         taken[rows, next_best] = fits
         left -= size_of_next * fits
         if not left.any():

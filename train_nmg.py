@@ -198,7 +198,8 @@ def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray
        the rival masked it, too, and random did not: the comparison with random
     3. all three masked it: skipped. A tie is 0.
 
-    A reward of your own goes here: it sees the masks (N, L) and the scores (V,) of all players."""
+    A reward of your own goes here: it sees the masks (N, L) and the scores (V,) of all players, and both
+    agents learn from it. One of another size than 1 wants another --entropy_coef."""
     score = {name: play.scores.mean() for name, play in plays.items()}
     own, random = plays[player].mask, plays["random"].mask
     beats_random = np.sign(score[player] - score["random"])

@@ -203,6 +203,21 @@ def test_pick_takes_the_highest_scores(batch, seed, p):
         assert set(np.flatnonzero(mask[b])) == set(best)
 
 
+@given(batch=batches(), seed=st.integers(0, 10_000))
+@settings(max_examples=50, deadline=None)
+def test_a_score_of_minus_infinity_is_never_picked(batch, seed):
+    """Not even where the budget would take all; nor a unit whose scores are all so."""
+    drawn = np.random.default_rng(seed).random(batch.input_ids.shape)
+    wanted = (drawn < 0.5) & batch.maskable
+    budget = maskers.budget_of(batch, 1.0)
+    mask = maskers.pick(np.where(wanted, drawn, -np.inf), batch, budget)
+    assert (mask == wanted).all()
+    words = maskers.units_of(batch.word_ids)
+    whole = np.take_along_axis(wanted, words, 1) & batch.maskable
+    mask = maskers.pick(np.where(whole, drawn, -np.inf), batch, budget, unit=words)
+    assert (mask == whole).all()
+
+
 def test_units_are_runs_of_equal_numbers():
     number = np.array([[-1, 3, 3, 5, 3, -1, -1]])
     assert maskers.units_of(number).tolist() == [[0, 1, 1, 3, 4, 5, 6]]

@@ -206,7 +206,7 @@ def main(cfg: Config) -> None:
     for name, mask in masked.items():
         tokens = most_masked(split, page_texts, mask)
         each = [f"{tokenizer.convert_ids_to_tokens(token)} {share:.0%}" for token, share in tokens]
-        print(f"{name} masks most of: {', '.join(each) or 'no token that occurs 10 times'}")
+        print(f"{name} masks most of: {', '.join(each) or 'no token that is frequent; try more --contexts'}")
 
     # 3. the page
     title = f"{Path(data.name).name}, {Path(cfg.lm).name}"
