@@ -108,7 +108,7 @@ class LinearPolicy:
             raise UserError("--features: all of them are the same for every token of this text")
 
         _, axes = np.linalg.eigh(np.cov(hidden.T))
-        components = axes[:, ::-1][:, :n_components]                                     # (H, C)
+        components = axes[:, ::-1][:, :n_components]                                        # (H, C)
         # The sign of an eigenvector is arbitrary: its largest number is to be positive.
         largest = np.abs(components).argmax(0)
         components = components * np.sign(components[largest, np.arange(components.shape[1])])

@@ -191,7 +191,7 @@ def act(agent: "Agent | None", states: States, batch: Batch, rng: RowRandom, p: 
 def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray]:
     """R (N, L) of what a player masked, and which of its actions count, (N, L) bool (Algorithm 1, OuterLoop).
 
-    Its rival is the other agent: the opponent's is the learner.
+    The rival of an agent is the other one: opponent or learner.
 
     1. only this player masked the token: the worse of its two comparisons
     2. random masked it, too, and the rival did not: the comparison with the rival
