@@ -5,6 +5,7 @@
 import importlib
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import data_prep
@@ -16,7 +17,26 @@ from pretrain import load_lm, max_len_of, weights_of
 from runs import Run, UserError
 
 
-def evaluate(cfg: object, kind: str) -> None:
+@dataclass
+class EvaluationConfig:
+    """The flags that all finetune_*.py share."""
+    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
+    lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
+    split: str | None = None        # scored: test, or dev (for choosing anything); None: test if there is one
+    batch_size: int | None = None   # rows per step; the paper chose from 12, 16, 32; None: 16
+    labelled: int | None = None     # texts of train whose labels are used, drawn by seed; None: all
+    seed: int = 0                   # of head, order and dropout, three separate streams
+    fast: bool = True               # bf16 where native, cheaper attention on a CPU
+    raw: str | None = None          # folder with the raw files of a named data set
+    dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
+    results: str = "results.jsonl"  # one line a finished evaluation
+    out: str | None = None          # of predictions.jsonl; None: runs/KIND-DATASET-LM-SPLIT-SEED-HASH
+    row: str | None = None          # what run_all.sh calls it, MASKER,--flag=value; tables show the flags
+    key: str | None = None          # by which run_all.sh finds the line of results again
+    save_model: bool = False        # keep the fine-tuned model in `out`, as a Hugging Face folder
+
+
+def evaluate(cfg: EvaluationConfig, kind: str) -> None:
     """Fine-tunes cfg.lm on train, predicts a split, and appends a line of results. Under torchrun all
     processes train, and the first one predicts.
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification
 
 import runs
 from data import Pieces, Split, collate, truncated
-from evaluation import evaluate
+from evaluation import EvaluationConfig, evaluate
 from loop import autocast, device, fit, length_batches, to_device, with_head
 from runs import UserError
 
@@ -30,25 +30,11 @@ METRICS = ("accuracy", "likelihood")
 
 
 @dataclass
-class Config:
-    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
+class Config(EvaluationConfig):
     dataset: str = "toycls"         # imdb chemprot toycls, or a path with text and label (data_prep.py)
-    lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
-    split: str | None = None        # scored: test, or dev (for choosing anything); None: test if there is one
     epochs: int | None = None       # None: 3, the paper's meta-test
     lr: float | None = None         # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
-    batch_size: int | None = None   # texts per step; the paper chose from 12, 16, 32; None: 16
     max_len: int | None = None      # tokens, longer texts are cut; None: 256, or the LM's most
-    labelled: int | None = None     # texts of train whose labels are used, drawn by seed; None: all
-    seed: int = 0                   # of head, order and dropout, three separate streams
-    fast: bool = True               # bf16 where native, cheaper attention on a CPU
-    raw: str | None = None          # folder with the raw files of a named data set
-    dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
-    results: str = "results.jsonl"  # one line a finished evaluation
-    out: str | None = None          # folder of predictions.jsonl; None: runs/cls-DATASET-LM-SPLIT-SEED-HASH
-    row: str | None = None          # what run_all.sh calls it, MASKER,--flag=value; tables show the flags
-    key: str | None = None          # by which run_all.sh finds the line of results again
-    save_model: bool = False        # keep the classifier in `out`, as a Hugging Face folder
 
 
 # ---------------------------------------------------------------- the task

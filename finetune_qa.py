@@ -20,7 +20,7 @@ from transformers import AutoModelForQuestionAnswering
 
 import runs
 from data import Batch, Pieces, Split, collate, windows
-from evaluation import evaluate
+from evaluation import EvaluationConfig, evaluate
 from loop import autocast, device, fit, length_batches, to_device, with_head
 
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
@@ -36,25 +36,11 @@ N_BEST = 5          # answers kept for each question
 
 
 @dataclass
-class Config:
-    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
+class Config(EvaluationConfig):
     dataset: str = "toyqa"          # squad newsqa emrqa toyqa, or a path to SQuAD json or MRQA jsonl
-    lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
-    split: str | None = None        # scored: test, or dev (for choosing anything); None: test if there is one
     epochs: int | None = None       # None: 2, the paper's meta-test
     lr: float | None = None         # None: 3e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
-    batch_size: int | None = None   # windows per step; the paper chose from 12, 16, 32; None: 16
     max_len: int | None = None      # tokens per window, question and context; None: 384, or the LM's most
-    labelled: int | None = None     # texts of train whose questions are used, drawn by seed; None: all
-    seed: int = 0                   # of head, order and dropout, three separate streams
-    fast: bool = True               # bf16 where native, cheaper attention on a CPU
-    raw: str | None = None          # folder with the raw files of a named data set
-    dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
-    results: str = "results.jsonl"  # one line a finished evaluation
-    out: str | None = None          # folder of predictions.jsonl; None: runs/qa-DATASET-LM-SPLIT-SEED-HASH
-    row: str | None = None          # what run_all.sh calls it, MASKER,--flag=value; tables show the flags
-    key: str | None = None          # by which run_all.sh finds the line of results again
-    save_model: bool = False        # keep the span predictor in `out`, as a Hugging Face folder
 
 
 # ---------------------------------------------------------------- the task
