@@ -242,7 +242,7 @@ def product_rate() -> float:
 
 # ---------------------------------------------------------------- the script
 
-def spread(values: np.ndarray) -> str:
+def median_and_range(values: np.ndarray) -> str:
     return f"{np.median(values):.2f} ({values.min():.2f} to {values.max():.2f})"
 
 
@@ -279,7 +279,8 @@ def main(cfg: Config) -> None:
     for i, stage in enumerate([*STAGES, "episode"]):
         seconds = {side: np.array(found)[:, i] for side, found in measured.items()}         # (repeats,) each
         ratios = [seconds[side] / seconds["ours"] for side in others]
-        print("|", " | ".join([stage, *map(spread, seconds.values()), *map(spread, ratios)]), "|")
+        cells = map(median_and_range, [*seconds.values(), *ratios])
+        print("|", " | ".join([stage, *cells]), "|")
     peaks = ", ".join(f"{side} {gb[side]:.2f}" for side in SIDES)
     print(f"\nmedian of {cfg.repeats} (least to most); peak GB: {peaks}; our MLM reaches {share:.0%} of the "
           "rate of large products")
