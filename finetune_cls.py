@@ -31,6 +31,7 @@ METRICS = ("accuracy", "likelihood")
 
 @dataclass
 class Config(EvaluationConfig):
+    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
     dataset: str = "toycls"         # imdb chemprot toycls, or a path with text and label (data_prep.py)
     epochs: int | None = None       # None: 3, the paper's meta-test
     lr: float | None = None         # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)

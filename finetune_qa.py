@@ -37,6 +37,7 @@ N_BEST = 5          # answers kept for each question
 
 @dataclass
 class Config(EvaluationConfig):
+    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
     dataset: str = "toyqa"          # squad newsqa emrqa toyqa, or a path to SQuAD json or MRQA jsonl
     epochs: int | None = None       # None: 2, the paper's meta-test
     lr: float | None = None         # None: 3e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
