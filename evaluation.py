@@ -20,10 +20,9 @@ from runs import Run, UserError
 @dataclass
 class EvaluationConfig:
     """The flags that all finetune_*.py share."""
-    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
     split: str | None = None        # scored: test, or dev (for choosing anything); None: test if there is one
-    batch_size: int | None = None   # rows per step; the paper chose from 12, 16, 32; None: 16
+    batch_size: int | None = None   # texts or windows per step; the paper chose from 12, 16, 32; None: 16
     labelled: int | None = None     # texts of train whose labels are used, drawn by seed; None: all
     seed: int = 0                   # of head, order and dropout, three separate streams
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
@@ -41,7 +40,7 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
     processes train, and the first one predicts.
 
     kind: "cls" of finetune_cls.py, "qa" of finetune_qa.py, or that of another file with their interface
-    cfg: the Config of this file; its flags that are None become the DEFAULTS there, or those of the toy world
+    cfg: the Config of that file; its flags that are None become the DEFAULTS there, or those of the toy world
         where the LM is `tiny`"""
     task = importlib.import_module(f"finetune_{kind}")
     loop.use_fast_path(cfg.fast)

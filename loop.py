@@ -203,7 +203,6 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     order = itertools.islice(batches(length, batch_size, epochs, seed), done, steps)
     bar = progress(order, total=steps, initial=done, desc=desc, disable=quiet or rank > 0)
     for epoch, indices in bar:
-        # The step follows the sum of all losses over the count of all labels, wherever they are computed.
         # Each process takes its share of the batch. One without any must take part in the backward pass, too:
         # it runs a piece that weighs nothing.
         share, weight = indices[rank::world], 1

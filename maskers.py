@@ -139,7 +139,6 @@ def span(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndar
     word = np.maximum(np.cumsum(first_of_word, 1) - 1, 0)                                       # (B, L)
     span_ids = np.zeros((B, L), np.int64)
     for row in range(B):
-        # Spans of 3 and 2 words, 1 of them before the row, are 0 0 1 1 for its first four words.
         span_of_word = np.repeat(np.arange(L), length[row])[words_before[row]:]
         span_ids[row] = span_of_word[word[row]]
     # All tokens of a span share one score.
@@ -203,7 +202,8 @@ def check_rate(p: float | str) -> float | str:
 
 
 def pick(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray | None = None) -> np.ndarray:
-    """The mask (B, L) of the highest scores (B, L), within the budget (B,); never of a score of -inf.
+    """The mask (B, L) of the highest scores (B, L), within the budget (B,); a token, or a unit, is never
+    masked where all its scores are -inf.
 
     unit (B, L) in [0, L): tokens of one unit (`units_of`) are masked together or not at all, by the highest
     of their scores; a unit that no longer fits is passed over for the next that does. Sampling without
