@@ -3,7 +3,6 @@
     evaluate(cfg, "cls")      # all of finetune_cls.py but its task
 """
 import importlib
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,8 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
     tokenizer = data_prep.load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, kind=kind)
     lm = load_lm(cfg.lm)
-    origin, measured = pretraining_of(cfg.lm)
+    pretraining = pretraining_of(cfg.lm)
+    origin = pretraining["settings"]
     check_labels(origin, cfg.labelled, cfg.seed)
     defaults = task.DEFAULTS
     if origin["lm"] == "tiny":
@@ -70,8 +70,6 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
         name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
         cfg.out = f"runs/{kind}-{name}-{runs.digest(settings)}"
     run = Run(cfg.out, settings)
-    if run.done and cfg.save_model and not (run.folder / "config.json").exists():
-        raise UserError(f"--save_model: {run.folder} was finished without its model; choose another --out")
 
     # 3. fine-tune, and predict every example
     if not run.done:
@@ -81,36 +79,33 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
         trained = time.time()
         if not runs.is_main_process():
             return
-        lines, scores = task.predictions(model, scored)
+        lines = task.predictions(model, scored)
         runs.write_rows(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
             model.save_pretrained(run.folder)
             tokenizer.save_pretrained(run.folder)
-        seconds = {"pretrain": measured["seconds"], "train": trained - started,
+        seconds = {"pretrain": pretraining["seconds"], "train": trained - started,
                    "score": time.time() - trained}
-        run.finish(scores=scores, examples=len(lines), seconds=seconds,
-                   held_out_loss=measured["held_out_loss"])
+        run.finish(scores=task.summary(lines), examples=len(lines), seconds=seconds,
+                   held_out_loss=pretraining["held_out_loss"])
 
     # 4. one line of results
     if runs.is_main_process():
         runs.add_result(Path(cfg.results), run, cfg.row, cfg.key)
 
 
-def pretraining_of(lm: str) -> tuple[dict, dict]:
-    """The settings of the further pre-training behind an LM, {"lm": the one before it, "masker", "p", ...},
-    and what was measured in it, "seconds" and "held_out_loss"; the masker is "none" where there was none."""
-    file = Path(lm) / "run.json"
-    settings = json.loads(file.read_text()) if file.exists() else {}
-    if "masker" not in settings:
-        settings = {"lm": lm, "weights": weights_of(lm), "masker": "none", "seconds": 0.0}
-    no_settings = ("loss", "held_out_loss", "seconds", "versions")
-    measured = {name: settings.pop(name, None) for name in no_settings}
-    return settings, measured
+def pretraining_of(lm: str) -> dict:
+    """run.json of the further pre-training behind an LM; with the masker "none" where there was none."""
+    run = runs.read_run(lm)
+    if "masker" not in run.get("settings", {}):
+        settings = {"lm": lm, "weights": weights_of(lm), "masker": "none"}
+        run = {"settings": settings, "seconds": 0.0, "held_out_loss": None}
+    return run
 
 
 def check_labels(origin: dict, labelled: int | None, seed: int) -> None:
-    """UserError where masks were chosen by labels that fine-tuning is not to have. origin: of
-    `pretraining_of`
+    """UserError where masks were chosen by labels that fine-tuning is not to have. origin: the settings of
+    the pre-training
 
     A policy itself was learned from the labels of all of train, which nobody can take back."""
     reads_labels = origin["masker"] == "label" or maskers.is_learned(origin["masker"])

@@ -5,27 +5,26 @@
     python finetune_cls.py --dataset=reviews.csv --lm=roberta-base --split=dev
     torchrun --nproc_per_node=4 finetune_cls.py --dataset=imdb --lm=bert-base-uncased
 
-A kind of task is a file finetune_KIND.py with DEFAULTS, INNER_LOOP, METRICS, pieces_of, finetune,
-example_scores and predictions, as here; train_nmg.py finds it by the kind of the data.
+A kind of task is a file finetune_KIND.py with DEFAULTS, INNER_LOOP, METRICS, pieces_of, finetune, predictions
+and summary, as here; train_nmg.py finds it by the kind of the data.
 """
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification
 
 import runs
 from data import Pieces, Split, collate, truncated
 from evaluation import EvaluationConfig, evaluate
-from loop import autocast, device, fit, length_batches, to_device, with_head
+from loop import autocast, device, fit, length_batches, progress, to_device, with_head
 from runs import UserError
 
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 3, "lr": 2e-5, "batch_size": 16, "max_len": 256}
 INNER_LOOP = {"ft_epochs": 5, "ft_lr": 2e-5}
-# What example_scores measures; the first is the paper's reward, the last is graded.
+# What predictions says of every example; the first is the paper's reward, the last is graded.
 METRICS = ("accuracy", "likelihood")
 
 
@@ -59,7 +58,7 @@ def loss_fn(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.T
 
 
 def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, batch_size: int, seed: int = 0,
-             distributed: bool = False, quiet: bool = False) -> torch.nn.Module:
+             distributed: bool = False) -> torch.nn.Module:
     """A classifier around a copy of the LM's encoder, trained on `pieces`; `lm` stays as it is."""
     names = dict(enumerate(pieces.split.labels))
     label2id = {label: i for i, label in names.items()}
@@ -70,35 +69,40 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, bat
         return collate(pieces, indices).tensors() | {"labels": labels[indices]}
 
     fit(model, pieces.length, make_batch, loss_fn, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed,
-        distributed=distributed, desc="fine-tuning", quiet=quiet)
+        distributed=distributed, desc="fine-tuning")
     return model
 
 
 @torch.no_grad()
-def predict(model: torch.nn.Module, pieces: Pieces, quiet: bool = False) -> np.ndarray:
+def predict(model: torch.nn.Module, pieces: Pieces) -> np.ndarray:
     """(M, C) log probabilities of the classes."""
     log_probs = np.zeros((len(pieces), model.config.num_labels), np.float32)
     model.to(device()).eval()
-    with tqdm(total=len(pieces), desc="scoring", unit="text", disable=quiet or None) as bar:
-        for indices in length_batches(pieces.length):
-            tensors = to_device(collate(pieces, indices).tensors())
-            with autocast(model):
-                output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])
-            log_probs[indices] = output.logits.float().log_softmax(-1).cpu().numpy()
-            bar.update(len(indices))
+    for indices in progress(length_batches(pieces.length), "scoring"):
+        tensors = to_device(collate(pieces, indices).tensors())
+        with autocast(model):
+            output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])
+        log_probs[indices] = output.logits.float().log_softmax(-1).cpu().numpy()
     return log_probs
 
 
-def example_scores(model: torch.nn.Module, pieces: Pieces) -> dict[str, np.ndarray]:
-    """(V,) each, by rising example id: accuracy, 0 or 1, and likelihood, log p(label)."""
-    by_id = np.argsort(pieces.example_ids)
-    log_probs, labels = predict(model, pieces, quiet=True)[by_id], labels_of(pieces)[by_id]
-    return {"accuracy": (log_probs.argmax(1) == labels).astype(float),
-            "likelihood": log_probs[np.arange(len(labels)), labels].astype(float)}
+def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
+    """A line for every text, in the order of the split: its label, the predicted one, and METRICS: accuracy,
+    0 or 1, and likelihood, log p(label)."""
+    log_probs, labels = predict(model, pieces), labels_of(pieces)
+    names = pieces.split.labels
+    lines = []
+    for i in np.argsort(pieces.text_ids):
+        gold, predicted = labels[i], log_probs[i].argmax()
+        lines.append({"row": int(pieces.text_ids[i]), "gold": names[gold], "predicted": names[predicted],
+                      "accuracy": float(gold == predicted), "likelihood": float(log_probs[i, gold])})
+    return lines
 
 
-def accuracy_and_f1(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Accuracy (which is micro F1) and macro F1 in percent; gold and predicted (N,) are class indices."""
+def summary(lines: list[dict]) -> dict[str, float]:
+    """Accuracy (which is micro F1) and macro F1 of all predictions, in percent."""
+    gold = np.array([line["gold"] for line in lines])
+    predicted = np.array([line["predicted"] for line in lines])
     f1 = []
     for label in np.union1d(gold, predicted):
         hits = ((gold == label) & (predicted == label)).sum()
@@ -107,17 +111,6 @@ def accuracy_and_f1(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]
 
 
 # ---------------------------------------------------------------- the script
-
-def predictions(model: torch.nn.Module, pieces: Pieces) -> tuple[list[dict], dict[str, float]]:
-    """A line for every text, and what accuracy_and_f1 says of all."""
-    predicted = predict(model, pieces).argmax(1)
-    gold = labels_of(pieces)
-    names = pieces.split.labels
-    lines = []
-    for row, (p, g) in enumerate(zip(predicted, gold, strict=True)):
-        lines.append({"row": row, "gold": names[g], "predicted": names[p]})
-    return lines, accuracy_and_f1(gold, predicted)
-
 
 def main(cfg: Config) -> None:
     evaluate(cfg, "cls")

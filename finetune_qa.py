@@ -15,24 +15,22 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 from transformers import AutoModelForQuestionAnswering
 
 import runs
 from data import Batch, Pieces, Split, collate, windows
 from evaluation import EvaluationConfig, evaluate
-from loop import autocast, device, fit, length_batches, to_device, with_head
+from loop import autocast, device, fit, length_batches, progress, to_device, with_head
 
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 2, "lr": 3e-5, "batch_size": 16, "max_len": 384}
 INNER_LOOP = {"ft_epochs": 1, "ft_lr": 3e-5}
-# What example_scores measures; the first is the paper's reward, the last is graded.
+# What predictions says of every example; the first is the paper's reward, the last is graded.
 METRICS = ("em", "f1", "likelihood")
 
 OVERLAP = 128       # context tokens that two windows share; in short windows a third
 MAX_QUESTION = 64   # tokens; longer questions are cut
 MAX_ANSWER = 30     # tokens of the longest answer that is considered
-N_BEST = 5          # answers kept for each question
 
 
 @dataclass
@@ -82,79 +80,75 @@ def loss_fn(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.T
 
 
 def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, batch_size: int, seed: int = 0,
-             distributed: bool = False, quiet: bool = False) -> torch.nn.Module:
+             distributed: bool = False) -> torch.nn.Module:
     """A span predictor around a copy of the LM's encoder, trained on `pieces`; `lm` stays as it is."""
     model = with_head(lm, AutoModelForQuestionAnswering, seed, num_labels=2)
-    asked = np.unique(pieces.question_ids)
-    answered = np.unique(pieces.question_ids[holds_answer(pieces, np.arange(len(pieces)))])
-    if not quiet and runs.is_main_process():
-        print(f"{len(pieces):,} windows of {len(asked):,} questions; the answers of "
-              f"{len(asked) - len(answered):,} are cut off in every window: trained as absent")
 
     def make_batch(step, epoch, indices):
         batch = collate(pieces, indices)
         return batch.tensors() | {"labels": targets(batch, pieces)}
 
     fit(model, pieces.length, make_batch, loss_fn, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed,
-        distributed=distributed, desc="fine-tuning", quiet=quiet)
+        distributed=distributed, desc="fine-tuning")
     return model
 
 
 @torch.no_grad()
-def predict(model: torch.nn.Module, pieces: Pieces,
-            quiet: bool = False) -> tuple[list[list[dict]], np.ndarray]:
-    """For every question of `pieces`, by rising id: its N_BEST best answers over all its windows, best first,
-    and the log likelihood of the right one (Q,).
+def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
+    """A line for every question, by rising id: its best answer over all windows, exact characters of the raw
+    text, with the sum of its start and end logit, and METRICS: exact match and F1 in [0, 1], and the log
+    likelihood of the right answer.
 
-    An answer is {"text", "score"}: exact characters of the raw text, start logit plus end logit. Every
-    span of at most MAX_ANSWER context tokens is considered."""
-    spans = {question: [] for question in np.unique(pieces.question_ids).tolist()}
-    log_prob = np.full(len(pieces), np.nan)
+    Every span of at most MAX_ANSWER context tokens is considered."""
+    split = pieces.split
+    score, log_prob = np.zeros((2, len(pieces)))
+    tokens = np.zeros((len(pieces), 2), np.int64)
     model.to(device()).eval()
-    with tqdm(total=len(pieces), desc="scoring", unit="window", disable=quiet or None) as bar:
-        for indices in length_batches(pieces.length):
-            batch = collate(pieces, indices)
-            with autocast(model):
-                output = model(**to_device(batch.tensors()))
-            log_prob[indices] = answer_log_prob(output, batch, pieces)
-            scores, first, last = best_spans(output, torch.from_numpy(batch.in_text).to(device()))
-            for row, question in enumerate(pieces.question_ids[indices].tolist()):
-                for score, i, j in zip(scores[row], first[row], last[row], strict=True):
-                    if np.isfinite(score):
-                        span = (int(batch.token_at[row, i]), int(batch.token_at[row, j]))
-                        spans[question].append((float(score), span))
-            bar.update(len(indices))
-    answers = [best_answers(pieces.split, question, found) for question, found in spans.items()]
-    return answers, mean_over_windows(log_prob, pieces.question_ids)
+    for indices in progress(length_batches(pieces.length), "scoring"):
+        batch = collate(pieces, indices)
+        with autocast(model):
+            output = model(**to_device(batch.tensors()))
+        log_prob[indices] = answer_log_prob(output, batch, pieces)
+        score[indices], columns = best_span(output, torch.from_numpy(batch.in_text).to(device()))
+        tokens[indices] = np.take_along_axis(batch.token_at, columns, 1)
+
+    # The best window of each question comes first.
+    order = np.lexsort((-score, pieces.question_ids))
+    questions, first_window = np.unique(pieces.question_ids[order], return_index=True)
+    likelihood = mean_over_windows(log_prob, pieces.question_ids)
+    lines = []
+    for i, window in enumerate(order[first_window]):
+        asked = split.questions[questions[i]]
+        answer = answer_text(split, questions[i], *tokens[window])
+        lines.append({"id": asked["id"], "answer": answer, "score": float(score[window]),
+                      "em": exact_match(answer, asked["references"]),
+                      "f1": f1_score(answer, asked["references"]), "likelihood": float(likelihood[i])})
+    return lines
 
 
-def best_spans(output, in_text: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores, first and last columns (B, N_BEST) of the best spans of each window; -inf where there are
-    fewer.
+def summary(lines: list[dict]) -> dict[str, float]:
+    """EM and F1 of all predictions, in percent."""
+    return {metric: 100 * float(np.mean([line[metric] for line in lines])) for metric in ("em", "f1")}
 
-    in_text: (B, L) bool."""
+
+def best_span(output, in_text: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The score of the best span of each window (B,), and its first and last column (B, 2).
+
+    in_text: (B, L) bool, True somewhere in each row."""
     start = output.start_logits.float().masked_fill(~in_text, -torch.inf)                       # (B, L)
     end = output.end_logits.float().masked_fill(~in_text, -torch.inf)
     # ends[:, i] holds the logits of ends at i, i + 1, ... i + MAX_ANSWER - 1.
     ends = F.pad(end, (0, MAX_ANSWER - 1), value=-torch.inf).unfold(1, MAX_ANSWER, 1)           # (B, L, A)
-    span_scores = (start[:, :, None] + ends).flatten(1)                                         # (B, L A)
-    scores, flat = span_scores.topk(min(N_BEST, span_scores.shape[1]))
-    first, extra = flat // MAX_ANSWER, flat % MAX_ANSWER
-    # A span of minus infinity may end beyond the row; it is dropped by its score.
-    last = (first + extra).clamp(max=in_text.shape[1] - 1)
-    return scores.cpu().numpy(), first.cpu().numpy(), last.cpu().numpy()
+    score, flat = (start[:, :, None] + ends).flatten(1).max(1)                                  # (B,)
+    first = flat // MAX_ANSWER
+    columns = torch.stack((first, first + flat % MAX_ANSWER), 1)
+    return score.cpu().numpy(), columns.cpu().numpy()
 
 
-def best_answers(split: Split, question: int, spans: list[tuple[float, tuple[int, int]]]) -> list[dict]:
-    """The N_BEST best of (score, (first token, last token)), best first, each with its text.
-
-    Two windows may hold the same span; the better score counts."""
+def answer_text(split: Split, question: int, first: int, last: int) -> str:
+    """The characters of a question's text from one token of the split to another."""
     text = split.text(split.question_text[question])
-    answers = {}
-    for score, (first, last) in sorted(spans, key=lambda s: (-s[0], s[1])):
-        found = text[split.char_begin[first]:split.char_end[last]]
-        answers.setdefault((first, last), {"text": found, "score": score})
-    return list(answers.values())[:N_BEST]
+    return text[split.char_begin[first]:split.char_end[last]]
 
 
 def answer_log_prob(output, batch: Batch, pieces: Pieces) -> np.ndarray:
@@ -174,17 +168,6 @@ def mean_over_windows(log_prob: np.ndarray, question_ids: np.ndarray) -> np.ndar
     there = ~np.isnan(log_prob)
     total = np.bincount(at[there], log_prob[there], len(questions))
     return total / np.maximum(1, np.bincount(at[there], minlength=len(questions)))
-
-
-def example_scores(model: torch.nn.Module, pieces: Pieces) -> dict[str, np.ndarray]:
-    """(V,) each, by rising id: exact match and F1 in [0, 1], and the log likelihood of the answer."""
-    answers, likelihood = predict(model, pieces, quiet=True)
-    em, f1 = [], []
-    for question, found in zip(np.unique(pieces.question_ids), answers, strict=True):
-        references = pieces.split.questions[question]["references"]
-        em.append(exact_match(found[0]["text"], references))
-        f1.append(f1_score(found[0]["text"], references))
-    return {"em": np.array(em), "f1": np.array(f1), "likelihood": likelihood}
 
 
 # ---------------------------------------------------------------- EM and F1, as SQuAD 1.1 defines them
@@ -215,19 +198,6 @@ def f1_score(predicted: str, references: list[str]) -> float:
 
 
 # ---------------------------------------------------------------- the script
-
-def predictions(model: torch.nn.Module, pieces: Pieces) -> tuple[list[dict], dict[str, float]]:
-    """A line for every question, and EM and F1 of all in percent."""
-    predicted, _ = predict(model, pieces)
-    lines = []
-    for question, answers in zip(pieces.split.questions, predicted, strict=True):
-        em = exact_match(answers[0]["text"], question["references"])
-        f1 = f1_score(answers[0]["text"], question["references"])
-        lines.append({"id": question["id"], "em": em, "f1": f1, "n_best": answers})
-    em = 100 * float(np.mean([line["em"] for line in lines]))
-    f1 = 100 * float(np.mean([line["f1"] for line in lines]))
-    return lines, {"em": em, "f1": f1}
-
 
 def main(cfg: Config) -> None:
     evaluate(cfg, "qa")

@@ -1,7 +1,7 @@
 """The training loop that every stage shares, and what it stands on: device, precision, random streams,
 batches.
 
-    loss, seconds = fit(model, pieces.length, make_batch, loss_fn, epochs=3, batch_size=16, lr=2e-5, seed=0)
+    seconds = fit(model, pieces.length, make_batch, loss_fn, epochs=3, batch_size=16, lr=2e-5, seed=0)
 """
 import atexit
 import contextlib
@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import fast_cpu
-from runs import UserError, atomic_write, stream
+from runs import UserError, atomic_write, is_main_process, stream
 
 FAST = False                    # set by use_fast_path, read by autocast
 CHECKPOINT_MINUTES = 10         # between two checkpoints of a long training
@@ -109,12 +109,7 @@ def all_gather(value: object) -> list:
 
 def torch_seed(seed: int, name: str) -> None:
     """Starts torch's own generators (initialisation, dropout) on a named stream."""
-    number = int(stream(seed, name).integers(2**62))
-    if device().type == "cpu":
-        # The same as below, without a millisecond for the devices that are not there.
-        torch.default_generator.manual_seed(number)
-    else:
-        torch.manual_seed(number)
+    torch.manual_seed(int(stream(seed, name).integers(2**62)))
 
 
 # ---------------------------------------------------------------- batches
@@ -159,13 +154,6 @@ class LossOf(torch.nn.Module):
         return self.loss_fn(self.model, tensors)
 
 
-def loss_module(model: torch.nn.Module, loss_fn: Callable, world: int) -> torch.nn.Module:
-    module = LossOf(model, loss_fn)
-    if world > 1:
-        module = DistributedDataParallel(module, find_unused_parameters=True, broadcast_buffers=False)
-    return module
-
-
 def steps_of(length: np.ndarray, batch_size: int, epochs: int, max_steps: int | None = None) -> int:
     """How many steps `fit` takes."""
     steps = epochs * math.ceil(len(length) / batch_size)
@@ -175,9 +163,9 @@ def steps_of(length: np.ndarray, batch_size: int, epochs: int, max_steps: int | 
 def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, int, np.ndarray], dict],
         loss_fn: Callable[[torch.nn.Module, dict], torch.Tensor], *, epochs: int, batch_size: int, lr: float,
         max_steps: int | None = None, seed: int = 0, distributed: bool = False,
-        checkpoint: Path | None = None, after_step: Callable[[int], None] | None = None, desc: str = "",
-        quiet: bool = False) -> tuple[float, float]:
-    """Trains `model` in place; returns its loss at the end, averaged over about 50 steps, and the seconds.
+        checkpoint: Path | None = None, after_step: Callable[[int], None] | None = None,
+        desc: str = "training") -> float:
+    """Trains `model` in place; returns the seconds that it took.
 
     length: (M,) tokens of each piece
     make_batch: (step, epoch, indices) -> tensors, "labels" among them, where -100 is no label
@@ -189,19 +177,20 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     AdamW without weight decay, linear decay of the learning rate to 0, gradient norm clipped to 1."""
     rank, world = rank_and_world() if distributed else (0, 1)
     model.to(device()).train()
-    module = loss_module(model, loss_fn, world)
+    module = LossOf(model, loss_fn)
+    if world > 1:
+        module = DistributedDataParallel(module, find_unused_parameters=True, broadcast_buffers=False)
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=0.0, fused=True)
     steps = steps_of(length, batch_size, epochs, max_steps)
     done, seconds = 0, 0.0
-    average = torch.zeros(())
     if checkpoint and checkpoint.exists():
-        done, average, seconds = load_checkpoint(checkpoint, model, optimizer)
+        done, seconds = load_checkpoint(checkpoint, model, optimizer)
         print(f"going on after step {done} of {steps} from {checkpoint}", flush=True)
 
     started = saved = time.time()
     order = itertools.islice(batches(length, batch_size, epochs, seed), done, steps)
-    bar = progress(order, total=steps, initial=done, desc=desc, disable=quiet or rank > 0)
+    bar = progress(order, desc, total=steps, initial=done)
     for epoch, indices in bar:
         # Each process takes its share of the batch. One without any must take part in the backward pass, too:
         # it runs a piece that weighs nothing.
@@ -228,26 +217,26 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        average = average.lerp(loss, 0.02) if done else loss
         done += 1
 
         if after_step and rank == 0:
             after_step(done)
         if done % 20 == 0:
-            check_finite(average, f"{desc}: the loss after step {done} of {steps}")
-            bar.set_postfix_str(f"loss {average.item():.3f}", refresh=False)
+            check_finite(loss, f"{desc}: the loss after step {done} of {steps}")
+            bar.set_postfix_str(f"loss {loss.item():.3f}", refresh=False)
         if checkpoint and rank == 0 and time.time() - saved > 60 * CHECKPOINT_MINUTES:
-            save_checkpoint(checkpoint, model, optimizer, done, average, seconds + time.time() - started)
+            save_checkpoint(checkpoint, model, optimizer, done, seconds + time.time() - started)
             saved = time.time()
     for name, parameter in model.named_parameters():
         check_finite(parameter, f"{desc}: the weights {name}")
-    return average.item(), seconds + time.time() - started
+    return seconds + time.time() - started
 
 
-def progress(order: Iterator, **options: object) -> tqdm:
-    """A progress bar; a log gets a line per minute."""
+def progress(steps: Iterable, desc: str, **options: object) -> tqdm:
+    """A bar for what takes more than a few seconds, gone when it ends; a log gets a line per minute."""
     refresh = 0.1 if sys.stderr.isatty() else 60
-    return tqdm(order, unit="step", mininterval=refresh, **options)
+    return tqdm(steps, desc, leave=False, unit="step", delay=3, mininterval=refresh,
+                disable=not is_main_process(), **options)
 
 
 def check_finite(tensor: torch.Tensor, what: str) -> None:
@@ -256,19 +245,19 @@ def check_finite(tensor: torch.Tensor, what: str) -> None:
 
 
 def save_checkpoint(file: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, done: int,
-                    average: torch.Tensor, seconds: float) -> None:
+                    seconds: float) -> None:
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done,
-             "average": average, "seconds": seconds}
+             "seconds": seconds}
     with atomic_write(file) as partial:
         torch.save(state, partial)
 
 
 def load_checkpoint(file: Path, model: torch.nn.Module,
-                    optimizer: torch.optim.Optimizer) -> tuple[int, torch.Tensor, float]:
+                    optimizer: torch.optim.Optimizer) -> tuple[int, float]:
     state = torch.load(file, weights_only=True, map_location=device())
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    return state["done"], state["average"], state["seconds"]
+    return state["done"], state["seconds"]
 
 
 def with_head(lm: torch.nn.Module, auto_class: type, seed: int, **config: object) -> torch.nn.Module:

@@ -23,12 +23,11 @@ class Policy(torch.nn.Module):
     Linear(128, 1) for each token, the logit of masking it. The value of a context is its mean hidden state
     through layers of its own.
 
-    hidden_size: H of the LM that it reads; about: what it was trained on, kept in policy.json."""
+    hidden_size: H of the LM that it reads."""
 
-    def __init__(self, hidden_size: int, about: dict | None = None):
+    def __init__(self, hidden_size: int):
         super().__init__()
         self.hidden_size = hidden_size
-        self.about = about or {}
         # BERT-base has 12 heads of size 64.
         heads = max(1, hidden_size // 64)
         while hidden_size % heads:
@@ -70,7 +69,7 @@ class Policy(torch.nn.Module):
     def save(self, folder: Path) -> None:
         """folder/policy.json and folder/policy.safetensors."""
         weights = {name: weight.contiguous().cpu() for name, weight in self.state_dict().items()}
-        save_policy(folder, {"hidden_size": self.hidden_size, "about": self.about}, weights)
+        save_policy(folder, {"hidden_size": self.hidden_size}, weights)
 
 
 class LinearPolicy:
@@ -81,16 +80,15 @@ class LinearPolicy:
     is whitened as all labels of D_tr make it; in a sub-task it knows fewer.
 
     names: of SCORES; components (H, C); mean (d,) and whitener (d, d) of the d = len(names) + C features;
-    weight (d,); about: what it was searched on, kept in policy.json"""
+    weight (d,)"""
 
     def __init__(self, names: list[str], components: np.ndarray, mean: np.ndarray, whitener: np.ndarray,
-                 weight: np.ndarray, about: dict | None = None):
+                 weight: np.ndarray):
         self.names = names
         self.components = components
         self.mean = mean
         self.whitener = whitener
         self.weight = weight
-        self.about = about or {}
 
     @classmethod
     def whitened(cls, names: list[str], n_components: int, batches: list[Batch],
@@ -129,7 +127,7 @@ class LinearPolicy:
     def save(self, folder: Path) -> None:
         """folder/policy.json and folder/policy.safetensors."""
         arrays = {name: torch.tensor(getattr(self, name)) for name in LINEAR_ARRAYS}
-        save_policy(folder, {"names": self.names, "about": self.about}, arrays)
+        save_policy(folder, {"names": self.names}, arrays)
 
 
 LINEAR_ARRAYS = ("components", "mean", "whitener", "weight")

@@ -6,6 +6,7 @@
     torchrun --nproc_per_node=4 pretrain.py --dataset=newsqa --lm=bert-base-uncased
 """
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,6 @@ import toy
 from data import Batch, Pieces, blocks, collate
 from loop import autocast, device, fit, length_batches, steps_of, to_device
 from plots import held_out_curve
-from policies import load_policy
 from runs import Run, UserError
 
 
@@ -41,7 +41,6 @@ class Config:
     batch_size: int | None = None   # blocks per step; the paper chose from 12, 16, 24; None: 16
     max_len: int | None = None      # tokens per block; None: 512 for questions, else 256, or the LM's most
     seed: int = 0                   # of masks, order and dropout, three separate streams
-    remask: bool = True             # masks anew each epoch; False: chosen once, by the LM as it came
     eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
     raw: str | None = None          # folder with the raw files of a named data set
@@ -166,16 +165,13 @@ def mlm_loss(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.
 def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, p: float | str = 0.15,
              epochs: int = 1, lr: float = 2e-5, batch_size: int = 16, max_steps: int | None = None,
              seed: int = 0, remask: bool = True, distributed: bool = False, checkpoint: Path | None = None,
-             after_step: Callable[[int], None] | None = None, desc: str = "MLM",
-             quiet: bool = False) -> tuple[float, float]:
-    """Trains `model` in place on blocks of text; returns its MLM loss at the end and the seconds.
+             after_step: Callable[[int], None] | None = None, desc: str = "MLM") -> float:
+    """Trains `model` in place on blocks of text; returns the seconds that it took.
 
-    p: as in maskers.masking_rate; remask: masks and corruption anew each epoch, by the LM as it then is; or
-    once, by the LM as it came, at one rate. All else as in loop.fit"""
+    p: as in maskers.masking_rate; remask: masks and corruption anew each epoch, by the LM as it then is, or
+    drawn as in the first epoch in all of them. All else as in loop.fit"""
     lm = LMReader(model)
     steps = steps_of(pieces.length, batch_size, epochs, max_steps)
-    if not remask:
-        masker = maskers.fixed(choose_masks(pieces, masker, p, seed, lm))
 
     def make_batch(step, epoch, indices):
         mask_epoch = epoch if remask else 0
@@ -184,7 +180,7 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
 
     return fit(model, pieces.length, make_batch, mlm_loss, epochs=epochs, batch_size=batch_size, lr=lr,
                max_steps=max_steps, seed=seed, distributed=distributed, checkpoint=checkpoint,
-               after_step=after_step, desc=desc, quiet=quiet)
+               after_step=after_step, desc=desc)
 
 
 def choose_masks(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, lm: Callable) -> np.ndarray:
@@ -231,14 +227,9 @@ def fill_in(cfg: Config) -> None:
     defaults = toy.PRETRAIN if cfg.lm == "tiny" else paper
     runs.fill(cfg, defaults)
     cfg.p = maskers.check_rate(cfg.p)
-    if isinstance(cfg.p, str) and not cfg.remask:
-        raise UserError(f"--p={cfg.p} --remask=False: masks that are chosen once have one rate, as --p=0.15")
     if cfg.out is None:
-        kind, _, what = cfg.masker.rpartition(":")
-        name = Path(what).name
-        if kind not in ("", "nmg", "search"):
-            name = f"{Path(kind).stem}-{name}"
-        cfg.out = f"runs/pretrain-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{name}-{cfg.seed}"
+        masker = re.sub(r"[/:]+", "-", cfg.masker)
+        cfg.out = f"runs/pretrain-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{masker}-{cfg.seed}"
 
 
 def try_masker(cfg: Config, pieces: Pieces, masker: maskers.Masker, lm: LMReader) -> None:
@@ -256,8 +247,8 @@ def log_held_out(folder: Path, step: int, loss: float) -> None:
     """Adds the held-out loss after some steps to metrics.jsonl, and draws the curve, held_out.png."""
     file = folder / "metrics.jsonl"
     # After a kill, the steps since the last checkpoint are taken again.
-    rows = [row for row in runs.read_rows(file) if row["step"] < step]
-    rows.append({"step": step, "held_out_loss": loss})
+    loss_at = {row["step"]: row["held_out_loss"] for row in runs.read_rows(file)} | {step: loss}
+    rows = [{"step": step, "held_out_loss": loss_at[step]} for step in sorted(loss_at)]
     runs.write_rows(file, rows)
     held_out_curve(rows, folder / "held_out.png")
 
@@ -307,8 +298,8 @@ def main(cfg: Config) -> None:
     cfg.max_len = max_len_of(model, cfg.max_len, data.block_len)
     known = {"data": data.checksum, "weights": weights_of(cfg.lm)}
     if maskers.is_learned(cfg.masker):
-        about = load_policy(cfg.masker.partition(":")[2]).about
-        known["policy"] = about | {"checksum": maskers.checksum(cfg.masker)}
+        learned = runs.read_run(cfg.masker.partition(":")[2])
+        known["policy"] = learned.get("settings", {}) | {"checksum": maskers.checksum(cfg.masker)}
     else:
         known["masker_code"] = maskers.checksum(cfg.masker)
     run = Run(cfg.out, runs.settings_of(cfg, **known))
@@ -324,34 +315,33 @@ def main(cfg: Config) -> None:
     # 3. pre-train, between two looks at held-out text, or with more on the way
     held_out = blocks(data.splits["dev"], cfg.max_len) if "dev" in data.splits else None
     before = held_out_loss(model, held_out) if held_out else None
-    steps = 0
-    if cfg.masker != "none":
-        steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
-    checkpoint = run.folder / "checkpoint.pt"
-    if cfg.eval_every and runs.is_main_process() and not checkpoint.exists():
+    steps, seconds = 0, 0.0
+    if cfg.eval_every and runs.is_main_process():
         log_held_out(run.folder, 0, before)
 
     def look(step):
-        if cfg.eval_every and (step % cfg.eval_every == 0 or step == steps):
+        if cfg.eval_every and step % cfg.eval_every == 0:
             log_held_out(run.folder, step, held_out_loss(model, held_out))
 
-    loss, seconds = 0.0, 0.0
-    if steps:
-        loss, seconds = pretrain(
-            model, pieces, masker, p=cfg.p, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size,
-            max_steps=cfg.max_steps, seed=cfg.seed, remask=cfg.remask, distributed=True,
-            checkpoint=checkpoint, after_step=look, desc=f"MLM {cfg.masker}")
-    after = held_out_loss(model, held_out) if held_out else None
-
-    # 4. a Hugging Face folder
+    if cfg.masker != "none":
+        steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
+        seconds = pretrain(model, pieces, masker, p=cfg.p, epochs=cfg.epochs, lr=cfg.lr,
+                           batch_size=cfg.batch_size, max_steps=cfg.max_steps, seed=cfg.seed,
+                           distributed=True, checkpoint=run.folder / "checkpoint.pt", after_step=look,
+                           desc=f"MLM {cfg.masker}")
     if not runs.is_main_process():
         return
+    after = held_out_loss(model, held_out) if held_out else None
+    if cfg.eval_every:
+        log_held_out(run.folder, steps, after)
+
+    # 4. a Hugging Face folder
     model.save_pretrained(run.folder)
     tokenizer.save_pretrained(run.folder)
     with runs.atomic_write(run.folder / "README.md") as partial:
         partial.write_text(model_card(cfg, pieces, steps, before, after), encoding="utf-8")
-    run.finish(loss=loss, held_out_loss=[before, after], seconds=round(seconds, 1))
-    print(f"saved {run.folder}: loss {loss:.3f} on its own masks, {seconds:.1f} s")
+    run.finish(held_out_loss=[before, after], seconds=round(seconds, 1))
+    print(f"saved {run.folder}: {steps:,} steps in {seconds:.1f} s")
     if held_out:
         print(f"perplexity of held-out text under random masks, p = 0.15: {np.exp(before):.2f} before, "
               f"{np.exp(after):.2f} after")

@@ -197,14 +197,13 @@ class Run:
         self.done = (self.folder / "run.json").exists()
         started = self.folder / "started.json"
         if self.done:
-            self.refuse_others(self.folder / "run.json")
-            if is_main_process():
-                print(f"already done: {self.folder} (remove it to run edited code)")
-            return
-        if (self.folder / "checkpoint.pt").exists():
+            self.refuse_others(read_run(self.folder)["settings"])
+        elif (self.folder / "checkpoint.pt").exists():
             # Without one nothing would be lost: a start with other flags begins anew.
-            self.refuse_others(started)
-        if is_main_process():
+            self.refuse_others(json.loads(started.read_text()))
+        if self.done and is_main_process():
+            print(f"already done: {self.folder} (remove it to run edited code)")
+        elif is_main_process():
             # Hidden files are our own.
             if not started.exists() and any(self.folder.glob("[!.]*")):
                 raise UserError(f"--out={folder}: exists and is no run of this script; choose another folder")
@@ -218,8 +217,7 @@ class Run:
             with atomic_write(started) as partial:
                 partial.write_text(json.dumps(self.settings, indent=1))
 
-    def refuse_others(self, file: Path) -> None:
-        there = json.loads(file.read_text())
+    def refuse_others(self, there: dict) -> None:
         changed = []
         for name, value in self.settings.items():
             if there.get(name) != value:
@@ -230,15 +228,18 @@ class Run:
 
     def finish(self, **facts: object) -> None:
         """Writes run.json: the settings, the versions, and the facts that the run found out."""
+        run = {"settings": self.settings, **facts, "versions": versions()}
         with atomic_write(self.folder / "run.json") as partial:
-            partial.write_text(json.dumps(self.settings | facts | {"versions": versions()}, indent=1))
+            partial.write_text(json.dumps(run, indent=1))
         self.lock.release()
         for name in ("started.json", "checkpoint.pt", ".checkpoint.pt.partial", ".lock"):
             (self.folder / name).unlink(missing_ok=True)
 
-    def facts(self) -> dict:
-        """What run.json says of a finished run."""
-        return json.loads((self.folder / "run.json").read_text())
+
+def read_run(folder: str | Path) -> dict:
+    """run.json of a finished run: its "settings", "versions", and facts by name; {} where there is none."""
+    file = Path(folder) / "run.json"
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def settings_of(cfg: object, without: tuple[str, ...] = (), **more: object) -> dict:
@@ -281,13 +282,13 @@ def add_result(path: Path, run: Run, row: str | None = None, key: str | None = N
     """Appends a finished evaluation to the results, unless a line with the same "config" is there.
 
     row, key: what run_all.sh calls it."""
-    facts = run.facts()
-    origin = run.settings["pretraining"]
-    line = {"dataset": facts["dataset"], "lm": origin["lm"], "masker": origin["masker"], "row": row,
-            "seed": facts["seed"], "split": facts["split"], "examples": facts.get("examples"),
+    settings, facts = run.settings, read_run(run.folder)
+    origin = settings["pretraining"]
+    line = {"dataset": settings["dataset"], "lm": origin["lm"], "masker": origin["masker"], "row": row,
+            "seed": settings["seed"], "split": settings["split"], "examples": facts["examples"],
             "metrics": list(facts["scores"]), **facts["scores"],
-            "held_out_loss": facts.get("held_out_loss"), "seconds": facts["seconds"],
-            "predictions": str(run.folder / "predictions.jsonl"), "key": key, "config": run.settings,
+            "held_out_loss": facts["held_out_loss"], "seconds": facts["seconds"],
+            "predictions": str(run.folder / "predictions.jsonl"), "key": key, "config": settings,
             "versions": facts["versions"]}
     with FileLock(f"{path}.lock"):
         before = read_rows(path)

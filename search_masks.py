@@ -237,7 +237,6 @@ def main(cfg: Config) -> None:
         return
     policy, pairs = search(cfg, Path(cfg.log or run.folder / "pairs.jsonl"), settings, data, lm, task)
     if runs.is_main_process():
-        policy.about = run.settings
         policy.save(run.folder)
         text = describe(policy, pairs, cfg, run.folder)
         (run.folder / "worth.txt").write_text(text + "\n")

@@ -103,10 +103,11 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     # same in all epochs, too.
     if mask.any():
         pretrain(adapted, subtask.contexts, maskers.fixed(mask), p=cfg.p, epochs=cfg.mlm_epochs,
-                 lr=cfg.mlm_lr, batch_size=cfg.batch_size, seed=subtask.seed, remask=False, quiet=True)
+                 lr=cfg.mlm_lr, batch_size=cfg.batch_size, seed=subtask.seed, remask=False)
     model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr,
-                          batch_size=cfg.batch_size, seed=subtask.seed, quiet=True)
-    return adapted, task.example_scores(model, subtask.val)
+                          batch_size=cfg.batch_size, seed=subtask.seed)
+    lines = task.predictions(model, subtask.val)
+    return adapted, {metric: np.array([line[metric] for line in lines]) for metric in task.METRICS}
 
 
 # ---------------------------------------------------------------- states and actions
@@ -462,7 +463,6 @@ def main(cfg: Config) -> None:
         return
     policy = meta_train(cfg, run.folder, data, lm, task)
     if runs.is_main_process():
-        policy.about = run.settings
         policy.save(run.folder)
         run.finish()
         print(f"saved {run.folder}: metrics.jsonl, curves.png, and the policy for --masker=nmg:{run.folder}")

@@ -25,7 +25,7 @@ from runs import UserError
 
 ANSWER = st.text(alphabet=st.sampled_from("aAbt heTn,.-'é 1"), max_size=15)
 CASES = st.lists(st.tuples(ANSWER, st.lists(ANSWER, min_size=1, max_size=4)), min_size=1, max_size=8)
-TRAINING = {"epochs": 150, "lr": 5e-3, "batch_size": 8, "quiet": True}
+TRAINING = {"epochs": 150, "lr": 5e-3, "batch_size": 8}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_em_and_f1_by_hand(predicted, references, em, f1):
 @settings(max_examples=40, deadline=None)
 def test_accuracy_and_macro_f1_are_torchmetrics(pairs):
     gold, predicted = np.array(pairs).T
-    ours = finetune_cls.accuracy_and_f1(gold, predicted)
+    ours = finetune_cls.summary([{"gold": str(g), "predicted": str(p)} for g, p in pairs])
     both = (torch.tensor(predicted), torch.tensor(gold))
     accuracy = MulticlassAccuracy(5, average="micro")(*both).item()
     f1_of_each = MulticlassF1Score(5, average="none")(*both).sum().item()
@@ -154,13 +154,12 @@ def test_answers_that_a_window_cuts_are_absent(questions):
 def test_the_best_spans_are_those_of_brute_force(questions, tok, monkeypatch):
     """All spans of all windows of a question, scored one by one from the model's own logits."""
     monkeypatch.setattr(finetune_qa, "MAX_ANSWER", 7)
-    monkeypatch.setattr(finetune_qa, "N_BEST", 3)
     split = questions["test"]
     pieces = windows(split, 40, 10, 20)
     model = loop.with_head(random_lm("bert", len(tok)), AutoModelForQuestionAnswering, 0, num_labels=2)
     torch.nn.init.normal_(model.qa_outputs.weight, std=3.0)
-    predicted, _ = finetune_qa.predict(model, pieces, quiet=True)
-    for question in range(len(split.questions)):
+    predicted = finetune_qa.predictions(model, pieces)
+    for question, line in enumerate(predicted):
         spans = {}
         for piece in np.flatnonzero(pieces.question_ids == question):
             batch = collate(pieces, np.array([piece]))
@@ -172,11 +171,17 @@ def test_the_best_spans_are_those_of_brute_force(questions, tok, monkeypatch):
                     span = (batch.token_at[0, first], batch.token_at[0, last])
                     score = (output.start_logits[0, first] + output.end_logits[0, last]).item()
                     spans[span] = max(spans.get(span, -np.inf), score)
-        best = sorted(spans.values(), reverse=True)[:3]
-        np.testing.assert_allclose([answer["score"] for answer in predicted[question]], best, atol=1e-4)
         first, last = max(spans, key=spans.get)
+        assert line["score"] == pytest.approx(spans[first, last], abs=1e-4)
         text = split.text(split.question_text[question])
-        assert predicted[question][0]["text"] == text[split.char_begin[first]:split.char_end[last]]
+        assert line["answer"] == text[split.char_begin[first]:split.char_end[last]]
+    assert len(predicted) == len(split.questions)
+
+
+def metrics_of(module, model, pieces):
+    """{metric: (V,)} of all METRICS, as train_nmg.py reads them."""
+    lines = module.predictions(model, pieces)
+    return {metric: np.array([line[metric] for line in lines]) for metric in module.METRICS}
 
 
 class Known(torch.nn.Module):
@@ -202,8 +207,7 @@ def test_scores_of_texts(texts, tok):
     logits = torch.stack(logits).detach()
     gold = torch.from_numpy(by_rising_id % 4)
     likelihood = -torch.nn.functional.cross_entropy(logits, gold, reduction="none")
-    found = finetune_cls.example_scores(model, pieces)
-    assert list(found) == list(finetune_cls.METRICS)
+    found = metrics_of(finetune_cls, model, pieces)
     np.testing.assert_allclose(found["likelihood"], likelihood, rtol=1e-4)
     np.testing.assert_array_equal(found["accuracy"], (logits.argmax(1) == gold).float())
 
@@ -230,10 +234,8 @@ def test_likelihood_of_answers(questions, tok):
                 log_probs.append((log_p[first, 0] + log_p[last, 1]).item())
         expected.append(np.mean(log_probs))
     pieces = windows(split, 64, 16, 32)
-    found = finetune_qa.example_scores(model, pieces)
-    assert list(found) == list(finetune_qa.METRICS)
+    found = metrics_of(finetune_qa, model, pieces)
     np.testing.assert_allclose(found["likelihood"], expected, rtol=1e-4)
-    np.testing.assert_array_equal(finetune_qa.predict(model, pieces, quiet=True)[1], found["likelihood"])
 
 
 def test_em_and_f1_of_examples_are_those_of_their_best_answers(questions, tok):
@@ -242,13 +244,11 @@ def test_em_and_f1_of_examples_are_those_of_their_best_answers(questions, tok):
         model.table[tok.convert_tokens_to_ids(["purred", "big"]), 0] += 9
         model.table[tok.convert_tokens_to_ids(["purred", "ones"]), -1] += 9
     pieces = finetune_qa.pieces_of(split, 64)
-    found = finetune_qa.example_scores(model, pieces)
-    answers, _ = finetune_qa.predict(model, pieces, quiet=True)
-    for i, question in enumerate(split.questions):
-        best = answers[i][0]["text"]
-        assert found["em"][i] == finetune_qa.exact_match(best, question["references"])
-        assert found["f1"][i] == finetune_qa.f1_score(best, question["references"])
-    assert 0 < found["em"].mean() < 1
+    lines = finetune_qa.predictions(model, pieces)
+    for line, question in zip(lines, split.questions, strict=True):
+        assert line["em"] == finetune_qa.exact_match(line["answer"], question["references"])
+        assert line["f1"] == finetune_qa.f1_score(line["answer"], question["references"])
+    assert 0 < np.mean([line["em"] for line in lines]) < 1
 
 
 def test_the_mean_over_windows_by_hand():
@@ -267,13 +267,13 @@ def test_scores_come_by_rising_example_id(kind, texts, questions, tok):
     with torch.no_grad():
         model.table[tok.convert_tokens_to_ids(["purred", "big", "many"]), 0] += 9
         model.table[tok.convert_tokens_to_ids(["purred", "ones"]), -1] += 9
-    whole = module.example_scores(model, pieces)
+    whole = metrics_of(module, model, pieces)
     for values in whole.values():
         assert len(values) == len(np.unique(pieces.example_ids)) and len(set(values)) > 1
     some = np.array([9, 2, 7, 3])
     order = np.random.default_rng(0).permutation(len(pieces))
     chosen = order[np.isin(pieces.example_ids[order], some)]
-    found = module.example_scores(model, pieces.take(chosen))
+    found = metrics_of(module, model, pieces.take(chosen))
     for metric, values in whole.items():
         np.testing.assert_allclose(found[metric], values[np.sort(some)], rtol=1e-5)
 
@@ -290,8 +290,8 @@ def test_predictions_are_without_dropout(kind, texts, questions, tok):
         pieces = finetune_qa.pieces_of(questions["test"], 48)
         model = loop.with_head(lm, AutoModelForQuestionAnswering, 0, num_labels=2)
         module = finetune_qa
-    once = module.example_scores(model.train(), pieces)["likelihood"]
-    again = module.example_scores(model.train(), pieces)["likelihood"]
+    once = metrics_of(module, model.train(), pieces)["likelihood"]
+    again = metrics_of(module, model.train(), pieces)["likelihood"]
     np.testing.assert_array_equal(once, again)
 
 
@@ -300,15 +300,15 @@ def test_predictions_are_not_all_the_same(texts, questions, tok):
     lm = random_lm("bert", len(tok))
     pieces = finetune_cls.pieces_of(texts["test"], 48)
     model = loop.with_head(lm, AutoModelForSequenceClassification, 0, num_labels=4)
-    together = finetune_cls.predict(model, pieces, quiet=True)
+    together = finetune_cls.predict(model, pieces)
     for i in range(len(pieces)):
-        alone = finetune_cls.predict(model, pieces.take(np.array([i])), quiet=True)
+        alone = finetune_cls.predict(model, pieces.take(np.array([i])))
         np.testing.assert_allclose(together[i], alone[0], atol=1e-5)
     assert len(np.unique(together.round(5), axis=0)) > 4
     pieces = finetune_qa.pieces_of(questions["test"], 48)
     model = loop.with_head(lm, AutoModelForQuestionAnswering, 0, num_labels=2)
-    answers, _ = finetune_qa.predict(model, pieces, quiet=True)
-    assert len({found[0]["score"] for found in answers}) == len(answers) == 5
+    lines = finetune_qa.predictions(model, pieces)
+    assert len({line["score"] for line in lines}) == len(lines) == 5
 
 
 def test_a_gold_answer_in_hindi_is_an_exact_match(tmp_path, tok):
@@ -316,8 +316,7 @@ def test_a_gold_answer_in_hindi_is_an_exact_match(tmp_path, tok):
     context, answer = "राम की किताब नई दिल्ली में है", "नई दिल्ली"
     (tmp_path / "train.json").write_text(json.dumps(squad([context], [answer])))
     split = load(str(tmp_path / "train.json"), tok, dev_share=None)["train"]
-    gold = tuple(split.token_start[0] + split.answer[0])
-    predicted = finetune_qa.best_answers(split, 0, [(1.0, gold)])[0]["text"]
+    predicted = finetune_qa.answer_text(split, 0, *(split.token_start[0] + split.answer[0]))
     assert finetune_qa.exact_match(predicted, split.questions[0]["references"]) == 1
 
 
@@ -328,7 +327,7 @@ def test_a_classifier_learns(texts, tok):
     """Fine-tuning fits what can be fitted: a few examples, many epochs."""
     pieces = finetune_cls.pieces_of(texts["train"], 64)
     model = finetune_cls.finetune(random_lm("bert", len(tok)), pieces, **TRAINING)
-    assert finetune_cls.example_scores(model, pieces)["accuracy"].mean() > 0.95
+    assert metrics_of(finetune_cls, model, pieces)["accuracy"].mean() > 0.95
 
 
 @pytest.mark.slow
@@ -340,7 +339,7 @@ def test_a_reader_learns(tmp_path, tok):
     # As that of a LM that was fine-tuned to classify.
     lm.config.num_labels = 4
     model = finetune_qa.finetune(lm, pieces, **TRAINING)
-    assert finetune_qa.example_scores(model, pieces)["em"].mean() == 1
+    assert metrics_of(finetune_qa, model, pieces)["em"].mean() == 1
 
 
 @pytest.mark.parametrize("kind", ["cls", "qa"])
@@ -353,7 +352,7 @@ def test_the_plain_path_computes_the_same_fine_tuning(kind, texts, questions, to
     models = []
     for fast in (True, False):
         loop.use_fast_path(fast)
-        models.append(module.finetune(lm, pieces, epochs=1, lr=1e-3, batch_size=8, quiet=True))
+        models.append(module.finetune(lm, pieces, epochs=1, lr=1e-3, batch_size=8))
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(a, b, atol=1e-3, rtol=0)
 
@@ -459,9 +458,6 @@ def test_a_row_twice_is_the_same(script, tmp_path, lm_folder, cls_folder, qa_fol
     assert "already done" in again.stdout
     assert "results.jsonl has a line of these settings already" in again.stdout
     assert len((tmp_path / "two/results.jsonl").read_text().splitlines()) == 1
-    (tmp_path / "two/o/config.json").unlink()
-    unsaved = call(*finetune, cwd=tmp_path / "two")
-    assert unsaved.returncode == 2 and "--save_model: o was finished without its model" in unsaved.stderr
 
 
 @pytest.mark.parametrize(("script", "auto_class"), [
@@ -480,14 +476,14 @@ def test_predictions_scores_and_model_agree(script, auto_class, tmp_path, lm_fol
     test = load(str(data), fast_tokenizer("wordpiece"))["test"]
     if script == "finetune_cls.py":
         assert row["accuracy"] == 100 * np.mean([line["gold"] == line["predicted"] for line in lines])
-        best = finetune_cls.predict(model, finetune_cls.pieces_of(test, 64), quiet=True).argmax(1)
-        assert [model.config.id2label[i] for i in best] == [line["predicted"] for line in lines]
+        again = finetune_cls.predictions(model, finetune_cls.pieces_of(test, 64))
+        assert [line["predicted"] for line in again] == [line["predicted"] for line in lines]
         assert [line["row"] for line in lines] == list(range(9))
     else:
         assert row["em"] == pytest.approx(100 * np.mean([line["em"] for line in lines]))
         assert row["f1"] == pytest.approx(100 * np.mean([line["f1"] for line in lines]))
-        answers, _ = finetune_qa.predict(model, finetune_qa.pieces_of(test, 64), quiet=True)
-        assert [found[0]["text"] for found in answers] == [line["n_best"][0]["text"] for line in lines]
+        again = finetune_qa.predictions(model, finetune_qa.pieces_of(test, 64))
+        assert [line["answer"] for line in again] == [line["answer"] for line in lines]
         assert [line["id"] for line in lines] == [question["id"] for question in test.questions]
     assert row["predictions"] == "o/predictions.jsonl" and row["masker"] == "none"
 

@@ -64,7 +64,7 @@ def make_batch(step, epoch, indices):
 
 def fit(model, make_batch=make_batch, loss_fn=tagger_loss, **changed):
     """loop.fit on the tiny task: 3 epochs of 6 steps, the last of which has one piece."""
-    settings = {"epochs": 3, "batch_size": 4, "lr": 0.01, "seed": 5, "quiet": True} | changed
+    settings = {"epochs": 3, "batch_size": 4, "lr": 0.01, "seed": 5} | changed
     return loop.fit(model, LENGTH, make_batch, loss_fn, **settings)
 
 
@@ -85,10 +85,10 @@ def test_the_optimiser_is_that_of_the_paper(max_steps, steps):
     ours, theirs = Tagger(), Tagger()
     for model in (ours, theirs):
         model.head.weight.data.mul_(20)     # for gradients that are clipped, and some that are not
-    loss, _ = fit(ours, max_steps=max_steps)
+    fit(ours, max_steps=max_steps)
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.0)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, 0, steps)
-    norms, average = [], None
+    norms = []
     for _, indices in itertools.islice(loop.batches(LENGTH, 4, 3, seed=5), steps):
         optimizer.zero_grad()
         logits, labels = theirs(IDS[indices]), LABELS[indices]
@@ -98,10 +98,8 @@ def test_the_optimiser_is_that_of_the_paper(max_steps, steps):
         norms.append(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0).item())
         optimizer.step()
         schedule.step()
-        average = mean.item() if average is None else 0.98 * average + 0.02 * mean.item()
     assert max(norms) > 1 > min(norms)
     assert len(norms) == steps
-    assert loss == pytest.approx(average, rel=1e-5)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
 
@@ -110,8 +108,7 @@ def test_a_batch_without_labels_changes_nothing():
     model = Tagger()
     before = weights(model)
     no_labels = torch.full_like(LABELS, -100)
-    loss, _ = fit(model, lambda step, epoch, rows: {"input_ids": IDS[rows], "labels": no_labels[rows]})
-    assert loss == 0
+    fit(model, lambda step, epoch, rows: {"input_ids": IDS[rows], "labels": no_labels[rows]})
     assert same(before, weights(model))
 
 
@@ -219,18 +216,17 @@ def stopping_after(steps):
 
 @pytest.mark.parametrize("stop", [0, 1, 7, 17])
 def test_a_checkpoint_resumes_to_the_same_weights(stop, tmp_path, monkeypatch, capsys):
-    """Interrupted after any number of steps, dropout included; and the loss, an average over steps."""
+    """Interrupted after any number of steps, dropout included."""
     monkeypatch.setattr(loop, "CHECKPOINT_MINUTES", 0)
     whole = Tagger(dropout=0.3)
-    loss, _ = fit(whole)
+    fit(whole)
     file = tmp_path / "checkpoint.pt"
     with pytest.raises(Killed):
         fit(Tagger(dropout=0.3), stopping_after(stop), checkpoint=file)
     assert file.exists() == (stop > 0)
     resumed = Tagger(dropout=0.3)
-    loss_again, _ = fit(resumed, stopping_after(18 - stop), checkpoint=file)
+    fit(resumed, stopping_after(18 - stop), checkpoint=file)
     assert same(weights(whole), weights(resumed))
-    assert loss_again == loss
     assert (f"going on after step {stop} of 18" in capsys.readouterr().out) == (stop > 0)
 
 
@@ -255,7 +251,7 @@ def test_seconds_are_those_of_all_processes_of_a_run(tmp_path, monkeypatch):
     with pytest.raises(Killed):
         fit(Tagger(), stopping_after(3), checkpoint=file)
     assert 1000 < torch.load(file, weights_only=True)["seconds"] < 1100
-    _, seconds = fit(Tagger(), checkpoint=file)
+    seconds = fit(Tagger(), checkpoint=file)
     assert 1000 < seconds < 1100
 
 
@@ -272,8 +268,8 @@ def shared_training(rank, port, folder):
                    "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     model = Tagger()
-    loss, _ = fit(model, distributed=True)
-    found = {"weights": weights(model), "loss": loss, "gathered": loop.all_gather(rank),
+    fit(model, distributed=True)
+    found = {"weights": weights(model), "gathered": loop.all_gather(rank),
              "broadcast": loop.broadcast(f"from {rank}")}
     torch.save(found, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -288,19 +284,18 @@ def free_port():
 @pytest.mark.slow
 def test_a_batch_shared_by_processes(tmp_path):
     """Two processes with unequal numbers of labels, one of them without any piece of the last batch: the
-    weights and the loss of a single process."""
+    weights of a single process."""
     labels = (LABELS != -100).sum(1)
     plan = [indices for _, indices in loop.batches(LENGTH, 4, 3, seed=5)]
     assert any(labels[indices[::2]].sum() != labels[indices[1::2]].sum() for indices in plan)
     assert any(len(indices) == 1 and labels[indices].sum() > 0 for indices in plan)
     alone = Tagger()
-    loss, _ = fit(alone)
+    fit(alone)
     torch.multiprocessing.spawn(shared_training, (free_port(), tmp_path), nprocs=2)
     for rank in (0, 1):
         found = torch.load(tmp_path / f"{rank}.pt")
         for name, weight in weights(alone).items():
             torch.testing.assert_close(found["weights"][name], weight, atol=1e-5, rtol=0)
-        assert found["loss"] == pytest.approx(loss, abs=1e-5)
         assert found["gathered"] == [0, 1]
         assert found["broadcast"] == "from 0"
 
@@ -623,10 +618,8 @@ def test_every_architecture_trains_on_the_fast_path(kind, half, monkeypatch):
     loop.use_fast_path(True)
     model = random_lm(kind, dropout=0.2)
     before = weights(model)
-    loss, _ = loop.fit(model, np.full(4, 30), lambda *_: padded_ids(), pretrain.mlm_loss, epochs=1,
-                       batch_size=4, lr=1e-3, quiet=True)
-    # random weights know nothing of 120 words
-    assert loss == pytest.approx(np.log(120), abs=1)
+    loop.fit(model, np.full(4, 30), lambda *_: padded_ids(), pretrain.mlm_loss, epochs=1, batch_size=4,
+             lr=1e-3)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert not same(before, weights(model))
 

@@ -246,8 +246,8 @@ def test_a_run_from_its_start_to_its_end(tmp_path, capsys):
     assert not (run.folder / "run.json").exists()
     run.finish(loss=0.5)
     assert names(run.folder) == ["run.json"]
-    facts = run.facts()
-    assert facts["seed"] == 0 and facts["overlaps"] == [1, 2] and facts["loss"] == 0.5
+    facts = runs.read_run(run.folder)
+    assert facts["settings"] == {"seed": 0, "lm": "tiny", "overlaps": [1, 2]} and facts["loss"] == 0.5
     assert {"python", "torch", "transformers"} <= set(facts["versions"])
     assert "already done" not in capsys.readouterr().out
     assert Run(tmp_path / "runs/o", SETTINGS).done

@@ -276,7 +276,6 @@ def policy(batches, lm):
     """With a known weight."""
     found = policy_of(batches, lm)
     found.weight = np.random.default_rng(0).normal(size=8)
-    found.about = {"lm": "tiny"}
     return found
 
 
@@ -291,10 +290,10 @@ def test_logits_are_products_of_features_with_the_weight(policy, batches, lm):
 @pytest.mark.parametrize("components", [4, 0])
 def test_a_saved_policy_is_the_same(components, batches, lm, tmp_path):
     policy = policy_of(batches, lm, components=components)
-    policy.weight, policy.about = np.random.default_rng(0).normal(size=len(policy.mean)), {"lm": "tiny"}
+    policy.weight = np.random.default_rng(0).normal(size=len(policy.mean))
     policy.save(tmp_path)
     opened = load_policy(tmp_path)
-    assert opened.about == {"lm": "tiny"} and opened.names == policy.names
+    assert opened.names == policy.names
     np.testing.assert_array_equal(opened.logits(batches[0], lm), policy.logits(batches[0], lm))
 
 
@@ -374,9 +373,10 @@ def test_what_a_search_leaves(finished):
                                   "--masker=sampled:o\n")
     policy = load_policy(place / "o")
     assert policy.names == ["frequent", "label"] and policy.components.shape == (128, 1)
-    about = {"dataset": "toycls", "lm": "tiny", "pairs": 4, "seed": 0, "metric": "likelihood",
-             "features": "frequent,subword,label", "val_share": 0.5}
-    assert policy.about == policy.about | about
+    settings = {"dataset": "toycls", "lm": "tiny", "pairs": 4, "seed": 0, "metric": "likelihood",
+                "features": "frequent,subword,label", "val_share": 0.5}
+    found = runs.read_run(place / "o")["settings"]
+    assert found == found | settings
     assert len(plays) == 8
 
 

@@ -6,24 +6,33 @@ import numpy as np
 import pytest
 from conftest import call
 
-import finetune_cls
 import runs
 import sources
-from evaluation import evaluate
 
 # Predicts a number: a head of one output, and the mean squared error.
 FINETUNE_SCORE = '''
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification
 
 from data import collate, truncated
+from evaluation import EvaluationConfig, evaluate
 from loop import autocast, device, fit, length_batches, to_device, with_head
 
 DEFAULTS = {"epochs": 2, "lr": 1e-3, "batch_size": 8, "max_len": 64}
 INNER_LOOP = {"ft_epochs": 2, "ft_lr": 1e-3}
 METRICS = ("closeness",)
+
+
+@dataclass
+class Config(EvaluationConfig):
+    dataset: str = "counting"
+    epochs: int | None = None
+    lr: float | None = None
+    max_len: int | None = None
 
 
 def pieces_of(split, max_len):
@@ -35,39 +44,43 @@ def numbers_of(pieces):
     return torch.tensor(labels)[pieces.split.label[pieces.text_ids].astype(int)]
 
 
+def loss_fn(model, tensors):
+    return F.mse_loss(predict(model, tensors), tensors["labels"], reduction="sum")
+
+
 def predict(model, tensors):
     with autocast(model):
         output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])
     return output.logits.float().squeeze(-1)
 
 
-def finetune(lm, pieces, *, epochs, lr, batch_size, seed, distributed=False, quiet=False):
+def finetune(lm, pieces, *, epochs, lr, batch_size, seed=0, distributed=False):
     model, numbers = with_head(lm, AutoModelForSequenceClassification, seed, num_labels=1), numbers_of(pieces)
 
     def make_batch(step, epoch, indices):
         return collate(pieces, indices).tensors() | {"labels": numbers[indices]}
 
-    def loss_fn(model, tensors):
-        return F.mse_loss(predict(model, tensors), tensors["labels"], reduction="sum")
-
     fit(model, pieces.length, make_batch, loss_fn, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed,
-        quiet=quiet)
+        distributed=distributed, desc="fine-tuning")
     return model
 
 
 @torch.no_grad()
-def example_scores(model, pieces):
+def predictions(model, pieces):
     error = torch.zeros(len(pieces))
     model.to(device()).eval()
     for indices in length_batches(pieces.length):
         tensors = to_device(collate(pieces, indices).tensors())
         error[indices] = predict(model, tensors).cpu() - numbers_of(pieces)[indices]
-    return {"closeness": -error.square().double().numpy()[np.argsort(pieces.example_ids)]}
+    return [{"closeness": -error[i].item()**2} for i in np.argsort(pieces.example_ids)]
 
 
-def predictions(model, pieces):
-    closeness = example_scores(model, pieces)["closeness"]
-    return [{"closeness": each} for each in closeness], {"closeness": closeness.mean()}
+def summary(lines):
+    return {"closeness": np.mean([line["closeness"] for line in lines])}
+
+
+def main(cfg):
+    evaluate(cfg, "score")
 '''
 
 
@@ -94,8 +107,8 @@ def test_a_policy_is_learned_for_a_third_kind_of_task(counting, tmp_path):
 
 
 def test_an_lm_is_fine_tuned_and_scored(counting, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    evaluate(finetune_cls.Config(dataset="counting", dev_share=0.2), "score")
+    result = call("finetune_score.py", "--dev_share=0.2", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
     [row] = runs.read_rows(tmp_path / "results.jsonl")
     assert (row["split"], row["examples"], row["config"]["lr"]) == ("dev", 12, 1e-3)
     assert -20 < row["closeness"] < 0

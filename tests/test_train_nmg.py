@@ -4,7 +4,6 @@ import gc
 import importlib
 import inspect
 import itertools
-import json
 import math
 import os
 import random
@@ -323,15 +322,18 @@ def test_an_inner_loop_trains_a_copy_on_its_own_masks(subtask, monkeypatch):
         seen.append(tensors["labels"].tolist())
         return mlm_loss(model, tensors)
 
+    lines = [{"accuracy": 1.0, "likelihood": -0.5}, {"accuracy": 0.0, "likelihood": -3.0}]
     monkeypatch.setattr(pretrain, "mlm_loss", watch)
     monkeypatch.setattr(finetune_cls, "finetune", lambda *given, **flags: tuned.append((*given, flags)))
-    monkeypatch.setattr(finetune_cls, "example_scores", lambda model, pieces: {"likelihood": pieces})
+    monkeypatch.setattr(finetune_cls, "predictions", lambda model, pieces: lines)
     cfg = some_config(batch_size=1, p=0.2)
     adapted, scored = train_nmg.inner_loop(lm, subtask, mask, finetune_cls, cfg)
     expected = [batch.input_ids[i][mask[i]].tolist() for i in range(len(mask))]
     assert sorted(seen) == sorted(2 * expected)
-    flags = {"epochs": 1, "lr": 1e-3, "batch_size": 1, "seed": subtask.seed, "quiet": True}
-    assert tuned == [(adapted, subtask.train, flags)] and scored == {"likelihood": subtask.val}
+    flags = {"epochs": 1, "lr": 1e-3, "batch_size": 1, "seed": subtask.seed}
+    assert tuned == [(adapted, subtask.train, flags)]
+    assert {metric: values.tolist() for metric, values in scored.items()} == {
+        "accuracy": [1, 0], "likelihood": [-0.5, -3]}
     for name, weight in lm.state_dict().items():
         assert torch.equal(weight, before[name])
     assert not torch.equal(adapted.base_model.embeddings.word_embeddings.weight,
@@ -342,7 +344,7 @@ def test_without_a_mask_the_lm_stays_as_it_is(subtask, monkeypatch):
     """As pre-training on no label leaves it."""
     lm, mask = pretrain.load_lm("tiny"), np.zeros((len(subtask.contexts), 64), bool)
     trained = copy.deepcopy(lm)
-    pretrain.pretrain(trained, subtask.contexts, maskers.fixed(mask), epochs=1, quiet=True)
+    pretrain.pretrain(trained, subtask.contexts, maskers.fixed(mask), epochs=1)
     monkeypatch.setattr(train_nmg, "pretrain", None)
     adapted, _ = train_nmg.inner_loop(lm, subtask, mask, finetune_cls, some_config())
     for name, weight in adapted.state_dict().items():
@@ -554,8 +556,8 @@ def test_a_small_run(finished):
         assert np.isfinite(list(row.values())).all()
 
 
-def test_what_a_policy_knows_of_itself(finished):
-    about = load_policy(finished[0] / "o").about
+def test_what_a_policy_was_trained_on(finished):
+    about = runs.read_run(finished[0] / "o")["settings"]
     world = data_prep.load("toycls", toy.tokenizer())
     assert about == about | {"lm": "tiny", "dataset": "toycls", "episodes": 4, "seed": 0, "self_play": True,
                              "continual": True, "data": world.checksum,
@@ -725,7 +727,7 @@ def test_the_first_commands_of_a_user(tmp_path, monkeypatch):
     assert result.returncode == 0, result.stderr
     policy = "runs/nmg-newsqa-bert-base-uncased-0"
     assert f"--masker=nmg:{policy}" in result.stdout
-    assert json.loads((tmp_path / policy / "run.json").read_text())["max_len"] == 66
+    assert runs.read_run(tmp_path / policy)["settings"]["max_len"] == 66
     result = call("pretrain.py", "--dataset=newsqa", "--lm=bert-base-uncased", f"--masker=nmg:{policy}",
                   cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -85,15 +85,14 @@ class Ours:
     def mlm(self) -> None:
         self.adapted = copy.deepcopy(self.lm)
         pretrain.pretrain(self.adapted, self.subtask.contexts, maskers.random, p=self.cfg.p,
-                          epochs=self.cfg.mlm_epochs, lr=self.cfg.mlm_lr, batch_size=self.cfg.batch_size,
-                          quiet=True)
+                          epochs=self.cfg.mlm_epochs, lr=self.cfg.mlm_lr, batch_size=self.cfg.batch_size)
 
     def finetune(self) -> None:
         self.model = self.task.finetune(self.adapted, self.subtask.train, epochs=self.cfg.ft_epochs,
-                                        lr=self.cfg.ft_lr, batch_size=self.cfg.batch_size, quiet=True)
+                                        lr=self.cfg.ft_lr, batch_size=self.cfg.batch_size)
 
-    def score(self) -> np.ndarray:
-        return self.task.example_scores(self.model, self.subtask.val)
+    def score(self) -> list[dict]:
+        return self.task.predictions(self.model, self.subtask.val)
 
 
 class Padded(Ours):

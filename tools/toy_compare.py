@@ -42,8 +42,8 @@ def score_on_test(data: Data, masker: str, seed: int) -> float:
         pretrain(lm, blocks(data.corpus, 128), maskers.find(masker), **toy.PRETRAIN, seed=seed,
                  desc=f"seed {seed}, {masker}")
     train, test = task.pieces_of(data["train"], 128), task.pieces_of(data["test"], 128)
-    model = task.finetune(lm, train, **toy.FINETUNE[data.kind], seed=seed, quiet=True)
-    return 100 * float(task.example_scores(model, test)[task.METRICS[0]].mean())
+    model = task.finetune(lm, train, **toy.FINETUNE[data.kind], seed=seed)
+    return 100 * float(np.mean([line[task.METRICS[0]] for line in task.predictions(model, test)]))
 
 
 def informative_share(data: Data, masker: str) -> float:
