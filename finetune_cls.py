@@ -78,7 +78,7 @@ def predict(model: torch.nn.Module, pieces: Pieces) -> np.ndarray:
     """(M, C) log probabilities of the classes."""
     log_probs = np.zeros((len(pieces), model.config.num_labels), np.float32)
     model.to(device()).eval()
-    for indices in progress(length_batches(pieces.length), "scoring"):
+    for indices in progress([*length_batches(pieces.length)], "scoring"):
         tensors = to_device(collate(pieces, indices).tensors())
         with autocast(model):
             output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])

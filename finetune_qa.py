@@ -104,7 +104,7 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
     score, log_prob = np.zeros((2, len(pieces)))
     tokens = np.zeros((len(pieces), 2), np.int64)
     model.to(device()).eval()
-    for indices in progress(length_batches(pieces.length), "scoring"):
+    for indices in progress([*length_batches(pieces.length)], "scoring"):
         batch = collate(pieces, indices)
         with autocast(model):
             output = model(**to_device(batch.tensors()))

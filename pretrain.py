@@ -23,7 +23,7 @@ import maskers
 import runs
 import toy
 from data import Batch, Pieces, blocks, collate
-from loop import autocast, device, fit, length_batches, steps_of, to_device
+from loop import autocast, device, fit, length_batches, progress, steps_of, to_device
 from plots import held_out_curve
 from runs import Run, UserError
 
@@ -199,7 +199,7 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
     total, count = 0.0, 0
     training = model.training
     model.to(device()).eval()
-    for indices in length_batches(pieces.length):
+    for indices in progress([*length_batches(pieces.length)], "held-out loss"):
         tensors = to_device(mlm_tensors(*mask_batch(pieces, maskers.random, 0.15, 0, 0, indices)))
         with autocast(model):
             total += mlm_loss(model, tensors).item()

@@ -430,12 +430,12 @@ def open_task(cfg: BaseConfig, low_noise: bool = False,
         raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from")
     task = importlib.import_module(f"finetune_{data.kind}")
     lm = load_lm(cfg.lm).to(device())
-    # What is filled first stays.
-    if in_toy_world(cfg):
-        runs.fill(cfg, toy.INNER_LOOP[data.kind])
+    defaults = INNER_LOOP | task.INNER_LOOP | {"metric": task.METRICS[0]}
     if low_noise:
-        runs.fill(cfg, {"val_share": 0.5, "metric": task.METRICS[-1]})
-    runs.fill(cfg, INNER_LOOP | task.INNER_LOOP | {"metric": task.METRICS[0]})
+        defaults |= {"val_share": 0.5, "metric": task.METRICS[-1]}
+    if in_toy_world(cfg):
+        defaults |= toy.INNER_LOOP[data.kind]
+    runs.fill(cfg, defaults)
     cfg.max_len = max_len_of(lm, cfg.max_len, data.block_len)
     cfg.ft_max_len = max_len_of(lm, cfg.ft_max_len, task.DEFAULTS["max_len"], "ft_max_len")
     if cfg.metric not in task.METRICS:
@@ -445,9 +445,13 @@ def open_task(cfg: BaseConfig, low_noise: bool = False,
 
 def log_settings(cfg: BaseConfig, data: Data, without: tuple[str, ...], **more: object) -> dict:
     """What a log of plays must have in common with those that are added to it; not where data and LM lie."""
-    settings = runs.settings_of(cfg, ("raw", "log", *without), data=data.checksum,
-                                weights=weights_of(cfg.lm), **more)
-    return settings | {"dataset": Path(cfg.dataset).name, "lm": Path(cfg.lm).name}
+    weights = weights_of(cfg.lm)
+    settings = runs.settings_of(cfg, ("raw", "log", *without), data=data.checksum, weights=weights, **more)
+    settings["dataset"] = Path(cfg.dataset).name
+    # Hub names, whose weights are not known here, tell LMs apart.
+    if weights:
+        settings["lm"] = Path(cfg.lm).name
+    return settings
 
 
 def main(cfg: Config) -> None:

@@ -45,7 +45,7 @@ def main(cfg: Config) -> None:
     loop.use_fast_path(False)
     model = untrained()
     seconds = pretrain(model, general_blocks(0), maskers.random, p=0.15, epochs=2, lr=1e-3,
-                             batch_size=32)
+                       batch_size=32)
     held_out = held_out_loss(model, general_blocks(1))
     model.save_pretrained(cfg.out)
     toy.tokenizer().save_pretrained(cfg.out)
