@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every row of the paper's tables across seeds, or maskers of your choice on your data; then report.py.
+# Every row of the paper's tables across seeds, or maskers of your choice on your data; then report.py. A row
+# that fails says so, and the rest go on.
 #
 #   bash run_all.sh                     all rows; started again, it goes on where it stopped
 #   QUICK=1 bash run_all.sh             the same rows on the embedded data and LM, no download, minutes
@@ -11,8 +12,8 @@
 #                  nmg-fresh are the ablations of table 3. Flags of pretrain.py for one row after commas:
 #                  random,--p=0.3-0.15
 #   QA, CLS        data sets of each task (names or paths)             LMS, SEEDS
-#   RAW=FOLDER     FOLDER/NAME has the raw files of a named data set   JOBS=2      commands at once
-#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS, SEARCH_FLAGS            OUT=runs    where everything goes
+#   JOBS=2         commands at once                                    OUT=runs    where everything goes
+#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS, SEARCH_FLAGS
 #                  more flags for every command of a script, such as PRETRAIN_FLAGS=--spacy_model=FOLDER; with
 #                  other flags the same rows need another OUT, as one table compares equal settings only
 #
@@ -34,7 +35,7 @@ QA=${QA-squad emrqa newsqa} CLS=${CLS-chemprot imdb}
 policies=() rows=() finished=0
 fail() { echo "error: $*" >&2; exit 2; }
 [[ -z $* || $* == --list ]] || fail "$*: give --list or nothing; all else are environment variables"
-[[ "$OUT$RAW$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, RAW, PYTHON and this path must be without spaces"
+[[ "$OUT$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, PYTHON and this path must be without spaces"
 
 # WORD ...: a checksum of the words; of a path, of what its files hold, so that they may lie elsewhere later
 checksum() {
@@ -46,11 +47,9 @@ checksum() {
 
 # SCRIPT DATASET LM MASKER[,--flag=value,...]: a row of a table, all seeds but for those in the results
 row() {
-    local script=$1 data=$2 base=$3 row=$4 name=${4%%,*} raw="" learn="" policy flags files key run pretrain lm
-    local masker=$name
-    [[ -z $RAW || ! -d $RAW/$data ]] || raw=$RAW/$data
-    local read="--dataset=$data${raw:+ --raw=$raw}" place=$(basename $data)-$(basename $base)
-    files=$(checksum "$data" "$base" "$raw")
+    local script=$1 data=$2 base=$3 row=$4 name=${4%%,*}
+    local masker=$name read=--dataset=$data place=$(basename $data)-$(basename $base)
+    local files=$(checksum "$data" "$base") learn="" policy flags key run pretrain lm
 
     # What its masker learns, once for all seeds.
     case $name in
@@ -122,5 +121,40 @@ if [ "$*" ]; then
 fi
 [ $((${#rows[@]} + finished)) -gt 0 ] || fail "no row is left: check LMS, QA, CLS and MASKERS"
 [ $finished = 0 ] || echo "$finished rows are in $OUT/results.jsonl already"
-export PYTHONPATH=${here:-.}${PYTHONPATH:+:$PYTHONPATH}
-exec $PYTHON -m tools.jobs --out=$OUT --jobs=$JOBS < <(commands)
+mkdir -p $OUT/logs
+rm -f $OUT/logs/failed
+
+# COMMAND: runs it, with a log of its own, named like what it makes
+run_one() {
+    local made=${1##*--out=} log
+    log=$OUT/logs/$(basename $made).log
+    echo "$(date +%T) $made begins, see $log"
+    echo "$1" >> $log
+    if eval "$1" >> $log 2>&1; then
+        echo "$(date +%T) $made ends"
+    else
+        echo "$made FAILED ($?), see $log: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2
+    fi
+}
+# COMMAND ...: runs them all, $JOBS at once
+run_each() { [ $# = 0 ] || printf '%s\0' "$@" | xargs -0 -n 1 -P $JOBS bash -c 'run_one "$0"'; }
+export -f run_one
+export OUT
+
+# By itself each of several would take all cores.
+threads=$(($(getconf _NPROCESSORS_ONLN) / JOBS))
+[ $JOBS = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
+# Policies first, as rows mask with them; a row without its policy fails by itself.
+run_each "${policies[@]}"
+run_each "${rows[@]}"
+
+code=0
+[ ! -e $OUT/results.jsonl ] || $PYTHON ${here}report.py --results=$OUT/results.jsonl || code=$?
+# Last, where one looks first.
+if [ -e $OUT/logs/failed ]; then
+    echo >&2
+    echo "$(grep -c "" $OUT/logs/failed) failed; the same command runs them again:" >&2
+    cat $OUT/logs/failed >&2
+    code=1
+fi
+exit $code
