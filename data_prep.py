@@ -3,7 +3,6 @@
     python data_prep.py --dataset=chemprot --lm=bert-base-uncased     # downloads and prepares
     python data_prep.py --dataset=my_folder                           # train, dev, test, corpus in any format
     python data_prep.py --dataset=reviews.csv                         # one file; a dev split is cut from it
-    python data_prep.py --dataset=emrqa --raw=folder_of_data_json     # raw files that you already have
 
 Formats, also gzipped: .json (SQuAD 1.1, or emrQA), .jsonl (text, with label and doc where you have them, or
 MRQA), .csv and .tsv (text and label, or text alone), .txt (a corpus, one document per line; or JSON lines).
@@ -36,13 +35,13 @@ BLOCK_LEN = {"qa": 512}                 # of a kind (section 4.1); 256 for any o
 
 # ---------------------------------------------------------------- load
 
-def load(name: str, tokenizer, raw: str | None = None, dev_share: float | None = None,
-         spacy_model: str | None = None, kind: str | None = None) -> Data:
+def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str | None = None,
+         kind: str | None = None) -> Data:
     """Prepares a data set for a tokenizer, or opens what was prepared before; prints its counts.
 
-    raw: folder with the files of a named data set; dev_share: share of train to cut as dev where there is
-    none; kind: what the caller can work with ("cls", "qa"), None for all. Raises UserError."""
-    source = find_source(name, raw)
+    dev_share: share of train to cut as dev where there is none; kind: what the caller can work with ("cls",
+    "qa"), None for all. Raises UserError."""
+    source = find_source(name)
     if dev_share is not None and "dev" not in source.readers:
         if "train" not in source.readers:
             raise UserError(f"--dev_share={dev_share}: {name} has no train split to cut from; text in a "
@@ -378,12 +377,11 @@ def load_tokenizer(name: str):
 class Config:
     dataset: str = "toycls"             # squad newsqa emrqa chemprot imdb toycls toyqa, a folder, or a file
     lm: str = "tiny"                    # whose tokenizer: tiny, a Hugging Face folder, or a hub name
-    raw: str | None = None              # folder with the raw files of a named data set, instead of downloads
     dev_share: float | None = None      # share of train to cut as dev where there is none; paths: 0.1
 
 
 def main(cfg: Config) -> None:
-    load(cfg.dataset, load_tokenizer(cfg.lm), cfg.raw, cfg.dev_share)
+    load(cfg.dataset, load_tokenizer(cfg.lm), cfg.dev_share)
 
 
 if __name__ == "__main__":

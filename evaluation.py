@@ -25,7 +25,6 @@ class EvaluationConfig:
     labelled: int | None = None     # texts of train whose labels are used, drawn by seed; None: all
     seed: int = 0                   # of head, order and dropout, three separate streams
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
-    raw: str | None = None          # folder with the raw files of a named data set
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     results: str = "results.jsonl"  # one line a finished evaluation
     out: str | None = None          # of predictions.jsonl; None: runs/KIND-DATASET-LM-SPLIT-SEED-HASH
@@ -47,7 +46,7 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
 
     # 1. the data and the LM
     tokenizer = data_prep.load_tokenizer(cfg.lm)
-    data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, kind=kind)
+    data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=kind)
     lm = load_lm(cfg.lm)
     pretraining = pretraining_of(cfg.lm)
     origin = pretraining["settings"]

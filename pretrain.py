@@ -43,7 +43,6 @@ class Config:
     seed: int = 0                   # of masks, order and dropout, three separate streams
     eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
-    raw: str | None = None          # folder with the raw files of a named data set
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     labelled: int | None = None     # as in finetune_*.py, for masks that read labels; None: all
     spacy_model: str | None = None  # finds the entities for --masker=entity; None: en_core_web_sm
@@ -287,7 +286,7 @@ def main(cfg: Config) -> None:
 
     # 1. the LM, and the task's text in blocks
     tokenizer = data_prep.load_tokenizer(cfg.lm)
-    data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, cfg.dev_share, cfg.spacy_model)
+    data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, cfg.spacy_model)
     if cfg.eval_every and "dev" not in data.splits:
         raise UserError(f"--eval_every: {cfg.dataset} has no dev split to look at; --dev_share=0.1 cuts one "
                         "from train; put a single .txt into a folder as train.txt, and pass the folder")

@@ -1,8 +1,8 @@
 """Raw files in, records out: the formats, and the data sets that have a name.
 
-    @dataset
-    def my_data(raw):                       # then --dataset=my_data --raw=FOLDER
-        return from_files({"train": raw / "train.csv"}, dev=0.1)
+    def my_data():                          # then --dataset=my_data
+        return from_files({"train": Path("my_data.csv")}, dev=0.1)
+    DATASETS["my_data"] = my_data
 
 data_prep.py turns the records into token arrays.
 """
@@ -260,103 +260,74 @@ class Source:
     kind: str | None = None                                     # None: found by the fields (KINDS)
 
 
-DATASETS: dict[str, Callable[[Path | None], Source]] = {}
 MRQA = "https://s3.us-east-2.amazonaws.com/mrqa/release/v2/"
 DONT_STOP = "https://allennlp.s3-us-west-2.amazonaws.com/dont_stop_pretraining/data/"
 
-
-def dataset(f: Callable[[Path | None], Source]) -> Callable:
-    """Registers a named data set: a function (folder of the user's own raw files, or None) -> Source."""
-    DATASETS[f.__name__] = f
-    return f
-
-
-@dataset
-def squad(raw: Path | None) -> Source:
-    return mrqa("SQuAD", raw, train="b094703b9c6f740cc2dfd70b3201b833553fcec0c8a522f22c2c6ff82ce2cc78",
-                dev="5afa4b088adf297fc29374ddf2d44d974b8837380e2554e62edf258fee5c32ee")
-
-
-@dataset
-def newsqa(raw: Path | None) -> Source:
-    return mrqa("NewsQA", raw, train="f1ccbf2d259ce1094aacde21a53592894248e5778814205dac94f0b086dbe968",
-                dev="66bfb10cab2029bbc7d1afaece20c35fac341b1c179d15b70fde22a207f096ae")
-
-
-@dataset
-def emrqa(raw: Path | None) -> Source:
-    """20 % of the notes are held out for scoring, as in the paper."""
-    if not raw or not (raw / "data.json").exists():
-        raise UserError("emrqa: needs --raw=FOLDER with data.json, which the n2c2 portal (DBMI, Harvard, "
-                        f"'Community Annotations') gives out under a data-use agreement; none in {raw}")
-    return from_files({"train": raw / "data.json"}, test=0.2)
+# The files of each data set that is downloaded: their places, and their sha256 where one is known. The dev
+# files of MRQA 2019 are what the paper reports: `test`. The others have the splits of Gururangan et al. 2020.
+DOWNLOADS = {
+    "squad": {
+        "train.jsonl.gz": (f"{MRQA}train/SQuAD.jsonl.gz",
+                           "b094703b9c6f740cc2dfd70b3201b833553fcec0c8a522f22c2c6ff82ce2cc78"),
+        "test.jsonl.gz": (f"{MRQA}dev/SQuAD.jsonl.gz",
+                          "5afa4b088adf297fc29374ddf2d44d974b8837380e2554e62edf258fee5c32ee")},
+    "newsqa": {
+        "train.jsonl.gz": (f"{MRQA}train/NewsQA.jsonl.gz",
+                           "f1ccbf2d259ce1094aacde21a53592894248e5778814205dac94f0b086dbe968"),
+        "test.jsonl.gz": (f"{MRQA}dev/NewsQA.jsonl.gz",
+                          "66bfb10cab2029bbc7d1afaece20c35fac341b1c179d15b70fde22a207f096ae")},
+    "chemprot": {f"{split}.jsonl": (f"{DONT_STOP}chemprot/{split}.jsonl", None) for split in SPLITS[:3]},
+    "imdb": {f"{split}.jsonl": (f"{DONT_STOP}imdb/{split}.jsonl", None) for split in SPLITS[:3]},
+}
 
 
-@dataset
-def chemprot(raw: Path | None) -> Source:
-    return dont_stop("chemprot", raw)
-
-
-@dataset
-def imdb(raw: Path | None) -> Source:
-    return dont_stop("imdb", raw)
-
-
-def mrqa(name: str, raw: Path | None, **sha256: str) -> Source:
-    """MRQA 2019's release, whose dev file is what the paper reports: the `test` split."""
-    files = find_splits(raw) if raw else {}
-    if not raw:
-        for split, checksum in sha256.items():
-            files[split] = CACHE / "raw" / split / f"{name}.jsonl.gz"
-            download(f"{MRQA}{split}/{name}.jsonl.gz", files[split], checksum)
-    if "dev" in files and "test" not in files:
-        files["test"] = files.pop("dev")
-    return from_files(files)
-
-
-def dont_stop(name: str, raw: Path | None) -> Source:
-    """The splits of Gururangan et al. 2020."""
-    if raw:
-        return from_files(find_splits(raw))
-    files = {}
-    for split in ("train", "dev", "test"):
-        files[split] = CACHE / "raw" / name / f"{split}.jsonl"
-        download(f"{DONT_STOP}{name}/{split}.jsonl", files[split])
-    return from_files(files)
-
-
-def download(url: str, path: Path, sha256: str | None = None) -> None:
-    """Fetches a file once, with a progress bar; one with another checksum is not kept."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def downloaded(name: str) -> Source:
+    """A data set of DOWNLOADS. Whoever has its files already puts them into the folder of that name."""
+    folder = CACHE / "raw" / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
     # Of the processes that torchrun starts, one downloads and the others wait.
-    with FileLock(f"{path}.lock"):
-        if path.exists():
-            return
-        try:
-            torch.hub.download_url_to_file(url, str(path), hash_prefix=sha256)
-        except (OSError, RuntimeError, HTTPException) as e:
-            raise UserError(f"{url}: cannot be downloaded ({e}); with files of your own, use --raw=FOLDER or "
-                            "--dataset=PATH") from e
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            with runs.atomic_write(folder) as partial:
+                partial.mkdir()
+                for file, (url, sha256) in DOWNLOADS[name].items():
+                    download(url, partial / file, sha256, folder)
+    return from_files(find_splits(folder))
 
 
-def toy_source(name: str, raw: Path | None = None) -> Source:
+def download(url: str, file: Path, sha256: str | None, folder: Path) -> None:
+    """Fetches a file with a progress bar, and checks it. folder: where files of one's own would go"""
+    try:
+        torch.hub.download_url_to_file(url, str(file), hash_prefix=sha256)
+    except (OSError, RuntimeError, HTTPException) as e:
+        raise UserError(f"{url}: cannot be downloaded ({e}); files of your own go into {folder}, or use "
+                        "--dataset=PATH") from e
+
+
+def emrqa() -> Source:
+    """20 % of the notes are held out for scoring, as in the paper."""
+    folder = CACHE / "raw/emrqa"
+    if not (folder / "data.json").exists():
+        raise UserError(f"emrqa: needs {folder}/data.json, which the n2c2 portal (DBMI, Harvard, 'Community "
+                        "Annotations') gives out under a data-use agreement")
+    return from_files({"train": folder / "data.json"}, test=0.2)
+
+
+def toy_source(name: str) -> Source:
     records = toy.TASKS[name]()
     return Source({split: functools.partial(iter, records[split]) for split in SPLITS}, [Path(toy.__file__)])
 
 
+# Every data set that has a name: a function () -> Source.
+DATASETS: dict[str, Callable[[], Source]] = {"emrqa": emrqa}
+DATASETS |= {name: functools.partial(downloaded, name) for name in DOWNLOADS}
 DATASETS |= {name: functools.partial(toy_source, name) for name in toy.TASKS}
 
 
-def find_source(name: str, raw: str | None) -> Source:
+def find_source(name: str) -> Source:
     """The source of --dataset: a registered name, a folder, or a file."""
-    if raw and not Path(raw).is_dir():
-        raise UserError(f"--raw={raw}: no such folder")
     if name in DATASETS:
-        folder = Path(raw) if raw else None
-        return DATASETS[name](folder)
-    if raw:
-        raise UserError(f"--raw={raw}: goes with a named data set ({', '.join(DATASETS)}), and "
-                        f"--dataset={name} is none")
+        return DATASETS[name]()
     path = Path(name)
     if path.is_dir():
         return from_files(find_splits(path), dev=0.1)

@@ -47,7 +47,6 @@ class BaseConfig:
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
-    raw: str | None = None          # folder with the raw files of a named data set
     val_share: float | None = None  # of train, whole documents, for D_val; None: 0.1; 0.5 halves the noise
     # a sub-task
     contexts: int | None = None     # texts; None: 200
@@ -425,7 +424,7 @@ def open_task(cfg: BaseConfig, low_noise: bool = False,
     which is graded; with both, scores scatter less"""
     loop.use_fast_path(cfg.fast)
     tokenizer = data_prep.load_tokenizer(cfg.lm)
-    data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, spacy_model=spacy_model)
+    data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)
     if data.kind == "text":
         raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from")
     task = importlib.import_module(f"finetune_{data.kind}")
@@ -446,7 +445,7 @@ def open_task(cfg: BaseConfig, low_noise: bool = False,
 def log_settings(cfg: BaseConfig, data: Data, without: tuple[str, ...], **more: object) -> dict:
     """What a log of plays must have in common with those that are added to it; not where data and LM lie."""
     weights = weights_of(cfg.lm)
-    settings = runs.settings_of(cfg, ("raw", "log", *without), data=data.checksum, weights=weights, **more)
+    settings = runs.settings_of(cfg, ("log", *without), data=data.checksum, weights=weights, **more)
     settings["dataset"] = Path(cfg.dataset).name
     # Hub names, whose weights are not known here, tell LMs apart.
     if weights:
@@ -462,7 +461,7 @@ def main(cfg: Config) -> None:
     # With an edited reward it is another run.
     known = {"data": data.checksum, "weights": weights_of(cfg.lm),
              "reward_code": runs.digest(inspect.getsource(rewards))}
-    run = Run(cfg.out, runs.settings_of(cfg, without=("raw", "save_every"), **known))
+    run = Run(cfg.out, runs.settings_of(cfg, without=("save_every",), **known))
     if run.done:
         return
     policy = meta_train(cfg, run.folder, data, lm, task)

@@ -237,7 +237,8 @@ def qa_folder(tmp_path):
 def mrqa_files(folder: Path, name: str, train: int = 30) -> None:
     """Small files of MRQA in the place of a data set's downloads."""
     rng = random.Random(0)
-    for split, n in (("train", train), ("dev", 6)):
+    (folder / name).mkdir(parents=True)
+    for split, n in (("train", train), ("test", 6)):
         rows = [{"header": {"dataset": name, "split": split}}]
         for i in range(n):
             words = rng.choices(" ".join(TEXTS).split(), k=40)
@@ -247,6 +248,5 @@ def mrqa_files(folder: Path, name: str, train: int = 30) -> None:
             qa = {"qid": f"{split}{i}", "question": "What sat?", "answers": [words[5]],
                   "detected_answers": [answer]}
             rows.append({"context": context, "qas": [qa]})
-        file = write_rows(folder / split / "rows.jsonl", rows)
-        (folder / split / f"{name}.jsonl.gz").write_bytes(gzip.compress(file.read_bytes()))
-        file.unlink()
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / name / f"{split}.jsonl.gz").write_bytes(gzip.compress(text.encode()))

@@ -119,11 +119,11 @@ def test_dev_by_its_usual_names(name, tmp_path, tok):
 
 
 def test_files_by_other_names(tmp_path, tok):
-    # SQuAD's own names; its dev is for scoring.
+    # SQuAD's own names.
     for split in ("train", "dev"):
         write_json(tmp_path / f"{split}-v1.1.json", squad(TEXTS[:2], ["mat", "big ones"]))
-    data = load("squad", tok, str(tmp_path))
-    assert len(data["train"]) == len(data["test"]) == 2
+    data = load(str(tmp_path), tok)
+    assert len(data["train"]) == len(data["dev"]) == 2
     # A single article is cut by paragraphs.
     articles = squad(TEXTS, ["mat", "big ones", "break", "Short"])["data"]
     one = write_json(tmp_path / "one.json", {"data": articles[:1]})
@@ -155,12 +155,14 @@ def test_a_tokenizer_with_a_length_of_its_own(tmp_path):
     assert load(str(tmp_path / "c.txt"), tok).corpus.input_ids.tolist() == theirs.tolist()
 
 
-def test_a_named_set_has_no_dev_unless_asked(tmp_path, tok):
+def test_a_named_set_has_no_dev_unless_asked(tmp_path, tok, monkeypatch):
+    """One whose files the user has put where downloads go."""
+    monkeypatch.setattr(sources, "CACHE", tmp_path)
     articles = squad(TEXTS[:1], ["mat"])["data"] + squad(TEXTS[1:2], ["big ones"])["data"]
-    write_json(tmp_path / "train.json", {"data": articles})
+    write_json(tmp_path / "raw/squad/train.json", {"data": articles})
     with pytest.raises(UserError, match=r"no dev split.*; --dev_share"):
-        load("squad", tok, str(tmp_path))["dev"]
-    assert len(load("squad", tok, str(tmp_path), 0.5)["dev"]) == 1
+        load("squad", tok)["dev"]
+    assert len(load("squad", tok, dev_share=0.5)["dev"]) == 1
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
@@ -223,7 +225,14 @@ def note_qas(i):
         qa(["smoker?"], {"evidence": "", "text": "Patient"})]
 
 
-def test_emrqa_notes(tmp_path, tok):
+def emrqa(articles, folder, monkeypatch):
+    """The data set emrqa, with a data.json of some articles."""
+    monkeypatch.setattr(sources, "CACHE", folder)
+    write_json(folder / "raw/emrqa/data.json", {"data": articles})
+    return "emrqa"
+
+
+def test_emrqa_notes(tmp_path, tok, monkeypatch):
     """A synthetic file of the shape of n2c2's data.json: kept are questions with one piece of evidence; notes
     never straddle splits."""
     notes = []
@@ -233,8 +242,7 @@ def test_emrqa_notes(tmp_path, tok):
     # The same notes again in another part, as one string.
     other = [note | {"context": "".join(note["context"])} for note in notes]
     articles = [{"title": "medication", "paragraphs": notes}, {"title": "risk", "paragraphs": other}]
-    write_json(tmp_path / "data.json", {"data": articles})
-    data = load("emrqa", tok, str(tmp_path))
+    data = load(emrqa(articles, tmp_path, monkeypatch), tok)
     assert (len(data["train"]), len(data["test"])) == (16, 4)
     assert not set(texts_of(data["train"])) & set(texts_of(data["test"]))
     split = data["test"]
@@ -245,13 +253,13 @@ def test_emrqa_notes(tmp_path, tok):
     text, first = split.text(0), split.token_start[0] + split.answer[2][0]
     assert text[:split.char_begin[first]].count("\n") == 2
     # A second cut is of what the first has left.
-    both = load("emrqa", tok, str(tmp_path), dev_share=0.1)
+    both = load("emrqa", tok, dev_share=0.1)
     parts = [set(texts_of(both[name])) for name in ("train", "dev", "test")]
     assert [len(both[name]) for name in ("train", "dev", "test")] == [14, 2, 4]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 10
 
 
-def test_evidence_by_its_place_among_the_characters(tmp_path, tok):
+def test_evidence_by_its_place_among_the_characters(tmp_path, tok, monkeypatch):
     """As the part on risk has it: of a line that stands twice, the first."""
     answer = {"evidence": "chest pain", "evidence_start": 11, "text": "pain"}
     notes = []
@@ -259,8 +267,8 @@ def test_evidence_by_its_place_among_the_characters(tmp_path, tok):
         lines = [f"Record {i}", "chest pain", "no fever", "Record two", "chest pain"]
         notes.append({"note_id": str(i), "context": "\n".join(lines),
                       "qas": [{"question": "what?", "answers": [answer]}]})
-    write_json(tmp_path / "data.json", {"data": [{"title": "risk", "paragraphs": notes}]})
-    split = load("emrqa", tok, str(tmp_path))["train"]
+    articles = [{"title": "risk", "paragraphs": notes}]
+    split = load(emrqa(articles, tmp_path, monkeypatch), tok)["train"]
     assert split.text(0)[:split.char_begin[split.answer[0][0]]].count("\n") == 1
 
 
@@ -348,7 +356,7 @@ def test_a_third_kind_of_task(tmp_path, tok, monkeypatch):
     """A source may name its kind; its arrays follow from the fields of its records."""
     rows = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(4)]
     own = sources.Source({"train": functools.partial(iter, rows)}, [], kind="ranking")
-    monkeypatch.setitem(sources.DATASETS, "own", lambda raw: own)
+    monkeypatch.setitem(sources.DATASETS, "own", lambda: own)
     data = load("own", tok, kind="ranking")
     assert data.kind == "ranking" and data["train"].label.tolist() == [0, 1, 0, 1]
     with pytest.raises(UserError, match="holds 'ranking' data, not 'cls'"):
@@ -537,16 +545,26 @@ def server(tmp_path):
     http_server.shutdown()
 
 
-def test_download(server, tmp_path):
-    path = tmp_path / "d/f.bin"
-    sources.download(server + "f.bin", path, hashlib.sha256(b"x" * 100_000).hexdigest())
-    assert path.read_bytes() == b"x" * 100_000
-    for url, said in (("f.bin", "cannot be downloaded.*hash"), ("none", "cannot be downloaded.*404")):
+def test_a_data_set_is_downloaded_whole_or_not_at_all(server, tmp_path, monkeypatch):
+    """With files that are checked; what is in its folder already is not fetched again."""
+    right = hashlib.sha256(b"x" * 100_000).hexdigest()
+    monkeypatch.setattr(sources, "CACHE", tmp_path)
+    folder = tmp_path / "raw/squad"
+    for place, checksum, said in [
+            (f"{server}f.bin", "0" * 64, "cannot be downloaded.*hash"),
+            (f"{server}none", None, "cannot be downloaded.*404"),
+            ("http://127.0.0.1:9/x", None, f"your own go into {folder}, or use --dataset")]:
+        files = {"train.jsonl": (f"{server}f.bin", right), "test.jsonl": (place, checksum)}
+        monkeypatch.setitem(sources.DOWNLOADS, "squad", files)
         with pytest.raises(UserError, match=said):
-            sources.download(server + url, tmp_path / "d/g.bin", "0" * 64)
-    with pytest.raises(UserError, match="--raw=FOLDER or --dataset=PATH"):
-        sources.download("http://127.0.0.1:9/x", tmp_path / "d/g.bin")
-    assert [f.name for f in (tmp_path / "d").iterdir() if f.suffix != ".lock"] == ["f.bin"]
+            sources.downloaded("squad")
+        assert [file.name for file in (tmp_path / "raw").iterdir()] == ["squad.lock"]
+    files["test.jsonl"] = (f"{server}f.bin", right)
+    source = sources.downloaded("squad")
+    assert sorted(source.readers) == ["test", "train"]
+    assert (folder / "train.jsonl").read_bytes() == b"x" * 100_000
+    (tmp_path / "www/f.bin").unlink()
+    assert sources.downloaded("squad").files == source.files
 
 
 def test_named_sets_download_what_they_read(server, tmp_path, tok, monkeypatch):
@@ -554,13 +572,16 @@ def test_named_sets_download_what_they_read(server, tmp_path, tok, monkeypatch):
     rows = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(5)]
     for split in ("train", "dev", "test"):
         write_rows(tmp_path / f"www/chemprot/{split}.jsonl", rows)
-    monkeypatch.setattr(sources, "DONT_STOP", server)
-    monkeypatch.setattr(sources, "CACHE", tmp_path / "cache")
-    monkeypatch.setattr(data_prep, "CACHE", tmp_path / "cache")
-    assert [len(load("chemprot", tok)[split]) for split in ("train", "dev", "test")] == [5, 5, 5]
     (tmp_path / "www/train").mkdir()
     (tmp_path / "www/train/SQuAD.jsonl.gz").write_bytes(b"not the official file")
-    monkeypatch.setattr(sources, "MRQA", server)
+    for name, official in (("chemprot", sources.DONT_STOP), ("squad", sources.MRQA)):
+        here = {}
+        for file, (url, sha256) in sources.DOWNLOADS[name].items():
+            assert url.startswith(official)
+            here[file] = (url.replace(official, server), sha256)
+        monkeypatch.setitem(sources.DOWNLOADS, name, here)
+    monkeypatch.setattr(sources, "CACHE", tmp_path / "cache")
+    assert [len(load("chemprot", tok)[split]) for split in ("train", "dev", "test")] == [5, 5, 5]
     with pytest.raises(UserError, match=r"SQuAD\.jsonl\.gz: cannot be downloaded \(invalid hash"):
         load("squad", tok)
 
@@ -713,11 +734,11 @@ def test_odd_but_good_input(tmp_path, tok):
     (tmp_path / "t.csv").write_text("text\n\"a, b\"\nc\n")
     table = load(str(tmp_path / "t.csv"), tok)
     assert table.kind == "text" and len(table["train"]) + len(table["dev"]) == 2
-    # Articles of two SQuAD files have nothing to do with each other; dev of a named set is for scoring.
+    # Articles of two SQuAD files have nothing to do with each other.
     for split in ("train", "corpus", "dev"):
         write_json(tmp_path / f"q/{split}.json", QA)
-    data = load("squad", tok, str(tmp_path / "q"))
-    assert not data.joined and set(data.splits) == {"train", "corpus", "test"}
+    data = load(str(tmp_path / "q"), tok)
+    assert not data.joined and set(data.splits) == {"train", "corpus", "dev"}
     # A label that only the cut part may have.
     for i in range(12):
         rows = [{"text": f"text {j}", "label": "rare" if j == i else "a"} for j in range(12)]
@@ -733,7 +754,8 @@ def test_odd_but_good_input(tmp_path, tok):
     # A context without a question, among others with one.
     paragraphs = [*QA["data"][0]["paragraphs"], {"context": TEXTS[1], "qas": []}]
     write_json(tmp_path / "some/train.json", {"data": [{"paragraphs": paragraphs}]})
-    train = load("squad", tok, str(tmp_path / "some"))["train"]
+    write_json(tmp_path / "some/dev.json", QA)
+    train = load(str(tmp_path / "some"), tok)["train"]
     assert len(train) == 2 and train.question_text.tolist() == [0]
 
 
@@ -745,16 +767,15 @@ def test_other_bad_input(tmp_path, tok):
     write_rows(tmp_path / "two/train.jsonl", [GOOD])
     write_rows(tmp_path / "two/train.txt", [GOOD])
     cases = [
-        (str(tmp_path / "d"), None, "d, test: the label 'z' is not among those of train"),
-        (str(tmp_path / "e"), None, "e, test: the field 'label' is missing"),
-        (str(tmp_path / "two"), None, "train.jsonl and train.txt could be train"),
-        ("chemprott", None, "did you mean 'chemprot'"),
-        ("chemprot", str(tmp_path / "none"), "no such folder"),
-        ("emrqa", None, "data-use agreement"),
-        (str(tmp_path), None, "no file named train")]
-    for name, raw, said in cases:
+        (str(tmp_path / "d"), "d, test: the label 'z' is not among those of train"),
+        (str(tmp_path / "e"), "e, test: the field 'label' is missing"),
+        (str(tmp_path / "two"), "train.jsonl and train.txt could be train"),
+        ("chemprott", "did you mean 'chemprot'"),
+        ("emrqa", "data-use agreement"),
+        (str(tmp_path), "no file named train")]
+    for name, said in cases:
         with pytest.raises(UserError, match=re.escape(said)):
-            load(name, tok, raw)
+            load(name, tok)
     with pytest.raises(UserError, match="holds 'cls' data, not 'qa'"):
         load(str(tmp_path / "two/train.txt"), tok, kind="qa")
 
@@ -778,5 +799,5 @@ def test_documents_by_number(tmp_path, tok, capsys, monkeypatch):
     # A source in memory, whose records stay as they are.
     rows = {"train": [{"text": "alpha", "label": "x"}], "corpus": [{"text": "beta"}]}
     readers = {split: functools.partial(iter, rows[split]) for split in rows}
-    monkeypatch.setitem(sources.DATASETS, "in_memory", lambda raw: sources.Source(readers, []))
+    monkeypatch.setitem(sources.DATASETS, "in_memory", lambda: sources.Source(readers, []))
     assert not load("in_memory", tok).joined and set(rows["corpus"][0]) == {"text"}

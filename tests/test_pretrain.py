@@ -686,7 +686,6 @@ def test_there_is_nothing_to_look_at_on_the_way(tmp_path, lm_folder):
     (["--p=0.3-1.5"], "--p=0.3-1.5: a share must be above 0 and at most 1"),
     (["--p=drawn:0.1-0.4"], "--p=drawn:0.1-0.4: a share"),
     (["--epochs=0"], "--epochs=0: must be 1 or more"),
-    (["--raw=nowhere"], "--raw=nowhere"),
     (["--out=full"], "exists and is no run of this script"),
     (["--max_len=129"], "--max_len=129: this LM takes at most 128 tokens"),
 ])

@@ -299,16 +299,16 @@ def test_rows_of_the_toy_world_are_run_once(tmp_path):
 
 # ---------------------------------------------------------------- the paper's tables, on stand-ins
 
-def paper_data(cache: Path, raw: Path) -> None:
+def paper_data(raw: Path) -> None:
     """A few records in the place of each download, and of emrQA, which is not for download."""
-    for name in ("SQuAD", "NewsQA"):
-        mrqa_files(cache / "raw", name, 12)
+    for name in ("squad", "newsqa"):
+        mrqa_files(raw, name, 12)
     for name, labels in (("chemprot", ["ACTIVATOR", "INHIBITOR", "SUBSTRATE"]), ("imdb", ["0", "1"])):
         for split, n in (("train", 12), ("dev", 6), ("test", 6)):
             rows = []
             for i in range(n):
                 rows.append({"text": f"{split} {i}. {TEXTS[i % 4]}", "label": labels[i % len(labels)]})
-            write_rows(cache / "raw" / name / f"{split}.jsonl", rows)
+            write_rows(raw / name / f"{split}.jsonl", rows)
     notes = []
     for i in range(12):
         qa = {"question": ["what sat?"], "answers": [{"evidence": "the mat", "text": "mat"}]}
@@ -334,12 +334,12 @@ def hub_cache(hub: Path) -> None:
 def stand_ins(tmp_path):
     """Variables for run_all.sh: small local LMs and data under the names of the real ones, and a PYTHON that
     starts at once."""
-    paper_data(tmp_path / "cache", tmp_path / "raw")
+    paper_data(tmp_path / "cache/raw")
     hub_cache(tmp_path / "hf/hub")
     nlp = spacy.blank("en")
     nlp.add_pipe("entity_ruler").add_patterns([{"label": "THING", "pattern": "cat"}])
     nlp.to_disk(tmp_path / "spacy")
-    env = {"OUT": str(tmp_path / "out"), "NMG_CACHE": str(tmp_path / "cache"), "RAW": str(tmp_path / "raw"),
+    env = {"OUT": str(tmp_path / "out"), "NMG_CACHE": str(tmp_path / "cache"),
            "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1",
            "PRETRAIN_FLAGS": f"--spacy_model={tmp_path}/spacy"}
     with quick_python(tmp_path, **env) as python:

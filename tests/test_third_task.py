@@ -93,7 +93,7 @@ def counting(tmp_path, monkeypatch):
     for i in range(60):
         rows.append({"text": f"text {i}: tom" + " nas" * (i % 4), "label": str(i % 4)})
     source = sources.Source({"train": functools.partial(iter, rows)}, [], kind="score")
-    monkeypatch.setitem(sources.DATASETS, "counting", lambda raw: source)
+    monkeypatch.setitem(sources.DATASETS, "counting", lambda: source)
 
 
 def test_a_policy_is_learned_for_a_third_kind_of_task(counting, tmp_path):

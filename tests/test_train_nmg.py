@@ -714,7 +714,7 @@ class TwoEpisodes(Config):
 def test_the_first_commands_of_a_user(tmp_path, monkeypatch):
     """Those of the docstrings, verbatim, on small files under the names of the real ones. Only the paper's
     numbers of episodes and contexts are smaller."""
-    mrqa_files(tmp_path / "cache/raw", "NewsQA")
+    mrqa_files(tmp_path / "cache/raw", "newsqa")
     for module in (sources, data_prep):
         monkeypatch.setattr(module, "CACHE", tmp_path / "cache")
     tok = fast_tokenizer("wordpiece")
@@ -821,7 +821,7 @@ def test_fine_tuning_is_the_papers(task, epochs, lr, cls_folder, qa_folder, lm_f
 @needs_shared
 @pytest.mark.slow
 def test_chemprot_with_a_real_lm(tmp_path):
-    result = call("train_nmg.py", "--dataset=chemprot", f"--raw={SHARED}/data/chemprot",
+    result = call("train_nmg.py", f"--dataset={SHARED}/data/chemprot",
                   f"--lm={SHARED}/lm/minilm", "--contexts=8", "--episodes=1", "--validation=8",
                   "--examples=32", "--ft_epochs=1", "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

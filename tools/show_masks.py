@@ -45,7 +45,6 @@ class Config:
     contexts: int = 40              # texts on the page, drawn by seed
     seed: int = 0                   # of the drawn texts and of the masks
     split: str | None = None        # train dev test corpus; None: the text that pretrain.py reads
-    raw: str | None = None          # folder with the raw files of a named data set
     spacy_model: str | None = None  # for the picture, and entities; None: no picture
     out: str = "runs/masks"         # folder of the page and the picture
 
@@ -183,7 +182,7 @@ def main(cfg: Config) -> None:
     if cfg.spacy_model:
         nlp = data_prep.load_spacy(cfg.spacy_model, exclude=["parser", "lemmatizer", "ner"])
     tokenizer = data_prep.load_tokenizer(cfg.lm)
-    data = data_prep.load(cfg.dataset, tokenizer, cfg.raw, spacy_model=cfg.spacy_model)
+    data = data_prep.load(cfg.dataset, tokenizer, spacy_model=cfg.spacy_model)
     split = data[cfg.split] if cfg.split else data.corpus
     model = load_lm(cfg.lm)
     pieces = blocks(split, max_len_of(model, None, data.block_len))
