@@ -116,6 +116,11 @@ class Split:
         return self.find_entities(self)
 
 
+def starts(lengths: np.ndarray) -> np.ndarray:
+    """(N + 1,) where each of N parts begins that lie one behind the other, and where the last one ends."""
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+
+
 @dataclass
 class Data:
     """A prepared data set for one tokenizer."""

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import runs
 import toy
-from data import ARRAYS, TOKEN_ARRAYS, Data, SpecialTokens, Split, cut_docs
+from data import ARRAYS, TOKEN_ARRAYS, Data, SpecialTokens, Split, cut_docs, starts
 from runs import UserError
 from sources import CACHE, SPLITS, Source, find_source, located, with_docs
 
@@ -160,13 +160,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
     fields: "label" and "qas", where they are to be written; every record must have them."""
     folder.mkdir(parents=True)
     tables = vocabulary_tables(tokenizer)
-    # Where each text, its characters and each question start: 0, and then running totals of lengths.
-    starts_of = {"token_start": "input_ids", "byte_start": "utf8"}
-    if "qas" in fields:
-        starts_of["question_start"] = "question_tokens"
-    total = dict.fromkeys(starts_of, 0)
-    append(folder, {name: [0] for name in starts_of})
-    n = 0
+    n, n_questions = 0, 0
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
     # Until a chunk is empty.
     for chunk in iter(lambda: list(itertools.islice(records, 1000)), []):
@@ -177,15 +171,17 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
                 arrays["label"] = [label_id(record["label"], labels) for record in chunk]
             if "qas" in fields:
                 arrays |= question_arrays(chunk, arrays, tokenizer, folder, n)
-        for name, of in starts_of.items():
-            lengths = [len(part) for part in arrays[of]]
-            arrays[name] = total[name] + np.cumsum(lengths, dtype=np.int64)
-            total[name] += sum(lengths)
+                n_questions += len(arrays["answer"])
         append(folder, arrays)
         n += len(chunk)
     if n == 0:
         raise UserError(f"{what}: there is no text in it")
-    if total.get("question_start") == 0:
+    # Where each text, its characters and each question start, from how long they are.
+    for name in ("token_start", "byte_start", "question_start"):
+        file = folder / f"{name}.bin"
+        if file.exists():
+            starts(np.fromfile(file, ARRAYS[name])).tofile(file)
+    if "qas" in fields and n_questions == 0:
         raise UserError(f"{what}: there is no question in it")
 
 
@@ -208,7 +204,7 @@ def vocabulary_tables(tokenizer) -> tuple[np.ndarray, np.ndarray]:
 
 def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: np.ndarray) -> dict:
     """The arrays of some texts: NAME -> one array per text."""
-    arrays = {name: [] for name in [*TOKEN_ARRAYS, "utf8", "doc"]}
+    arrays = {name: [] for name in [*TOKEN_ARRAYS, "token_start", "byte_start", "utf8", "doc"]}
     texts = [record["text"] for record in chunk]
     for record, encoding in zip(chunk, encode(tokenizer, texts), strict=True):
         text, ids = record["text"], np.array(encoding.ids, np.int32)
@@ -224,7 +220,11 @@ def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: 
         arrays["char_begin"].append(begin)
         arrays["char_end"].append(end)
         arrays["is_punct"].append(is_punct[ids])
-        arrays["utf8"].append(np.frombuffer(text.encode(), np.uint8))
+        utf8 = np.frombuffer(text.encode(), np.uint8)
+        # Lengths, of which write_split makes the places where texts start.
+        arrays["token_start"].append(len(ids))
+        arrays["byte_start"].append(len(utf8))
+        arrays["utf8"].append(utf8)
         arrays["doc"].append(record["doc"])
     return arrays
 
@@ -270,6 +270,7 @@ def question_arrays(chunk: list[dict], arrays: dict, tokenizer, folder: Path, n:
             questions.append({"id": qa["id"], "question": qa["question"], "references": references})
     asked = [question["question"] for question in questions]
     found["question_tokens"] = [encoding.ids for encoding in encode(tokenizer, asked)]
+    found["question_start"] = [len(ids) for ids in found["question_tokens"]]
     with open(folder / "questions.jsonl", "a", encoding="utf-8") as f:
         f.writelines(json.dumps(question) + "\n" for question in questions)
     return found

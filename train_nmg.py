@@ -28,7 +28,7 @@ import loop
 import maskers
 import runs
 import toy
-from data import Batch, Data, Pieces, collate
+from data import Batch, Data, Pieces, collate, starts
 from loop import all_gather, broadcast, device, length_batches, rank_and_world, torch_seed
 from maskers import RowRandom
 from plots import curves
@@ -126,7 +126,7 @@ class States:
 
 def encode(lm: torch.nn.Module, contexts: Pieces) -> States:
     """The states of all contexts under the current LM."""
-    offsets = np.concatenate(([0], np.cumsum(contexts.length)))
+    offsets = starts(contexts.length)
     hidden = torch.zeros(offsets[-1], lm.config.hidden_size, dtype=torch.float16)
     maskable = torch.zeros(offsets[-1], dtype=torch.bool)
     reader = LMReader(lm)
