@@ -10,15 +10,13 @@
 
 An episode is three plays of MLM, fine-tuning and scoring; what the policies add to it is not measured.
 Each side has a process of its own; they take turns on sub-tasks as train_nmg.py draws them. Ratios
-carry over to other machines, seconds do not. The last line is JSON, for programs.
-Needs `pip install accelerate`.
+carry over to other machines, seconds do not. Needs `pip install accelerate`.
 """
 import contextlib
 import copy
 import importlib
 import importlib.util
 import io
-import json
 import re
 import tempfile
 import time
@@ -33,7 +31,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
-from torch.utils.flop_counter import FlopCounterMode
 
 import data_prep
 import finetune_cls
@@ -187,8 +184,8 @@ SIDES = {"ours": Ours, "padded": Padded, "Trainer": Trainer}
 
 # ---------------------------------------------------------------- measuring
 
-def measure(side: str, cfg: Config, repeat: int) -> tuple[list[float], float, float]:
-    """The seconds of each stage, the peak memory of this process in GB, and the operations of MLM."""
+def measure(side: str, cfg: Config, repeat: int) -> tuple[list[float], float]:
+    """The seconds of each stage, and the peak memory of this process in GB."""
     seconds = []
     # Trainer prints every result.
     with contextlib.redirect_stdout(io.StringIO()):
@@ -199,7 +196,7 @@ def measure(side: str, cfg: Config, repeat: int) -> tuple[list[float], float, fl
             if device().type == "cuda":
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - started)
-    return seconds, peak_gb(), mlm_operations(work)
+    return seconds, peak_gb()
 
 
 def peak_gb() -> float:
@@ -210,33 +207,6 @@ def peak_gb() -> float:
     if not status.exists():
         return 0.0
     return int(re.search(r"VmHWM:\s*(\d+) kB", status.read_text())[1]) * 1024 / 1e9
-
-
-def mlm_operations(work: Ours) -> float:
-    """Floating-point operations of the products that MLM cannot do without: the encoder on real tokens, the
-    head on masked ones. A backward pass counts twice its forward pass."""
-    length = work.subtask.contexts.length
-    row = torch.ones(1, round(length.mean()), dtype=torch.long, device=device())
-    counts = []
-    for module in (work.lm.base_model, work.lm):
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            module(input_ids=row)
-        counts.append(counter.get_total_flops() / row.shape[1])
-    encoder, head = counts[0], counts[1] - counts[0]
-    return float(3 * work.cfg.mlm_epochs * length.sum() * (encoder + work.cfg.p * head))
-
-
-def product_rate() -> float:
-    """Operations a second of a large square product, in the type that training computes in."""
-    n = 2048 if device().type == "cpu" else 16384
-    dtype = torch.bfloat16 if loop.has_bf16() else torch.float32
-    matrix = torch.randn(n, n, device=device()).to(dtype)
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        (matrix @ matrix)[0, 0].item()
-        seconds.append(time.perf_counter() - started)
-    return 2 * n**3 / min(seconds)
 
 
 # ---------------------------------------------------------------- the script
@@ -251,25 +221,21 @@ def main(cfg: Config) -> None:
     if torch.cuda.device_count() > 1:
         raise UserError("Trainer would take all GPUs, ours takes one; set CUDA_VISIBLE_DEVICES=0")
     work = Ours(cfg, 0)
-    limit = product_rate()
     length = work.subtask.contexts.length
     print(f"\n{len(length)} contexts of {length.mean():.0f} tokens on average, at most {work.cfg.max_len}; "
           f"{len(work.subtask.train)} labelled pieces, {len(work.subtask.val)} to score; {device()}, "
-          f"{torch.get_num_threads()} threads, large products {limit / 1e9:,.0f} GFLOP/s", flush=True)
+          f"{torch.get_num_threads()} threads", flush=True)
 
     # 1. each side in a process of its own; another one is first in every repeat
     pools = {side: ProcessPoolExecutor(1, get_context("spawn")) for side in SIDES}
-    measured = {side: [] for side in SIDES}         # of each repeat: seconds of the stages, of an episode
+    measured = {side: [] for side in SIDES}
     gb = {}
-    rates = []
     for repeat in range(cfg.repeats):
         for side in np.roll(list(SIDES), repeat).tolist():
-            seconds, gb[side], operations = pools[side].submit(measure, side, cfg, repeat).result()
+            seconds, gb[side] = pools[side].submit(measure, side, cfg, repeat).result()
+            # Three plays are an episode.
             measured[side].append([*seconds, 3 * sum(seconds)])
-            if side == "ours":
-                rates.append(operations / seconds[0])
             print(f"repeat {repeat}, {side}: a play of {sum(seconds):.1f} s", flush=True)
-    share = float(np.median(rates)) / limit
 
     # 2. the table, in Markdown
     others = [side for side in SIDES if side != "ours"]
@@ -281,10 +247,7 @@ def main(cfg: Config) -> None:
         cells = map(median_and_range, [*seconds.values(), *ratios])
         print("|", " | ".join([stage, *cells]), "|")
     peaks = ", ".join(f"{side} {gb[side]:.2f}" for side in SIDES)
-    print(f"\nmedian of {cfg.repeats} (least to most); peak GB: {peaks}; our MLM reaches {share:.0%} of the "
-          "rate of large products")
-    figures = {"gflops": limit / 1e9, "mlm_share": share, "seconds": measured, "gb": gb}
-    print(json.dumps(vars(cfg) | figures))
+    print(f"\nmedian of {cfg.repeats} (least to most); peak GB: {peaks}")
 
 
 if __name__ == "__main__":

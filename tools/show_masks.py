@@ -9,14 +9,12 @@
 All maskers choose with the LM as it is now and with the same budget: the masks of the first epoch of
 pretrain.py with this seed and p (of a learned masker as long as training has not moved the LM).
 """
-import itertools
-import json
 from collections import Counter
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 
 import data_prep
@@ -26,11 +24,9 @@ import plots
 import runs
 from data import Pieces, Split, blocks
 from loop import length_batches
-from policies import Policy, load_policy
 from pretrain import LMReader, load_lm, mask_batch, max_len_of
 from runs import UserError, stream
 
-TEMPLATE = Path(__file__).with_name("show_masks.html")
 TAGGED = 1000               # texts whose parts of speech are counted, at most
 COLORS = ("#9db8d2", "#1f3b57", "#d08c3c", "#7d9c6c", "#8c5a7c", "#b9b09a")
 ALL = "in the text"         # the name of all maskable tokens, beside the maskers
@@ -51,19 +47,14 @@ class Config:
 
 # ---------------------------------------------------------------- what is chosen
 
-def choices(pieces: Pieces, indices: np.ndarray, masker: maskers.Masker, cfg: Config, lm,
-            policy: Policy | None) -> tuple[np.ndarray, np.ndarray]:
-    """(T,) bool: the tokens of the split that a masker chooses in some pieces; and (T,) what its policy
-    gives to each of them, a softmax over the maskable tokens of a piece (0 elsewhere or without policy)."""
+def choices(pieces: Pieces, indices: np.ndarray, masker: maskers.Masker, cfg: Config,
+            lm: LMReader) -> np.ndarray:
+    """(T,) bool: the tokens of the split that a masker chooses in some of its pieces."""
     masked = np.zeros(len(pieces.split.input_ids), bool)
-    probability = np.zeros(len(masked), np.float32)
     for some in length_batches(pieces.length[indices]):
         batch, mask, _ = mask_batch(pieces, masker, cfg.p, cfg.seed, 0, indices[some], lm)
         masked[batch.token_at[mask]] = True
-        if policy:
-            logits = torch.from_numpy(policy.logits(batch, lm))                     # (B, L)
-            probability[batch.token_at[batch.maskable]] = logits.softmax(1).numpy()[batch.maskable]
-    return masked, probability
+    return masked
 
 
 def most_masked(split: Split, texts: np.ndarray, masked: np.ndarray) -> list[tuple[int, float]]:
@@ -82,42 +73,55 @@ def most_masked(split: Split, texts: np.ndarray, masked: np.ndarray) -> list[tup
 
 # ---------------------------------------------------------------- the page
 
-def context(split: Split, i: int, masked: dict[str, np.ndarray], probability: dict[str, np.ndarray]) -> dict:
-    """Text i as the page shows it; masked and probability: of each masker, (T,). Tokens count from 0."""
-    text = split.text(i)
-    tokens = slice(split.token_start[i], split.token_start[i + 1])
-    name = f"text {i:,}"
-    if hasattr(split, "label"):
-        name += f", {split.labels[split.label[i]]}"
-    answers, questions = [], []
-    if hasattr(split, "question_text"):
-        for question in np.flatnonzero(split.question_text == i).tolist():
-            first, last = split.token_start[i] + split.answer[question]
-            begin, end = split.char_begin[first], split.char_end[last]
-            answers.append((begin, end))
-            questions.append([split.questions[question]["question"], text[begin:end]])
-    return {"name": name,
-            "segments": segments(text, split.char_begin[tokens], split.char_end[tokens], answers),
-            "questions": questions,
-            "maskable": int((split.word_ids[tokens] >= 0).sum()),
-            "masked": {name: np.flatnonzero(mask[tokens]).tolist() for name, mask in masked.items()},
-            "probability": {name: share[tokens].round(6).tolist() for name, share in probability.items()}}
+STYLE = """
+:root { color-scheme: light dark }
+body { max-width: 60rem; margin: 1rem auto; padding: 0 1rem; font: 1rem/1.6 system-ui, sans-serif }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1rem }
+dt { color: gray; overflow-wrap: anywhere; max-width: 12rem }
+dd { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere }
+mark { background: #ffd54a; color: black; border-radius: .2em }
+"""
 
 
-def segments(text: str, begin: np.ndarray, end: np.ndarray, answers: list[tuple[int, int]]) -> list[list]:
-    """The text, cut wherever a token begins or ends: [characters, first token, token after the last,
-    whether in an answer]. begin, end: (n,) characters of its tokens."""
-    cuts = {0, len(text), *begin.tolist(), *end.tolist()}
+def page(title: str, about: str, split: Split, texts: np.ndarray, masked: dict[str, np.ndarray]) -> str:
+    """HTML: some texts, each once for every masker, its masked words marked. masked: {masker: (T,) bool}"""
+    parts = [f"<!DOCTYPE html>\n<meta charset=utf-8><title>{escape(title)}</title><style>{STYLE}</style>",
+             f"<h1>{escape(title)}</h1>\n<p>{escape(about)}</p>"]
+    for i in texts:
+        name = f"text {i:,}"
+        if hasattr(split, "label"):
+            name += f", {split.labels[split.label[i]]}"
+        parts.append(f"<h2>{escape(name)}</h2>")
+        if hasattr(split, "question_text"):
+            parts += [f"<p>{escape(asked)}</p>" for asked in questions_of(split, i)]
+        parts.append("<dl>")
+        for masker, mask in masked.items():
+            parts.append(f"<dt>{escape(masker)}</dt><dd dir=auto>{marked(split, i, mask)}</dd>")
+        parts.append("</dl>")
+    return "\n".join(parts)
+
+
+def questions_of(split: Split, i: int) -> list[str]:
+    """The questions about text i, each with its answer."""
     found = []
-    for a, b in itertools.pairwise(sorted(cuts)):
-        first, stop = int(np.searchsorted(end, a, "right")), int(np.searchsorted(begin, b))
-        found.append([text[a:b], first, stop, any(begins <= a < ends for begins, ends in answers)])
+    for question in np.flatnonzero(split.question_text == i):
+        first, last = split.token_start[i] + split.answer[question]
+        answer = split.text(i)[split.char_begin[first]:split.char_end[last]]
+        found.append(f"{split.questions[question]['question']} → {answer}")
     return found
 
 
-def page(data: dict) -> str:
-    """The template with the data in it. No "<" is left in the JSON, so no text can end its element."""
-    return TEMPLATE.read_text("utf-8").replace("DATA", json.dumps(data).replace("<", "\\u003c"))
+def marked(split: Split, i: int, mask: np.ndarray) -> str:
+    """Text i as HTML; mask (T,) bool: the tokens whose characters are marked."""
+    text, html, done = split.text(i), "", 0
+    start, stop = split.token_start[i:i + 2]
+    for token in start + np.flatnonzero(mask[start:stop]):
+        # Several tokens may share a character.
+        begin, end = max(done, split.char_begin[token]), split.char_end[token]
+        html += f"{escape(text[done:begin])}<mark>{escape(text[begin:end])}</mark>"
+        done = max(done, end)
+    # Pieces of one word are one mark.
+    return (html + escape(text[done:])).replace("</mark><mark>", "")
 
 
 # ---------------------------------------------------------------- parts of speech
@@ -192,16 +196,9 @@ def main(cfg: Config) -> None:
     page_texts = np.sort(order[:cfg.contexts])
     tagged_texts = order[:TAGGED] if nlp else page_texts
     indices = np.flatnonzero(np.isin(pieces.text_ids, np.union1d(page_texts, tagged_texts)))
-    lm = LMReader(model)
-    masked, probability = {}, {}
+    masked = {}
     for name, masker in found.items():
-        policy = None
-        if maskers.is_learned(name):
-            policy = load_policy(name.partition(":")[2])
-        masked[name], chosen_with = choices(pieces, indices, masker, cfg, lm, policy)
-        if policy:
-            probability[name] = chosen_with
-
+        masked[name] = choices(pieces, indices, masker, cfg, LMReader(model))
     for name, mask in masked.items():
         tokens = most_masked(split, page_texts, mask)
         each = [f"{tokenizer.convert_ids_to_tokens(token)} {share:.0%}" for token, share in tokens]
@@ -211,13 +208,8 @@ def main(cfg: Config) -> None:
     title = f"{Path(data.name).name}, {Path(cfg.lm).name}"
     about = (f"{len(page_texts)} of {len(order):,} texts; {100 * cfg.p:g} % of the tokens masked, in blocks "
              f"as in pre-training; seed {cfg.seed}")
-    contexts = []
-    for i in page_texts.tolist():
-        in_blocks = int((pieces.text_ids == i).sum())
-        contexts.append(context(split, i, masked, probability) | {"blocks": in_blocks})
     with runs.atomic_write(Path(cfg.out) / "masks.html") as partial:
-        content = {"title": title, "about": about, "maskers": list(found), "contexts": contexts}
-        partial.write_text(page(content), "utf-8")
+        partial.write_text(page(title, about, split, page_texts, masked), "utf-8")
     print(f"page: {cfg.out}/masks.html")
 
     # 4. the picture
