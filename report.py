@@ -1,6 +1,6 @@
 """Makes tables and plots of results.jsonl, and says what so few seeds can and cannot show.
 
-    python report.py                          # results.jsonl -> report/results.md, tables.tex, forest-*.png
+    python report.py                          # results.jsonl -> report/results.md, forest-*.png
     python report.py --results=here/results.jsonl,there/results.jsonl --split=dev --out=report-dev
     python report.py --plan=0.5               # how many seeds would find half a point
 """
@@ -18,24 +18,23 @@ from scipy import stats
 import plots
 import runs
 
-NAMES = {"none": "No PT", "random": "Random", "whole": "Whole-Random", "span": "Span-Random",
-         "entity": "Entity-Random", "punct": "Punct.-Random"}
-ORDER = [*NAMES.values(), "NMG", "NMG, self_play=False", "NMG, continual=False"]
-METRIC_NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "em": "EM", "f1": "F1"}
-PAPER_LMS = {"bert-base-uncased": "bert", "distilbert-base-uncased": "distilbert"}
+# A row is called as in MASKERS of run_all.sh. Those of the paper come first, in its order.
+ORDER = ["none", "random", "whole", "span", "entity", "punct", "nmg", "nmg-alone", "nmg-fresh"]
 # {(data set, LM, metric): the paper's figures of the rows in ORDER}
 LINES = (Path(__file__).parent / "results/paper.txt").read_text(encoding="utf-8").splitlines()
 PAPER = {tuple(line.split()[:3]): line.split()[3:] for line in LINES}
 READING = """- Mean ± standard deviation over seeds. hours: median of a seed, without meta-training.
-- minus Random: paired by seed, with Student's t 95 % interval. p: exact sign-flip test, Holm-corrected over
+- minus random: paired by seed, with Student's t 95 % interval. p: exact sign-flip test, Holm-corrected over
   rows; "too few seeds" where 2 / 2^n, its least, is above .05 / rows. detectable: by a t test at
   .05 / rows, power .8. What seeds show holds for these examples, which all of them share.
 """
 # Settings that differ between the rows of a table, or say where things lie, and so are not compared.
-NOT_COMPARED = {"masker", "self_play", "continual", "dataset", "lm", "split", "raw", "results", "out",
-                "save_model", "spacy_model", "eval_every", "weights", "pretraining", "policy"}
+NOT_COMPARED = {"masker", "dataset", "lm", "split", "raw", "results", "out", "save_model", "spacy_model",
+                "eval_every", "weights", "pretraining", "policy"}
 # What may differ between the seeds of a row, besides its scores.
 VARIES = {"seed", "pretraining.seed", "policy.seed", "policy.checksum"}
+
+Rows = dict[str, dict[int, dict]]       # {name of a row: {seed: its line of results}}
 
 
 @dataclass
@@ -44,7 +43,7 @@ class Config:
     split: str | None = None        # lines of this split only: test or dev; None: test, or dev without any
     plan: float | None = None       # points: says how many seeds would find such a difference
     fixed: str | None = None        # the row whose test was fixed in advance, so that its p is not corrected
-    out: str | None = None          # folder of results.md, tables.tex, pictures; None: report, beside results
+    out: str | None = None          # folder of results.md and pictures; None: report, beside results
 
 
 def read(files: list[str], split: str | None) -> list[dict]:
@@ -59,8 +58,8 @@ def read(files: list[str], split: str | None) -> list[dict]:
             missing = [name for name in fields if line.get(name) is None]
             if missing:
                 raise runs.UserError(f"{file}:{n}: not a line of results: it lacks {', '.join(missing)}")
-            line |= {"where": f"{file}:{n}", "metrics": metrics}
-            found.append(line | row_and_facts(line))
+            found.append(line | {"where": f"{file}:{n}", "metrics": metrics, "row": row_of(line),
+                                 "facts": facts_of(line)})
     if not found:
         raise runs.UserError(f"--results={','.join(files)}: holds no line of results yet")
     splits = {line["split"] for line in found}
@@ -71,33 +70,23 @@ def read(files: list[str], split: str | None) -> list[dict]:
     return [line for line in found if line["split"] == wanted]
 
 
-def row_and_facts(line: dict) -> dict:
-    """The "row" of a line and its "facts": {name: value} of its scores and of what is behind them."""
-    masker = line["masker"]
+def row_of(line: dict) -> str:
+    """The name of its row. Policies of one kind are one row, whatever their folders are."""
+    return re.sub(r"^(nmg|search|sampled):[^,]*", r"\1", line.get("row") or line["masker"])
+
+
+def facts_of(line: dict) -> dict:
+    """{name: value} of the scores of a line, and of all settings that are behind them."""
     pretraining = line["config"].get("pretraining") or {}
-    if masker == "none":
+    if line["masker"] == "none":
         pretraining = {}
-    policy = pretraining.get("policy") or {}
-    row = NAMES.get(masker, Path(masker).name)
-    if masker.startswith("difference:"):
-        row = f"difference:{row.removeprefix('difference:')}"
-    if masker.startswith(("nmg:", "search:", "sampled:")):
-        row = "Search" if "features" in policy else "NMG"
-        if masker.startswith("sampled:"):
-            row += ", sampled"
-        for flag in ("self_play", "continual"):
-            if not policy.get(flag, True):
-                row += f", {flag}=False"
-    # What run_all.sh calls a row: MASKER,--flag=value,...
-    row_flags = (line.get("row") or "").partition(",")[2]
-    if row_flags:
-        row += f",{row_flags}".replace(",--", ", ")
     facts = {name: line.get(name) for name in (*line["metrics"], "version")}
-    for stage, flags in (("", line["config"]), ("pretraining.", pretraining), ("policy.", policy)):
+    stages = {"": line["config"], "pretraining.": pretraining, "policy.": pretraining.get("policy") or {}}
+    for stage, flags in stages.items():
         for name, value in flags.items():
             if name not in NOT_COMPARED:
                 facts[stage + name] = value
-    return {"row": row, "facts": facts}
+    return facts
 
 
 def differing_facts(line: dict, other: dict, but: set[str]) -> str:
@@ -107,17 +96,12 @@ def differing_facts(line: dict, other: dict, but: set[str]) -> str:
     return ", ".join(f"{name} {str(a[name])[:20]} ({str(b[name])[:20]})" for name in names)
 
 
-def metric_name(metric: str) -> str:
-    """As tables show it; that of another kind of task is as its file calls it."""
-    return METRIC_NAMES.get(metric, metric)
-
-
 def first_of(lines: dict) -> dict:
     return next(iter(lines.values()))
 
 
-def grouped(lines: list[dict]) -> dict[tuple[str, str], dict[str, dict[int, dict]]]:
-    """{(data set, LM): {row: {seed: line}}}, in the paper's order; UserError where lines contradict."""
+def grouped(lines: list[dict]) -> dict[tuple[str, str], Rows]:
+    """{(data set, LM): its rows}, in the paper's order; UserError where lines contradict."""
     def rank(line: dict) -> tuple[int, int]:
         # Rows of the paper first.
         order = [*ORDER, line["row"]]
@@ -140,47 +124,26 @@ def check_same_facts(line: dict, other: dict, but: set[str]) -> None:
                              f"but differ in {differs}; keep one, or keep them in different files")
 
 
-def rows_unlike_random(rows: dict[str, dict[int, dict]]) -> list[str]:
-    """A note for each row that differs from Random in more than its masker."""
-    if "Random" not in rows:
+def rows_unlike_random(rows: Rows) -> list[str]:
+    """A note for each row that differs from random in more than its masker."""
+    if "random" not in rows:
         return []
-    notes, random = [], first_of(rows["Random"])
+    notes, random = [], first_of(rows["random"])
     for row, lines in rows.items():
         but = VARIES.union(random["metrics"], {"pretraining.masker_code"})
         differs = differing_facts(first_of(lines), random, but)
         if differs:
-            notes.append(f"- {row} (Random) differs in more than its masker: {differs}.")
+            notes.append(f"- {row} (random) differs in more than its masker: {differs}.")
     return notes
 
 
-def scored_on(rows: dict[str, dict[int, dict]]) -> list[str]:
-    """A note of what was scored; none of lines that do not say how many examples."""
-    line = first_of(first_of(rows))
-    n = line.get("examples")
-    if not n:
-        return []
-    return [f"- Scored on {n:,} examples of {line['split']}: one is {100 / n:.2g} points."]
-
-
-def made_worse(rows: dict[str, dict[int, dict]]) -> list[str]:
-    """A note for each row whose pre-training raised the loss on held-out text."""
-    notes = []
-    for row, lines in rows.items():
-        losses = [line["held_out_loss"] for line in lines.values() if line.get("held_out_loss")]
-        worse = sum(after > before for before, after in losses if before is not None)
-        if worse:
-            notes.append(f"- {row}: the LM became worse on held-out text in {worse} of {len(lines)} seeds; "
-                         "a smaller --lr or more --epochs of pretrain.py may help.")
-    return notes
-
-
-def differences(rows: dict[str, dict[int, dict]], metric: str) -> dict[str, np.ndarray]:
-    """{row: (S,) its scores minus Random's, in points, of the S seeds that both have}."""
-    random = rows.get("Random", {})
+def differences(rows: Rows, metric: str) -> dict[str, np.ndarray]:
+    """{row: (S,) its scores minus those of random, in points, of the S seeds that both have}."""
+    random = rows.get("random", {})
     found = {}
     for row, lines in rows.items():
         seeds = sorted(lines.keys() & random.keys())
-        if row != "Random":
+        if row != "random":
             found[row] = np.array([lines[s][metric] - random[s][metric] for s in seeds])
     return found
 
@@ -205,15 +168,15 @@ def holm(p: list[float]) -> np.ndarray:
 
 
 class Comparison(NamedTuple):
-    """A row of several seeds against Random."""
+    """A row of several seeds against random."""
     d: np.ndarray           # (S,) differences, in points
     p: float | None         # of a sign-flip test, Holm-corrected; None of too few seeds
     n_tests: int            # over which p is corrected
 
 
-def compare(rows: dict[str, dict[int, dict]], metric: str,
+def compare(rows: Rows, metric: str,
             fixed: str | None = None) -> dict[str, Comparison]:
-    """Every row with Random. That of the row which was fixed in advance is corrected for nothing, nor are
+    """Every row with random. That of the row which was fixed in advance is corrected for nothing, nor are
     others for it."""
     found = {row: d for row, d in differences(rows, metric).items() if len(d) > 1}
     others = {row: sign_flips(d) for row, d in found.items() if row != fixed}
@@ -253,16 +216,16 @@ def conclusion(compared: dict[str, Comparison], metric: str) -> str:
         elif p <= 0.05:
             verb = "beats" if mean > 0 else "is behind"
             interval = f"{mean - half:+.1f} to {mean + half:+.1f}"
-            said.append(f"{row} {verb} Random: {mean:+.1f} points ({interval})")
+            said.append(f"{row} {verb} random: {mean:+.1f} points ({interval})")
         else:
             points = detectable(d.std(ddof=1), len(d), n_tests)
             not_shown.append(f"{row} ({len(d)} seeds would detect {points:.1f} points)")
     if not_shown:
-        said.append(f"not shown to differ from Random: {', '.join(not_shown)}")
+        said.append(f"not shown to differ from random: {', '.join(not_shown)}")
     if too_few:
         least = max(least_seeds(compared[row].n_tests) for row in too_few)
         said.append(f"too few seeds to say anything of {', '.join(too_few)}: at least {least} are needed")
-    return f"**{metric_name(metric)}**: {'; '.join(said)}." if said else ""
+    return f"**{metric}**: {'; '.join(said)}." if said else ""
 
 
 def planned(compared: dict[str, Comparison], metric: str, points: float) -> str:
@@ -274,21 +237,21 @@ def planned(compared: dict[str, Comparison], metric: str, points: float) -> str:
             n += 1
         guess = f" (a guess, from {len(d)} seeds)" if len(d) < 6 else ""
         needed.append(f"{row} {n}{guess}")
-    return (f"Seeds that would find {points:g} points of {metric_name(metric)} (power .8, a t test at 5 % / "
+    return (f"Seeds that would find {points:g} points of {metric} (power .8, a t test at 5 % / "
             f"rows): {', '.join(needed) or 'not known from one seed'}.")
 
 
-def score_table(dataset: str, lm: str, rows: dict[str, dict[int, dict]], metric: str,
+def score_table(dataset: str, lm: str, rows: Rows, metric: str,
                 compared: dict[str, Comparison]) -> list[list[str]]:
     """The paper's table of one data set, LM and metric: its own figures beside ours, and the
     evidence."""
     # The paper's figures are of test sets.
     paper = []
     if first_of(first_of(rows))["split"] == "test":
-        paper = PAPER.get((dataset.lower(), PAPER_LMS.get(lm), metric), [])
+        paper = PAPER.get((dataset.lower(), lm, metric), [])
     seeds = set().union(*rows.values())
     found = differences(rows, metric)
-    table = [[f"{dataset}, {lm}", metric_name(metric), "paper", "minus Random", "95 % interval", "p",
+    table = [[f"{dataset}, {lm}", metric, "paper", "minus random", "95 % interval", "p",
               "detectable", "seeds", "hours"]]
     for row, lines in rows.items():
         missing = ", ".join(map(str, sorted(seeds - lines.keys())))
@@ -320,26 +283,8 @@ def markdown_table(table: list[list[str]]) -> str:
     return "\n".join([lines[0], "|" + " --- |" * len(table[0]), *lines[1:]])
 
 
-# A Markdown table becomes one of LaTeX by these replacements, in this order.
-LATEX = [(r"([%&_#])", r"\\\1"),                             # what LaTeX takes for a command
-         ("±", r"$\\pm$"),
-         (r"(?<= )-(?=\d)", "$-$"),                          # a sign, but no hyphen of a name
-         (r"\|( --- \|)+", r"\\midrule"),
-         (r"\| (.+) \|", r"\1 \\\\"),
-         (r" \| ", " & ")]
-
-
-def latex_table(table: list[list[str]]) -> str:
-    r"""The same in LaTeX; needs \usepackage{booktabs}."""
-    text = markdown_table(table)
-    for pattern, latex in LATEX:
-        text = re.sub(pattern, latex, text)
-    columns = "l" + "r" * (len(table[0]) - 1)
-    return f"\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{text}\n\\bottomrule\n\\end{{tabular}}\n"
-
-
-def forest(rows: dict[str, dict[int, dict]], metrics: tuple[str, ...], title: str, file: Path) -> None:
-    """Differences to Random with their intervals: a panel per metric, a line per row of several seeds."""
+def forest(rows: Rows, metrics: tuple[str, ...], title: str, file: Path) -> None:
+    """Differences to random with their intervals: a panel per metric, a line per row of several seeds."""
     fig = Figure(figsize=(1.6 + 3.8 * len(metrics), 0.4 * len(rows) + 0.8), layout="constrained")
     panels = fig.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
     for ax, metric in zip(panels, metrics, strict=True):
@@ -348,7 +293,7 @@ def forest(rows: dict[str, dict[int, dict]], metrics: tuple[str, ...], title: st
         for y, d in enumerate(found.values()):
             if len(d) > 1:
                 ax.errorbar(d.mean(), y, xerr=half_width(d), fmt="o", color="#1f3b57", linewidth=2)
-        ax.set(ylim=(len(found) - 0.5, -0.5), xlabel=f"{metric_name(metric)}, points above Random")
+        ax.set(ylim=(len(found) - 0.5, -0.5), xlabel=f"{metric}, points above random")
         ax.set_yticks(range(len(found)), found)
     fig.suptitle(f"{title}: 95 % intervals", fontsize=11)
     plots.save(fig, file)
@@ -359,14 +304,13 @@ def main(cfg: Config) -> None:
     if cfg.out is None:
         cfg.out = str(Path(cfg.results.split(",")[0]).with_name("report"))
     page = [f"Made by `{shlex.join(['python', 'report.py', *flags])}`."]
-    tex = ["% needs \\usepackage{booktabs}"]
     groups = grouped(read(cfg.results.split(","), cfg.split))
     known = set().union(*groups.values())
-    if cfg.fixed and cfg.fixed not in known - {"Random"}:
-        raise runs.UserError(f"--fixed={cfg.fixed}: no such row{runs.nearest(cfg.fixed, known - {'Random'})}")
+    if cfg.fixed and cfg.fixed not in known - {"random"}:
+        raise runs.UserError(f"--fixed={cfg.fixed}: no such row{runs.nearest(cfg.fixed, known - {'random'})}")
     for (dataset, lm), rows in groups.items():
         line = first_of(first_of(rows))
-        notes = scored_on(rows) + rows_unlike_random(rows) + made_worse(rows)
+        notes = rows_unlike_random(rows)
         if cfg.fixed in rows:
             notes.append(f"- The test of {cfg.fixed} was fixed in advance: its p is not corrected.")
         if line.get("version"):
@@ -374,21 +318,18 @@ def main(cfg: Config) -> None:
         page.append(f"## {dataset}, {lm}")
         for metric in line["metrics"]:
             compared = compare(rows, metric, cfg.fixed)
-            table = score_table(dataset, lm, rows, metric, compared)
-            page.append(markdown_table(table))
+            page.append(markdown_table(score_table(dataset, lm, rows, metric, compared)))
             page.append(conclusion(compared, metric))
             if cfg.plan:
                 page.append(planned(compared, metric, cfg.plan))
-            tex.append(latex_table(table))
         page.append("\n".join(notes))
-        if "Random" in rows and len(rows) > 1:
+        if "random" in rows and len(rows) > 1:
             picture = f"forest-{dataset}-{lm}.png"
             forest(rows, line["metrics"], f"{dataset}, {lm}", Path(cfg.out, picture))
-            page.append(f"![Differences to Random]({picture})")
+            page.append(f"![Differences to random]({picture})")
     text = "\n\n".join([*filter(None, page), READING])
-    for name, content in (("results.md", text), ("tables.tex", "\n".join(tex))):
-        with runs.atomic_write(Path(cfg.out, name)) as partial:
-            partial.write_text(content, encoding="utf-8")
+    with runs.atomic_write(Path(cfg.out, "results.md")) as partial:
+        partial.write_text(text, encoding="utf-8")
     print(text)
 
 

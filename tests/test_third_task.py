@@ -113,7 +113,7 @@ def test_an_lm_is_fine_tuned_and_scored(counting, tmp_path, monkeypatch):
     assert (row["split"], row["examples"], row["config"]["lr"]) == ("dev", 12, 1e-3)
     assert -20 < row["closeness"] < 0
     made = call("report.py", cwd=tmp_path)
-    assert made.returncode == 0 and f"| No PT | {row['closeness']:.2f} |" in made.stdout
+    assert made.returncode == 0 and f"| none | {row['closeness']:.2f} |" in made.stdout
 
 
 def test_a_search_for_a_third_kind_of_task(counting, tmp_path):
