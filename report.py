@@ -40,7 +40,7 @@ Rows = dict[str, dict[int, dict]]       # {name of a row: {seed: its line of res
 @dataclass
 class Config:
     results: str = "results.jsonl"  # lines of the finetune scripts; several files with commas
-    split: str | None = None        # lines of this split only: test or dev; None: test, or dev without any
+    split: str | None = None        # lines of this split only: test, dev, val; None: test, or what there is
     plan: float | None = None       # points: says how many seeds would find such a difference
     fixed: str | None = None        # the row whose test was fixed in advance, so that its p is not corrected
     out: str | None = None          # folder of results.md and pictures; None: report, beside results
@@ -63,10 +63,11 @@ def read(files: list[str], split: str | None) -> list[dict]:
     if not found:
         raise runs.UserError(f"--results={','.join(files)}: holds no line of results yet")
     splits = {line["split"] for line in found}
-    default = "test" if "test" in splits else "dev"
+    default = "test" if "test" in splits else min(splits)
     wanted = split or default
     if wanted not in splits:
-        raise runs.UserError(f"--split={wanted}: no line of this split in {', '.join(files)}; test or dev")
+        raise runs.UserError(f"--split={wanted}: no line of this split in {', '.join(files)}; there is "
+                             f"{', '.join(sorted(splits))}")
     return [line for line in found if line["split"] == wanted]
 
 
