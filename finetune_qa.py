@@ -128,7 +128,9 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
 
 def summary(lines: list[dict]) -> dict[str, float]:
     """EM and F1 of all predictions, in percent."""
-    return {metric: 100 * float(np.mean([line[metric] for line in lines])) for metric in ("em", "f1")}
+    em = np.mean([line["em"] for line in lines])
+    f1 = np.mean([line["f1"] for line in lines])
+    return {"em": 100 * float(em), "f1": 100 * float(f1)}
 
 
 def best_span(output, in_text: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -106,7 +106,10 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr,
                           batch_size=cfg.batch_size, seed=subtask.seed)
     lines = task.predictions(model, subtask.val)
-    return adapted, {metric: np.array([line[metric] for line in lines]) for metric in task.METRICS}
+    scores = {}
+    for metric in task.METRICS:
+        scores[metric] = np.array([line[metric] for line in lines])
+    return adapted, scores
 
 
 # ---------------------------------------------------------------- states and actions

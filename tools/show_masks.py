@@ -113,7 +113,8 @@ def questions_of(split: Split, i: int) -> list[str]:
 
 def marked(split: Split, i: int, mask: np.ndarray) -> str:
     """Text i as HTML; mask (T,) bool: the tokens whose characters are marked."""
-    text, html, done = split.text(i), "", 0
+    text = split.text(i)
+    html, done = "", 0
     start, stop = split.token_start[i:i + 2]
     for token in start + np.flatnonzero(mask[start:stop]):
         # Several tokens may share a character.
