@@ -74,6 +74,7 @@ class Split:
     question_text (Q,): the text that a question asks about
     answer (Q, 2): first and last token of the answer, counted within the text
 
+    labels: the names of the classes, sorted; none where there are no classes
     find_entities: split -> (T,) index of the named entity of each token, -1 where none; runs on first use
     train: the split of the same data set that training sees
     labelled: the texts whose labels may be used, also to choose masks; all, some, or those of a sub-task"""
@@ -126,7 +127,6 @@ class Data:
     """A prepared data set for one tokenizer."""
     name: str
     kind: str                   # "cls", "qa", or "text": which finetune_*.py is its task
-    labels: list[str]           # class names, sorted; empty where there are no classes
     splits: dict[str, Split]
     checksum: str               # of the raw files, the tokenizer, and how they were prepared
     block_len: int              # tokens of a block of text in pre-training, by default

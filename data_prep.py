@@ -74,7 +74,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     for split in splits.values():
         split.train = splits.get("train", split)
     block_len = BLOCK_LEN.get(meta["kind"], 256)
-    data = Data(name, meta["kind"], meta["labels"], splits, key, block_len, meta["joined"])
+    data = Data(name, meta["kind"], splits, key, block_len, meta["joined"])
     if runs.is_main_process():
         print(f"{name} ({data.kind}) in {folder}")
         for split in splits:
@@ -346,12 +346,11 @@ def find_lm(name: str) -> str:
 
 
 @contextlib.contextmanager
-def lm_errors(name: str) -> Iterator[None]:
-    """Turns the many ways in which an LM cannot be opened into one sentence."""
+def opening_lm(name: str) -> Iterator[str]:
+    """Gives what from_pretrained takes, and turns the many ways in which that fails into one sentence."""
+    place = find_lm(name)
     try:
-        yield
-    except UserError:
-        raise
+        yield place
     except Exception as e:
         reason = str(e).strip().split("\n")[0][:300]
         here = "" if Path(name).exists() else "no such folder here; "
@@ -362,8 +361,8 @@ def lm_errors(name: str) -> Iterator[None]:
 def load_tokenizer(name: str):
     """The fast tokenizer of an LM, which knows words and character offsets. Raises UserError."""
     from transformers import AutoTokenizer
-    with lm_errors(name):
-        tokenizer = AutoTokenizer.from_pretrained(find_lm(name), trust_remote_code=False)
+    with opening_lm(name) as place:
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         if not hasattr(tokenizer, "backend_tokenizer"):
             raise ValueError("it has only a slow tokenizer; a fast one (tokenizer.json) is needed")
         # What transformers makes of a folder without its files.

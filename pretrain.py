@@ -55,9 +55,9 @@ def load_lm(name: str) -> torch.nn.Module:
     """A masked LM in fp32, from a folder or the hub. Says loudly when its MLM head is newly initialised."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    with data_prep.lm_errors(name):
+    with data_prep.opening_lm(name) as place:
         model, info = AutoModelForMaskedLM.from_pretrained(
-            data_prep.find_lm(name), dtype=torch.float32, output_attentions=False, output_loading_info=True,
+            place, dtype=torch.float32, output_attentions=False, output_loading_info=True,
             trust_remote_code=False)
     # The decoder's own weights are those of the embeddings.
     tied = ("decoder.weight", "decoder.bias")

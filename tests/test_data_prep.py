@@ -131,7 +131,8 @@ def test_files_by_other_names(tmp_path, tok):
     # Capitals, in a folder or alone.
     (tmp_path / "up").mkdir()
     (tmp_path / "up/Train.CSV").write_text("text,label\na,x\nb,y\n")
-    assert load(str(tmp_path / "up"), tok).labels == load(str(tmp_path / "up/Train.CSV"), tok).labels
+    folder, alone = load(str(tmp_path / "up"), tok), load(str(tmp_path / "up/Train.CSV"), tok)
+    assert folder["train"].labels == alone["train"].labels == ["x", "y"]
     # Lines of JSON in a .txt, and braces that are none.
     (tmp_path / "lines.txt").write_text('\n{"text": "a", "label": "x"}\n')
     (tmp_path / "braces.txt").write_text("{{Infobox}}\nsome text\n")
@@ -282,7 +283,7 @@ def test_the_counts_of_imdb():
         tokenizer_object=one, unk_token="[UNK]", pad_token="[PAD]", mask_token="[MASK]")
     data = load("imdb", tok, str(SHARED / "data/imdb"), dev_share=0.2)
     assert [len(data[split]) for split in ("train", "dev", "test")] == [20_000, 5_000, 25_000]
-    assert data.labels == ["neg", "pos"] and not set(data["train"].doc) & set(data["dev"].doc)
+    assert data["train"].labels == ["neg", "pos"] and not set(data["train"].doc) & set(data["dev"].doc)
 
 
 @needs_shared
@@ -291,7 +292,7 @@ def test_the_counts_of_chemprot_and_policyqa():
     tok = data_prep.load_tokenizer(str(SHARED / "lm/minilm"))
     data = load("chemprot", tok, str(SHARED / "data/chemprot"))
     assert [len(data[split]) for split in ("train", "dev", "test")] == [4169, 2427, 3469]
-    assert len(data.labels) == 13
+    assert len(data["train"].labels) == 13
     data = load(str(SHARED / "data/policyqa"), tok)
     asked = {split: len(data[split].question_text) for split in ("train", "dev", "test")}
     assert asked["train"] + asked["dev"] == 4152 and asked["test"] == 3809
@@ -331,7 +332,7 @@ def test_a_cache_is_keyed_by_file_tokenizer_and_cut(tmp_path, tok):
     # Of the same size and age, as rsync or tar may leave it.
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     changed = load(str(file), tok)
-    assert file.stat().st_size == before.st_size and changed.labels == ["b"]
+    assert file.stat().st_size == before.st_size and changed["train"].labels == ["b"]
     assert one.checksum == again.checksum
     assert len({data.checksum for data in (one, cut, other, changed)}) == 4
 
@@ -742,7 +743,7 @@ def test_odd_but_good_input(tmp_path, tok):
     # A label that only the cut part may have.
     for i in range(12):
         rows = [{"text": f"text {j}", "label": "rare" if j == i else "a"} for j in range(12)]
-        assert load(str(write_rows(tmp_path / f"r{i}.jsonl", rows)), tok).labels == ["a", "rare"]
+        assert load(str(write_rows(tmp_path / f"r{i}.jsonl", rows)), tok)["train"].labels == ["a", "rare"]
     # A lone surrogate.
     (tmp_path / "s.jsonl").write_text('{"text": "a \\ud800 b", "label": "x"}\n' * 3)
     assert texts_of(load(str(tmp_path / "s.jsonl"), tok)["train"])[0] == "a ? b"
