@@ -121,6 +121,7 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
     # Enough text to whiten the features, and not more than memory holds.
     some = contexts.spread(min(1000, int(100_000 / contexts.length.mean())))
     batches = [collate(contexts, some[indices]) for indices in length_batches(contexts.length[some])]
+    # Its features are used at once; its weight is 0 until the search has ended.
     policy = LinearPolicy.whitened(cfg.features.split(","), cfg.components, batches, reader)
     D = len(policy.mean)
     pairs = read_pairs(file, settings)[:cfg.pairs]
