@@ -281,7 +281,7 @@ def test_the_counts_of_imdb():
     one.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
     tok = PreTrainedTokenizerFast(
         tokenizer_object=one, unk_token="[UNK]", pad_token="[PAD]", mask_token="[MASK]")
-    data = load("imdb", tok, str(SHARED / "data/imdb"), dev_share=0.2)
+    data = load(str(SHARED / "data/imdb"), tok, dev_share=0.2)
     assert [len(data[split]) for split in ("train", "dev", "test")] == [20_000, 5_000, 25_000]
     assert data["train"].labels == ["neg", "pos"] and not set(data["train"].doc) & set(data["dev"].doc)
 
@@ -290,13 +290,13 @@ def test_the_counts_of_imdb():
 @pytest.mark.slow
 def test_the_counts_of_chemprot_and_policyqa():
     tok = data_prep.load_tokenizer(str(SHARED / "lm/minilm"))
-    data = load("chemprot", tok, str(SHARED / "data/chemprot"))
+    data = load(str(SHARED / "data/chemprot"), tok)
     assert [len(data[split]) for split in ("train", "dev", "test")] == [4169, 2427, 3469]
     assert len(data["train"].labels) == 13
     data = load(str(SHARED / "data/policyqa"), tok)
     asked = {split: len(data[split].question_text) for split in ("train", "dev", "test")}
     assert asked["train"] + asked["dev"] == 4152 and asked["test"] == 3809
-    sample = load("newsqa", tok, str(SHARED / "data/newsqa_sample"))
+    sample = load(str(SHARED / "data/newsqa_sample"), tok)
     assert sample.kind == "qa" and len(sample["train"].question_text) > 0
 
 
