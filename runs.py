@@ -239,7 +239,12 @@ class Run:
 def read_run(folder: str | Path) -> dict:
     """run.json of a finished run: its "settings", "versions", and facts by name; {} where there is none."""
     file = Path(folder) / "run.json"
-    return json.loads(file.read_text()) if file.exists() else {}
+    if not file.exists():
+        return {}
+    run = json.loads(file.read_text())
+    if "settings" not in run:
+        raise UserError(f"{file}: an earlier version of this code wrote it; remove its folder, run again")
+    return run
 
 
 def settings_of(cfg: object, without: tuple[str, ...] = (), **more: object) -> dict:
