@@ -174,9 +174,16 @@ class Comparison(NamedTuple):
     p: float | None         # of a sign-flip test, Holm-corrected; None of too few seeds
     n_tests: int            # over which p is corrected
 
+    def interval(self) -> tuple[float, float]:
+        """The ends of Student's t 95 % interval."""
+        return self.d.mean() - half_width(self.d), self.d.mean() + half_width(self.d)
 
-def compare(rows: Rows, metric: str,
-            fixed: str | None = None) -> dict[str, Comparison]:
+    def detectable(self) -> float:
+        """The difference that so many seeds would find."""
+        return detectable(self.d.std(ddof=1), len(self.d), self.n_tests)
+
+
+def compare(rows: Rows, metric: str, fixed: str | None = None) -> dict[str, Comparison]:
     """Every row with random. That of the row which was fixed in advance is corrected for nothing, nor are
     others for it."""
     found = {row: d for row, d in differences(rows, metric).items() if len(d) > 1}
@@ -210,17 +217,17 @@ def conclusion(compared: dict[str, Comparison], metric: str) -> str:
     said = []
     not_shown = []
     too_few = []
-    for row, (d, p, n_tests) in compared.items():
-        mean, half = d.mean(), half_width(d)
-        if p is None:
+    for row, found in compared.items():
+        mean = found.d.mean()
+        low, high = found.interval()
+        if found.p is None:
             too_few.append(row)
-        elif p <= 0.05:
+        elif found.p <= 0.05:
             verb = "beats" if mean > 0 else "is behind"
-            interval = f"{mean - half:+.1f} to {mean + half:+.1f}"
-            said.append(f"{row} {verb} random: {mean:+.1f} points ({interval})")
+            said.append(f"{row} {verb} random: {mean:+.1f} points ({low:+.1f} to {high:+.1f})")
         else:
-            points = detectable(d.std(ddof=1), len(d), n_tests)
-            not_shown.append(f"{row} ({len(d)} seeds would detect {points:.1f} points)")
+            points = found.detectable()
+            not_shown.append(f"{row} ({len(found.d)} seeds would detect {points:.1f} points)")
     if not_shown:
         said.append(f"not shown to differ from random: {', '.join(not_shown)}")
     if too_few:
@@ -244,39 +251,44 @@ def planned(compared: dict[str, Comparison], metric: str, points: float) -> str:
 
 def score_table(dataset: str, lm: str, rows: Rows, metric: str,
                 compared: dict[str, Comparison]) -> list[list[str]]:
-    """The paper's table of one data set, LM and metric: its own figures beside ours, and the
-    evidence."""
+    """The paper's table of one data set, LM and metric: its own figures beside ours, and the evidence."""
     # The paper's figures are of test sets.
-    paper = []
+    paper = {}
     if first_of(first_of(rows))["split"] == "test":
-        paper = PAPER.get((dataset.lower(), lm, metric), [])
+        paper = dict(zip(ORDER, PAPER.get((dataset.lower(), lm, metric), []), strict=False))
     seeds = set().union(*rows.values())
     found = differences(rows, metric)
-    table = [[f"{dataset}, {lm}", metric, "paper", "minus random", "95 % interval", "p",
-              "detectable", "seeds", "hours"]]
+    header = [f"{dataset}, {lm}", metric, "minus random", "95 % interval", "p", "detectable", "seeds", "hours"]
+    if paper:
+        header.insert(2, "paper")
+    table = [header]
     for row, lines in rows.items():
-        missing = ", ".join(map(str, sorted(seeds - lines.keys())))
-        count = f"{len(lines)} (lacks {missing})" if missing else str(len(lines))
         scores = np.array([line[metric] for line in lines.values()])
         ours = f"{scores.mean():.2f}"
         if len(lines) > 1:
             ours += f" ±{scores.std(ddof=1):.2f}".replace("±0.", "±.")
+        cells = [row, ours]
+        if paper:
+            cells.append(paper.get(row, "-").replace("±", " ±"))
+        cells += evidence(found.get(row, []), compared.get(row))
+        missing = ", ".join(map(str, sorted(seeds - lines.keys())))
+        count = f"{len(lines)} (lacks {missing})" if missing else str(len(lines))
         hours = np.median([sum(filter(None, line["seconds"].values())) for line in lines.values()]) / 3600
-        theirs = dict(zip(ORDER, paper, strict=False)).get(row, "-").replace("±", " ±")
-        cells = ["-", "-", "-", "-"]
-        if len(found.get(row, [])) == 1:
-            cells = [f"{found[row][0]:+.2f}", "one seed: no evidence", "-", "-"]
-        elif row in compared:
-            d, p, n_tests = compared[row]
-            low, high = d.mean() - half_width(d), d.mean() + half_width(d)
-            evidence = ["too few seeds", "-"]
-            if p is not None:
-                evidence = [f"{p:.2g}", f"{detectable(d.std(ddof=1), len(d), n_tests):.2f}"]
-            cells = [f"{d.mean():+.2f}", f"{low:+.2f} to {high:+.2f}", *evidence]
-        table.append([row, ours, theirs, *cells, count, f"{hours:.3f}"])
-    if not paper:
-        table = [cells[:2] + cells[3:] for cells in table]
+        table.append([*cells, count, f"{hours:.3f}"])
     return table
+
+
+def evidence(d: np.ndarray, compared: Comparison | None) -> list[str]:
+    """Four cells of a row: the difference to random, its interval, p, and what so many seeds would detect."""
+    if len(d) == 1:
+        return [f"{d[0]:+.2f}", "one seed: no evidence", "-", "-"]
+    if compared is None:
+        return ["-", "-", "-", "-"]
+    low, high = compared.interval()
+    cells = [f"{d.mean():+.2f}", f"{low:+.2f} to {high:+.2f}"]
+    if compared.p is None:
+        return [*cells, "too few seeds", "-"]
+    return [*cells, f"{compared.p:.2g}", f"{compared.detectable():.2f}"]
 
 
 def markdown_table(table: list[list[str]]) -> str:
