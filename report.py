@@ -258,10 +258,10 @@ def score_table(dataset: str, lm: str, rows: Rows, metric: str,
         paper = dict(zip(ORDER, PAPER.get((dataset.lower(), lm, metric), []), strict=False))
     seeds = set().union(*rows.values())
     found = differences(rows, metric)
-    header = [f"{dataset}, {lm}", metric, "minus random", "95 % interval", "p", "detectable", "seeds", "hours"]
+    header = [f"{dataset}, {lm}", metric]
     if paper:
-        header.insert(2, "paper")
-    table = [header]
+        header.append("paper")
+    table = [[*header, "minus random", "95 % interval", "p", "detectable", "seeds", "hours"]]
     for row, lines in rows.items():
         scores = np.array([line[metric] for line in lines.values()])
         ours = f"{scores.mean():.2f}"
