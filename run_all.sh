@@ -121,19 +121,20 @@ if [ "$*" ]; then
 fi
 [ $((${#rows[@]} + finished)) -gt 0 ] || fail "no row is left: check LMS, QA, CLS and MASKERS"
 [ $finished = 0 ] || echo "$finished rows are in $OUT/results.jsonl already"
+echo "what the commands print goes to $OUT/logs"
 mkdir -p $OUT/logs
 rm -f $OUT/logs/failed
 
 # COMMAND: runs it, with a log of its own, named like what it makes
 run_one() {
-    local made=${1##*--out=} log
-    log=$OUT/logs/$(basename $made).log
-    echo "$(date +%T) $made begins, see $log"
+    local name=$(basename ${1##*--out=})
+    local log=$OUT/logs/$name.log
+    echo "$(date +%T) $name begins"
     echo "$1" >> $log
     if eval "$1" >> $log 2>&1; then
-        echo "$(date +%T) $made ends"
+        echo "$(date +%T) $name ends"
     else
-        echo "$made FAILED ($?), see $log: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2
+        echo "$name FAILED ($?), see $log: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2
     fi
 }
 # COMMAND ...: runs them all, $JOBS at once

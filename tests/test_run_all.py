@@ -213,7 +213,7 @@ def test_a_failed_row_says_so_and_the_rest_go_on(stub, tmp_path):
     ran = (tmp_path / "log").read_text().splitlines()
     assert result.returncode == 1
     assert "2 failed; the same command runs them again" in result.stderr
-    failed = rf"^{tmp_path}/out/score-bad-x-none-0-\d+ FAILED \(3\), see \S+: wrong$"
+    failed = r"^score-bad-x-none-0-\d+ FAILED \(3\), see \S+: wrong$"
     assert re.search(failed, result.stderr, re.MULTILINE)
     assert len(list((tmp_path / "out/logs").glob("score-bad-x-none-0-*.log"))) == 1
     # bad: none and the first half of whole; good: none and both halves
@@ -236,7 +236,7 @@ def test_a_policy_is_learned_before_its_rows_whatever_names_say(stub, tmp_path):
     assert result.returncode == 0
     ran = [Path(line.split()[0]).name for line in (tmp_path / "log").read_text().splitlines()]
     assert ran == ["train_nmg.py", "pretrain.py", "finetune_cls.py"]
-    begun = re.findall(r"finetune_study/(policy|score)-\S+ (begins|ends)", result.stdout)
+    begun = re.findall(r"\d (policy|score)-\S+ (begins|ends)", result.stdout)
     assert begun == [("policy", "begins"), ("policy", "ends"), ("score", "begins"), ("score", "ends")]
 
 
