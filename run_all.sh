@@ -114,9 +114,10 @@ if [ -z "$MASKERS" ]; then
 fi
 
 # ---------------------------------------------------------------- list them, or run them
-commands() { for command in "${policies[@]}" "${rows[@]}"; do echo $command; done; }
 if [ "$*" ]; then
-    commands
+    for command in "${policies[@]}" "${rows[@]}"; do
+        echo $command
+    done
     exit
 fi
 [ $((${#rows[@]} + finished)) -gt 0 ] || fail "no row is left: check LMS, QA, CLS and MASKERS"
