@@ -6,7 +6,8 @@ weight exp(score) (a score of log n gives weight n), and a feature of search_mas
         return -np.log(token_counts(batch.split)[batch.input_ids])
 
 batch: numpy arrays (B, L), see data.Batch; batch.split is the corpus, over which a score may count. lm: the
-LM as it is now: lm(batch) are its hidden states (B, L, H), lm.logits(batch) (B, L, V). Returns (B, L).
+LM as it is now: lm(batch) are its hidden states (B, L, H), lm.logits(batch) (B, L, V). Returns (B, L); what
+stands where nothing may be masked is ignored.
 """
 import functools
 import itertools
@@ -73,7 +74,7 @@ def subword(batch: Batch, lm=None) -> np.ndarray:
     """The second and later tokens of words first; the first token of a piece is never one."""
     later = np.zeros(batch.maskable.shape, bool)
     later[:, 1:] = batch.word_ids[:, 1:] == batch.word_ids[:, :-1]
-    return FIRST * (later & batch.maskable)
+    return FIRST * later
 
 
 @register("in_entity")
@@ -85,7 +86,7 @@ def in_entity(batch: Batch, lm=None) -> np.ndarray:
 @register("marked")
 def marked(batch: Batch, lm=None) -> np.ndarray:
     """What stands inside << >> and [[ ]] first: the entities that a label of ChemProt is about."""
-    return FIRST * np.where(batch.in_text, in_markers(batch.split)[batch.token_at], False)
+    return FIRST * in_markers(batch.split)[batch.token_at]
 
 
 @register("tfidf")
@@ -107,10 +108,10 @@ def label(batch: Batch, lm=None) -> np.ndarray:
 @register("loss")
 def loss(batch: Batch, lm=None) -> np.ndarray:
     """log of the LM's own loss at the token, unmasked, in nats."""
-    logits = lm.logits(batch)                                                                   # (B, L, V)
-    ids = torch.from_numpy(batch.input_ids.astype(np.int64)).to(logits.device)
-    nats = F.cross_entropy(logits.transpose(1, 2), ids, reduction="none")                       # (B, L)
-    return (nats + 1e-3).log().cpu().numpy()
+    logits = lm.logits(batch).flatten(0, 1)                                                     # (B L, V)
+    ids = torch.from_numpy(batch.input_ids.astype(np.int64)).flatten().to(logits.device)
+    nats = F.cross_entropy(logits, ids, reduction="none")                                       # (B L,)
+    return (nats + 1e-3).log().cpu().numpy().reshape(batch.input_ids.shape)
 
 
 @register("easy")
