@@ -130,7 +130,7 @@ class Data:
     splits: dict[str, Split]
     checksum: str               # of the raw files, the tokenizer, and how they were prepared
     block_len: int              # tokens of a block of text in pre-training, by default
-    joined: bool                # whether there is a corpus that names the same documents as train ("doc")
+    joined: bool                # whether train and a corpus number their documents alike: both give "doc"
 
     def __getitem__(self, split: str) -> Split:
         if split not in self.splits:

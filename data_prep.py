@@ -107,7 +107,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     fields = set()
     labels = set()
     docs = []
-    # `list` reads nothing.
+    # Without train there are no records.
     train = source.readers.get("train", list)
     with located(f"{name}, train"):
         for record in with_docs(train):

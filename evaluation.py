@@ -106,7 +106,7 @@ def check_labels(origin: dict, labelled: int | None, seed: int) -> None:
     """UserError where masks were chosen by labels that fine-tuning is not to have. origin: the settings of
     the pre-training
 
-    A policy itself was learned from the labels of all of train, which nobody can take back."""
+    The labels that a policy saw when it was learned, those of all of train, are not counted."""
     reads_labels = origin["masker"] == "label" or maskers.is_learned(origin["masker"])
     if labelled and reads_labels and (origin.get("labelled"), origin["seed"]) != (labelled, seed):
         raise UserError(f"--labelled={labelled}: the masks of this LM may have read other labels; pre-train "

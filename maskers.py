@@ -12,8 +12,8 @@ A masker gets
 and returns a bool (B, L): True only where maskable, at most the budget, exactly that where its units allow.
 
 A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function. Every score
-of scores.py is a masker, too. Learned ones are nmg:FOLDER and search:FOLDER, of train_nmg.py and
-search_masks.py: the most probable tokens; sampled:FOLDER draws from either.
+of scores.py is a masker, too. Of what train_nmg.py or search_masks.py learned, nmg:FOLDER and search:FOLDER
+(two names of one masker) take the most probable tokens, and sampled:FOLDER draws.
 """
 import functools
 import importlib.util

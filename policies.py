@@ -76,8 +76,8 @@ class LinearPolicy:
     """The policy of search_masks.py: a token's logit is the sum of its features, weighted by `weight`.
 
     Features are scores and principal components of the LM's hidden states, whitened over the corpus: mean 0,
-    standard deviation 1, uncorrelated, and as close to the plain ones as that allows (ZCA). The score `label`
-    is whitened as all labels of D_tr make it; in a sub-task it knows fewer.
+    standard deviation 1, uncorrelated, and as close to the plain ones as that allows (ZCA). That is computed
+    once, with the labels of all of D_tr; in a sub-task the score `label` reads those of D_tr' alone.
 
     names: of SCORES; components (H, C); mean (d,) and whitener (d, d) of the d = len(names) + C features;
     weight (d,)"""

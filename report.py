@@ -18,19 +18,19 @@ from scipy import stats
 import plots
 import runs
 
-# A row is called as in MASKERS of run_all.sh. Those of the paper come first, in its order.
-ORDER = ["none", "random", "whole", "span", "entity", "punct", "nmg", "nmg-alone", "nmg-fresh"]
-# {(data set, LM, metric): the paper's figures of the rows in ORDER}
+# The paper's tables. The first line names its rows, which are called as in MASKERS of run_all.sh.
 LINES = (Path(__file__).parent / "results/paper.txt").read_text(encoding="utf-8").splitlines()
-PAPER = {tuple(line.split()[:3]): line.split()[3:] for line in LINES}
+ORDER = LINES[0].split()[3:]
+# {(data set, LM, metric): {row: the paper's figure}}
+PAPER = {tuple(line.split()[:3]): dict(zip(ORDER, line.split()[3:], strict=False)) for line in LINES[1:]}
 READING = """- Mean ± standard deviation over seeds. hours: median of a seed, without meta-training.
 - minus random: paired by seed, with Student's t 95 % interval. p: exact sign-flip test, Holm-corrected over
   rows; "too few seeds" where 2 / 2^n, its least, is above .05 / rows. detectable: by a t test at
   .05 / rows, power .8. What seeds show holds for these examples, which all of them share.
 """
 # Settings that differ between the rows of a table, or say where things lie, and so are not compared.
-NOT_COMPARED = {"masker", "dataset", "lm", "split", "raw", "results", "out", "save_model", "spacy_model",
-                "eval_every", "weights", "pretraining", "policy"}
+NOT_COMPARED = {"masker", "dataset", "lm", "split", "spacy_model", "eval_every", "weights", "pretraining",
+                "policy"}
 # What may differ between the seeds of a row, besides its scores.
 VARIES = {"seed", "pretraining.seed", "policy.seed", "policy.checksum"}
 
@@ -42,7 +42,7 @@ class Config:
     results: str = "results.jsonl"  # lines of the finetune scripts; several files with commas
     split: str | None = None        # lines of this split only: test, dev, val; None: test, or what there is
     plan: float | None = None       # points: says how many seeds would find such a difference
-    fixed: str | None = None        # the row whose test was fixed in advance, so that its p is not corrected
+    primary: str | None = None      # the row whose test was fixed in advance, so that its p is not corrected
     out: str | None = None          # folder of results.md and pictures; None: report, beside results
 
 
@@ -81,7 +81,7 @@ def facts_of(line: dict) -> dict:
     pretraining = line["config"].get("pretraining") or {}
     if line["masker"] == "none":
         pretraining = {}
-    facts = {name: line.get(name) for name in (*line["metrics"], "version")}
+    facts = {name: line[name] for name in line["metrics"]}
     stages = {"": line["config"], "pretraining.": pretraining, "policy.": pretraining.get("policy") or {}}
     for stage, flags in stages.items():
         for name, value in flags.items():
@@ -183,16 +183,16 @@ class Comparison(NamedTuple):
         return detectable(self.d.std(ddof=1), len(self.d), self.n_tests)
 
 
-def compare(rows: Rows, metric: str, fixed: str | None = None) -> dict[str, Comparison]:
-    """Every row with random. That of the row which was fixed in advance is corrected for nothing, nor are
-    others for it."""
+def compare(rows: Rows, metric: str, primary: str | None = None) -> dict[str, Comparison]:
+    """Every row with random. The primary comparison is tested alone, uncorrected; all others are corrected
+    among themselves."""
     found = {row: d for row, d in differences(rows, metric).items() if len(d) > 1}
-    others = {row: sign_flips(d) for row, d in found.items() if row != fixed}
+    others = {row: sign_flips(d) for row, d in found.items() if row != primary}
     corrected = dict(zip(others, holm(list(others.values())).tolist(), strict=True))
     compared = {}
     for row, d in found.items():
         p, n_tests = corrected.get(row), len(others)
-        if row == fixed:
+        if row == primary:
             p, n_tests = sign_flips(d), 1
         if len(d) < least_seeds(n_tests):
             p = None
@@ -200,16 +200,16 @@ def compare(rows: Rows, metric: str, fixed: str | None = None) -> dict[str, Comp
     return compared
 
 
-def least_seeds(rows: int) -> int:
-    """With so many the least p of a sign-flip test, 2 / 2^seeds, is at most .05 / rows."""
-    return math.ceil(1 + math.log2(rows / 0.05))
+def least_seeds(n_tests: int) -> int:
+    """With so many the least p of a sign-flip test, 2 / 2^seeds, is at most .05 / n_tests."""
+    return math.ceil(1 + math.log2(n_tests / 0.05))
 
 
-def detectable(sd: float, n: int, rows: int) -> float:
-    """The difference that n paired seeds find with power .8, by a t test at 5 % / rows, Holm's first step.
+def detectable(sd: float, n: int, n_tests: int) -> float:
+    """The difference that n paired seeds find with power .8, by a t test at 5 % / n_tests, Holm's first step.
 
     sd: of the differences"""
-    return (stats.t.ppf(1 - 0.025 / rows, n - 1) + stats.t.ppf(0.8, n - 1)) * sd / np.sqrt(n)
+    return (stats.t.ppf(1 - 0.025 / n_tests, n - 1) + stats.t.ppf(0.8, n - 1)) * sd / np.sqrt(n)
 
 
 def conclusion(compared: dict[str, Comparison], metric: str) -> str:
@@ -255,7 +255,7 @@ def score_table(dataset: str, lm: str, rows: Rows, metric: str,
     # The paper's figures are of test sets.
     paper = {}
     if first_of(first_of(rows))["split"] == "test":
-        paper = dict(zip(ORDER, PAPER.get((dataset.lower(), lm, metric), []), strict=False))
+        paper = PAPER.get((dataset.lower(), lm, metric), {})
     seeds = set().union(*rows.values())
     found = differences(rows, metric)
     header = [f"{dataset}, {lm}", metric]
@@ -271,8 +271,7 @@ def score_table(dataset: str, lm: str, rows: Rows, metric: str,
         if paper:
             cells.append(paper.get(row, "-").replace("±", " ±"))
         cells += evidence(found.get(row, []), compared.get(row))
-        missing = ", ".join(map(str, sorted(seeds - lines.keys())))
-        count = f"{len(lines)} (lacks {missing})" if missing else str(len(lines))
+        count = f"{len(lines)} of {len(seeds)}" if len(lines) < len(seeds) else str(len(lines))
         hours = np.median([sum(filter(None, line["seconds"].values())) for line in lines.values()]) / 3600
         table.append([*cells, count, f"{hours:.3f}"])
     return table
@@ -318,19 +317,17 @@ def main(cfg: Config) -> None:
         cfg.out = str(Path(cfg.results.split(",")[0]).with_name("report"))
     page = [f"Made by `{shlex.join(['python', 'report.py', *flags])}`."]
     groups = grouped(read(cfg.results.split(","), cfg.split))
-    known = set().union(*groups.values())
-    if cfg.fixed and cfg.fixed not in known - {"random"}:
-        raise runs.UserError(f"--fixed={cfg.fixed}: no such row{runs.nearest(cfg.fixed, known - {'random'})}")
+    known = set().union(*groups.values()) - {"random"}
+    if cfg.primary and cfg.primary not in known:
+        raise runs.UserError(f"--primary={cfg.primary}: no such row{runs.nearest(cfg.primary, known)}")
     for (dataset, lm), rows in groups.items():
         line = first_of(first_of(rows))
         notes = rows_unlike_random(rows)
-        if cfg.fixed in rows:
-            notes.append(f"- The test of {cfg.fixed} was fixed in advance: its p is not corrected.")
-        if line.get("version"):
-            notes.append(f"- Scored with version {line['version']} of this code; others may differ.")
+        if cfg.primary in rows:
+            notes.append(f"- The test of {cfg.primary} was fixed in advance: its p is not corrected.")
         page.append(f"## {dataset}, {lm}")
         for metric in line["metrics"]:
-            compared = compare(rows, metric, cfg.fixed)
+            compared = compare(rows, metric, cfg.primary)
             page.append(markdown_table(score_table(dataset, lm, rows, metric, compared)))
             page.append(conclusion(compared, metric))
             if cfg.plan:

@@ -7,10 +7,10 @@
 
 Not the paper's algorithm: it searches among POLICIES, linear in a few features of a token (scores such as
 its frequency, principal components of its hidden state). For each pair of plays a direction of features is
-drawn. One player masks what it favours, the other the opposite, in the same sub-task. The difference of their
-scores, regressed on the difference of what they masked, tells what each feature is worth, and the next
-direction is drawn from what is believed so far (Thompson sampling). Two such players differ far more in WHAT
-they mask than two that explore token by token (30 to 60 times, docs/learning.md).
+drawn. One player masks what it favours, the other the opposite, in the same sub-task. The difference of how
+they did, regressed on the difference of what they masked, tells what each feature is worth, and the next
+direction is drawn from what is believed so far (Thompson sampling). Two that explore token by token differ 30
+to 60 times less in WHAT they mask (docs/learning.md).
 """
 import inspect
 import time
@@ -40,13 +40,13 @@ from subtasks import SubTaskSampler
 # When a search ends: odds of 50 to 1 that it matters what is masked (where it does not, at most one search in
 # 50 ever sees them), and a believed direction whose expected cosine with the true one is 0.8.
 ODDS, COSINE = 50, 0.8
-# Prior sd of a feature's worth, over the noise of a pair: odds average all, the belief takes the widest.
+# Prior sd of a feature's worth, in units of the noise: odds average all, the belief takes the widest.
 PRIORS = (0.1, 0.3, 1.0)
 
 
 @dataclass
 class Config(train_nmg.BaseConfig):
-    # the search; but for the toy world, val_share is 0.5 and metric the last of METRICS, unless given
+    # the search; outside the toy world val_share is 0.5 here by default, and metric the log likelihood
     features: str = "frequent,punct,subword,marked,label,tfidf,loss"    # of scores.py, with commas
     components: int = 4             # principal components of the LM's hidden states, as more features
     pairs: int | None = None        # of plays, at most; None: 48 (toy world: 12)
@@ -98,9 +98,9 @@ class Belief:
         squared = self.mean @ self.mean
         return float(np.sqrt(squared / (squared + np.trace(self.covariance))))
 
-    def intervals(self) -> np.ndarray:
-        """(D,) half of the 95 % interval of each worth."""
-        return stats.t.ppf(0.975, max(1, len(self.y))) * np.sqrt(np.diag(self.covariance))
+    def half_widths(self) -> np.ndarray:
+        """(D,) of the 95 % interval of each worth."""
+        return stats.t.ppf(0.975, len(self.y)) * np.sqrt(np.diag(self.covariance))
 
 
 def belief_from(pairs: list[dict], metric: str, D: int) -> Belief:
@@ -121,9 +121,8 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
     # Enough text to whiten the features, and not more than memory holds.
     some = contexts.spread(min(1000, int(100_000 / contexts.length.mean())))
     batches = [collate(contexts, some[indices]) for indices in length_batches(contexts.length[some])]
-    # Its features are used at once; its weight is 0 until the search has ended.
     policy = LinearPolicy.whitened(cfg.features.split(","), cfg.components, batches, reader)
-    D = len(policy.mean)
+    D = len(policy.weight)
     pairs = read_pairs(file, settings)[:cfg.pairs]
     bar = tqdm(range(len(pairs), cfg.pairs), unit="pair", disable=not runs.is_main_process())
 
@@ -135,7 +134,8 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
         if belief.log_odds() > np.log(ODDS) and belief.cosine() > COSINE:
             break
 
-        # 2. A sub-task, and a direction of features that may be the best one, for all that is known.
+        # 2. A sub-task (now the score `label` reads the labels of its D_tr' alone), and a direction of
+        # features that may be the best one, for all that is known.
         subtask = sampler.sample(stream(cfg.seed, f"sub-task {n}"), cfg.contexts, cfg.docs, cfg.examples,
                                  cfg.validation)
         rng = stream(cfg.seed, f"direction {n}")
@@ -176,7 +176,7 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
 
 def features_of(policy: LinearPolicy, contexts: Pieces, lm: LMReader) -> np.ndarray:
     """(N, L, D) of N contexts; of padding they mean nothing."""
-    found = np.zeros((len(contexts), contexts.length.max(), len(policy.mean)))
+    found = np.zeros((len(contexts), contexts.length.max(), len(policy.weight)))
     for indices in length_batches(contexts.length):
         batch = collate(contexts, indices)
         found[indices, :batch.input_ids.shape[1]] = policy.features(batch, lm)
@@ -200,9 +200,9 @@ def describe(policy: LinearPolicy, pairs: list[dict], cfg: Config, folder: Path)
     names = [*policy.names, *(f"component {i + 1}" for i in range(policy.components.shape[1]))]
     others = [metric for metric in pairs[0]["scores"] if metric != cfg.metric]
     beliefs = {metric: belief_from(pairs, metric, len(names)) for metric in (cfg.metric, *others)}
-    worth = {metric: (belief.mean, belief.intervals()) for metric, belief in beliefs.items()}
+    worth = {metric: (belief.mean, belief.half_widths()) for metric, belief in beliefs.items()}
     belief, expected = beliefs[cfg.metric], np.array([pair["expected"] for pair in pairs])
-    draw_worth(names, belief.mean, belief.intervals(), expected, belief.y, folder / "worth.png")
+    draw_worth(names, belief.mean, belief.half_widths(), expected, belief.y, folder / "worth.png")
     foreseen = predicted(expected, belief.y)
     return f"{worth_table(names, worth)}\n{foreseen}\n{verdict(belief, names, cfg.metric)}"
 
@@ -210,7 +210,7 @@ def describe(policy: LinearPolicy, pairs: list[dict], cfg: Config, folder: Path)
 def verdict(belief: Belief, names: list[str], metric: str) -> str:
     """The sentence that says what was found."""
     said = f"After {len(belief.y)} pairs: odds of {belief.odds()} that it matters which words are masked"
-    half = belief.intervals()
+    half = belief.half_widths()
     if belief.log_odds() <= np.log(ODDS):
         most = 100 * (np.abs(belief.mean) + half).max()
         return (f"{said}, less than the {ODDS} to 1 that count as evidence. No feature is worth more than "
@@ -223,7 +223,7 @@ def verdict(belief: Belief, names: list[str], metric: str) -> str:
 # ---------------------------------------------------------------- the script
 
 def main(cfg: Config) -> None:
-    data, lm, task = train_nmg.open_task(cfg, low_noise=True, spacy_model=cfg.spacy_model)
+    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model, low_noise=True)
     for name in cfg.features.split(","):
         if name not in SCORES:
             raise UserError(f"--features: {name!r} is no score{runs.nearest(name, SCORES)}")

@@ -418,13 +418,13 @@ def in_toy_world(cfg: BaseConfig) -> bool:
     return cfg.lm == "tiny" and cfg.dataset in toy.TASKS
 
 
-def open_task(cfg: BaseConfig, low_noise: bool = False,
-              spacy_model: str | None = None) -> tuple[Data, torch.nn.Module, ModuleType]:
+def open_task(cfg: BaseConfig, spacy_model: str | None = None,
+              low_noise: bool = False) -> tuple[Data, torch.nn.Module, ModuleType]:
     """The data, the LM, and the module of the task. Fills the flags that are None: in the toy world with its
     own, elsewhere with the paper's.
 
-    low_noise: outside the toy world half of train is for validation, and the metric is the task's last one,
-    which is graded; with both, scores scatter less"""
+    low_noise: instead of the paper's, half of train is for validation, and the metric is the task's last one,
+    which is no matter of right or wrong; with both, scores scatter less"""
     loop.use_fast_path(cfg.fast)
     tokenizer = data_prep.load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)

@@ -197,7 +197,7 @@ def test_intervals_hold_the_truth(shape):
         worth = some_worth(seed) * (shape == "all")
         worth[3] += 2.07 * (shape == "one")
         beliefs, _, _ = simulated(seed, worth, 1.3, directed=True)
-        held.append(np.abs(beliefs[-1].mean - worth) < beliefs[-1].intervals())
+        held.append(np.abs(beliefs[-1].mean - worth) < beliefs[-1].half_widths())
     assert np.mean(held) > {"all": 0.92, "one": 0.9, "nothing": 0.97}[shape]
 
 
@@ -389,7 +389,7 @@ def test_what_a_search_says(finished, world):
     belief = belief_from(pairs, "likelihood", 3)
     for line in lines[1:4]:
         i = names.index(re.split(r"  +", line)[0])
-        expected, half = 100 * belief.mean[i], 100 * belief.intervals()[i]
+        expected, half = 100 * belief.mean[i], 100 * belief.half_widths()[i]
         numbers = [float(x) for x in re.findall(r"-?\d+\.\d+", line)[:3]]
         assert numbers == pytest.approx([expected, expected - half, expected + half], abs=0.0051)
     odds = np.exp(belief.log_odds())

@@ -31,7 +31,7 @@ class Config(train_nmg.BaseConfig):
 
 
 def main(cfg: Config) -> None:
-    data, lm, task = train_nmg.open_task(cfg, low_noise=True, spacy_model=cfg.spacy_model)
+    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model, low_noise=True)
     chosen = {name: maskers.find(name) for name in cfg.maskers.split(",")}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     settings = train_nmg.log_settings(cfg, data, without=("maskers", "seeds", "seed"))
