@@ -18,10 +18,15 @@ from runs import Run, UserError
 
 @dataclass
 class EvaluationConfig:
-    """The flags that all finetune_*.py share."""
+    """The flags of all finetune_*.py; `dataset` has another default in each of them."""
+    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
+    dataset: str                    # a name of sources.py, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
     split: str | None = None        # scored: test, or dev (for choosing anything); None: test if there is one
+    epochs: int | None = None       # None: 3, question answering 2
+    lr: float | None = None         # None: 2e-5, question answering 3e-5; small LMs take more (22 M: 2e-4)
     batch_size: int | None = None   # texts or windows per step; the paper chose from 12, 16, 32; None: 16
+    max_len: int | None = None      # tokens of a text or window; None: 256, question answering 384
     labelled: int | None = None     # texts of train whose labels are used, drawn by seed; None: all
     seed: int = 0                   # of head, order and dropout, three separate streams
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
@@ -48,11 +53,11 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
     tokenizer = data_prep.load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=kind)
     lm = load_lm(cfg.lm)
-    pretraining = pretraining_of(cfg.lm)
-    origin = pretraining["settings"]
-    check_labels(origin, cfg.labelled, cfg.seed)
+    origin = origin_of(cfg.lm)
+    pretraining = origin["settings"]
+    check_labels(pretraining, cfg.labelled, cfg.seed)
     defaults = task.DEFAULTS
-    if origin["lm"] == "tiny":
+    if pretraining["lm"] == "tiny":
         defaults = defaults | toy.FINETUNE.get(kind, {})
     cfg.max_len = max_len_of(lm, cfg.max_len, defaults["max_len"])
     runs.fill(cfg, defaults)
@@ -64,7 +69,7 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
 
     # 2. the folder of this run
     settings = runs.settings_of(cfg, without=("results", "row", "key", "save_model"), data=data.checksum,
-                                weights=weights_of(cfg.lm), pretraining=origin)
+                                weights=weights_of(cfg.lm), pretraining=pretraining)
     if cfg.out is None:
         name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
         cfg.out = f"runs/{kind}-{name}-{runs.digest(settings)}"
@@ -83,17 +88,17 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
         if cfg.save_model:
             model.save_pretrained(run.folder)
             tokenizer.save_pretrained(run.folder)
-        seconds = {"pretrain": pretraining["seconds"], "train": trained - started,
+        seconds = {"pretrain": origin["seconds"], "train": trained - started,
                    "score": time.time() - trained}
         run.finish(scores=task.summary(lines), examples=len(lines), seconds=seconds,
-                   held_out_loss=pretraining["held_out_loss"])
+                   held_out_loss=origin["held_out_loss"])
 
     # 4. one line of results
     if runs.is_main_process():
         runs.add_result(Path(cfg.results), run, cfg.row, cfg.key)
 
 
-def pretraining_of(lm: str) -> dict:
+def origin_of(lm: str) -> dict:
     """run.json of the further pre-training behind an LM; with the masker "none" where there was none."""
     run = runs.read_run(lm)
     if "masker" not in run.get("settings", {}):
@@ -102,12 +107,13 @@ def pretraining_of(lm: str) -> dict:
     return run
 
 
-def check_labels(origin: dict, labelled: int | None, seed: int) -> None:
-    """UserError where masks were chosen by labels that fine-tuning is not to have. origin: the settings of
-    the pre-training
+def check_labels(pretraining: dict, labelled: int | None, seed: int) -> None:
+    """UserError where masks were chosen by labels that fine-tuning is not to have. pretraining: its settings
 
     The labels that a policy saw when it was learned, those of all of train, are not counted."""
-    reads_labels = origin["masker"] == "label" or maskers.is_learned(origin["masker"])
-    if labelled and reads_labels and (origin.get("labelled"), origin["seed"]) != (labelled, seed):
+    reads_labels = pretraining["masker"] == "label" or maskers.is_learned(pretraining["masker"])
+    if not labelled or not reads_labels:
+        return
+    if (pretraining["labelled"], pretraining["seed"]) != (labelled, seed):
         raise UserError(f"--labelled={labelled}: the masks of this LM may have read other labels; pre-train "
                         f"it with --labelled={labelled} --seed={seed}, too")

@@ -31,11 +31,7 @@ METRICS = ("accuracy", "likelihood")
 
 @dataclass
 class Config(EvaluationConfig):
-    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
     dataset: str = "toycls"         # imdb chemprot toycls, or a path with text and label (data_prep.py)
-    epochs: int | None = None       # None: 3, the paper's meta-test
-    lr: float | None = None         # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
-    max_len: int | None = None      # tokens, longer texts are cut; None: 256, or the LM's most
 
 
 # ---------------------------------------------------------------- the task
@@ -88,14 +84,14 @@ def predict(model: torch.nn.Module, pieces: Pieces) -> np.ndarray:
 
 
 def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
-    """A line for every text, in the order of the split: its label, the predicted one, and METRICS: accuracy,
-    0 or 1, and likelihood, log p(label)."""
+    """A line for every text, in the order of the split: its number there, its label, the predicted one, and
+    METRICS: accuracy, 0 or 1, and likelihood, log p(label)."""
     log_probs, labels = predict(model, pieces), labels_of(pieces)
     names = pieces.split.labels
     lines = []
     for i in np.argsort(pieces.text_ids):
         gold, predicted = labels[i], log_probs[i].argmax()
-        lines.append({"row": int(pieces.text_ids[i]), "gold": names[gold], "predicted": names[predicted],
+        lines.append({"text": int(pieces.text_ids[i]), "gold": names[gold], "predicted": names[predicted],
                       "accuracy": float(gold == predicted), "likelihood": float(log_probs[i, gold])})
     return lines
 

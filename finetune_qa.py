@@ -36,11 +36,7 @@ MAX_ANSWER = 30     # tokens of the longest answer that is considered
 
 @dataclass
 class Config(EvaluationConfig):
-    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
     dataset: str = "toyqa"          # squad newsqa emrqa toyqa, or a path to SQuAD json or MRQA jsonl
-    epochs: int | None = None       # None: 2, the paper's meta-test
-    lr: float | None = None         # None: 3e-5; raise it for LMs smaller than BERT-base (6 x 384: 2e-4)
-    max_len: int | None = None      # tokens per window, question and context; None: 384, or the LM's most
 
 
 # ---------------------------------------------------------------- the task

@@ -288,9 +288,9 @@ def add_result(path: Path, run: Run, row: str | None = None, key: str | None = N
 
     row, key: what run_all.sh calls it."""
     settings, facts = run.settings, read_run(run.folder)
-    origin = settings["pretraining"]
-    line = {"dataset": settings["dataset"], "lm": origin["lm"], "masker": origin["masker"], "row": row,
-            "seed": settings["seed"], "split": settings["split"], "examples": facts["examples"],
+    pretraining = settings["pretraining"]
+    line = {"dataset": settings["dataset"], "lm": pretraining["lm"], "masker": pretraining["masker"],
+            "row": row, "seed": settings["seed"], "split": settings["split"], "examples": facts["examples"],
             "metrics": list(facts["scores"]), **facts["scores"],
             "held_out_loss": facts["held_out_loss"], "seconds": facts["seconds"],
             "predictions": str(run.folder / "predictions.jsonl"), "key": key, "config": settings,

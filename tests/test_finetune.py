@@ -478,7 +478,7 @@ def test_predictions_scores_and_model_agree(script, auto_class, tmp_path, lm_fol
         assert row["accuracy"] == 100 * np.mean([line["gold"] == line["predicted"] for line in lines])
         again = finetune_cls.predictions(model, finetune_cls.pieces_of(test, 64))
         assert [line["predicted"] for line in again] == [line["predicted"] for line in lines]
-        assert [line["row"] for line in lines] == list(range(9))
+        assert [line["text"] for line in lines] == list(range(9))
     else:
         assert row["em"] == pytest.approx(100 * np.mean([line["em"] for line in lines]))
         assert row["f1"] == pytest.approx(100 * np.mean([line["f1"] for line in lines]))

@@ -30,9 +30,6 @@ METRICS = ("closeness",)
 @dataclass
 class Config(EvaluationConfig):
     dataset: str = "counting"
-    epochs: int | None = None
-    lr: float | None = None
-    max_len: int | None = None
 
 
 def pieces_of(split, max_len):
