@@ -40,6 +40,7 @@ class Config:
     lr: float | None = None         # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 3e-4)
     batch_size: int | None = None   # blocks per step; the paper chose from 12, 16, 24; None: 16
     max_len: int | None = None      # tokens per block; None: 512 for questions, else 256, or the LM's most
+    dropout: float | None = None    # None: the LM's own, mostly 0.1; 0 is faster, for few passes
     seed: int = 0                   # of masks, order and dropout, three separate streams
     eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
@@ -66,6 +67,17 @@ def load_lm(name: str) -> torch.nn.Module:
         print(f"WARNING: {name} brings no weights for {', '.join(new)}: "
               "NEWLY INITIALISED, to be learned in pre-training")
     return model
+
+
+def set_dropout(model: torch.nn.Module, p: float) -> None:
+    """Of all its layers. The config stays as it is, so that fine-tuning has the LM's own again."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = p
+        # The rate of some attention is a number of its module.
+        for name in ("dropout", "attention_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, p)
 
 
 def max_len_of(model: torch.nn.Module, wanted: int | None, default: int, flag: str = "max_len") -> int:
@@ -293,6 +305,8 @@ def main(cfg: Config) -> None:
     if cfg.labelled:
         data["train"].limit_labels(cfg.labelled, cfg.seed)
     model = load_lm(cfg.lm)
+    if cfg.dropout is not None:
+        set_dropout(model, cfg.dropout)
     fill_in(cfg)
     cfg.max_len = max_len_of(model, cfg.max_len, data.block_len)
     known = {"data": data.checksum, "weights": weights_of(cfg.lm)}

@@ -2,6 +2,7 @@
 used, and the script: the same bytes again, also after a kill."""
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -393,6 +394,26 @@ def test_the_most_tokens_that_a_lm_takes(kind, tokenizer):
         pretrain.max_len_of(model, most + 1, 20)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_dropout_in_any_layer(kind, tokenizer):
+    model = random_lm(kind, len(tokenizer), 0.3).train()
+    config = model.config.to_dict()
+    ids = torch.randint(7, len(tokenizer), (2, 16), generator=torch.Generator().manual_seed(0))
+
+    def difference_of_two_passes():
+        logits = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            logits.append(model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits)
+        return (logits[0] - logits[1]).abs().max().item()
+
+    assert difference_of_two_passes() > 0.01
+    pretrain.set_dropout(model, 0.0)
+    assert difference_of_two_passes() == 0
+    # Fine-tuning, which builds its model from the config, has it again.
+    assert model.config.to_dict() == config
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_architecture_end_to_end(kind, tmp_path, cls_folder, qa_folder):
@@ -467,6 +488,22 @@ def test_the_same_seed_twice_gives_the_same_bytes(tmp_path, flags):
     assert one != other
 
 
+def test_the_flag_dropout(tmp_path, flags, lm_folder):
+    """0 trains as an LM whose config has no dropout does."""
+    for name, dropout in (("with", 0.3), ("never", 0.0)):
+        shutil.copytree(lm_folder, tmp_path / name)
+        config = json.loads((lm_folder / "config.json").read_text())
+        config |= {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    trained = {}
+    for out, lm, more in (("a", "with", []), ("b", "with", ["--dropout=0"]), ("c", "never", [])):
+        done = call("pretrain.py", *flags, f"--lm={tmp_path / lm}", *more, f"--out={out}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        trained[out] = (tmp_path / out / "model.safetensors").read_bytes()
+    assert trained["a"] != trained["b"] == trained["c"]
+    assert json.loads((tmp_path / "b/config.json").read_text())["hidden_dropout_prob"] == 0.3
+
+
 def test_none_hands_the_lm_on_as_it_is(tmp_path, flags, lm_folder):
     assert call("pretrain.py", *flags, "--masker=none", "--out=o", cwd=tmp_path).returncode == 0
     assert "\n0 steps of masked language modeling" in (tmp_path / "o/README.md").read_text()
@@ -478,7 +515,7 @@ def test_none_hands_the_lm_on_as_it_is(tmp_path, flags, lm_folder):
 
 def test_the_origin_of_a_lm(tmp_path, flags, lm_folder):
     call("pretrain.py", *flags, "--masker=whole", "--seed=4", "--out=o", cwd=tmp_path)
-    found = evaluation.pretraining_of(str(tmp_path / "o"))
+    found = evaluation.origin_of(str(tmp_path / "o"))
     expected = {"lm": str(lm_folder), "masker": "whole", "seed": 4, "p": 0.15, "epochs": 1, "max_len": 32}
     assert {name: found["settings"][name] for name in expected} == expected
     before, after = found["held_out_loss"]
@@ -488,7 +525,7 @@ def test_the_origin_of_a_lm(tmp_path, flags, lm_folder):
 def test_the_origin_of_a_lm_without_further_pre_training(lm_folder):
     weights = pretrain.weights_of(str(lm_folder))
     expected = {"lm": str(lm_folder), "weights": weights, "masker": "none", "p": None}
-    found = evaluation.pretraining_of(str(lm_folder))
+    found = evaluation.origin_of(str(lm_folder))
     assert {name: found["settings"].get(name) for name in expected} == expected
     assert found["seconds"] == 0 and found["held_out_loss"] is None
 
@@ -509,7 +546,7 @@ def test_a_policy_that_changed_is_another_run(tmp_path, flags):
     policies.Policy(32).save(tmp_path / "policy")
     command = ["pretrain.py", *flags, "--masker=nmg:policy", "--max_steps=1", "--out=o"]
     assert call(*command, cwd=tmp_path).returncode == 0
-    settings = evaluation.pretraining_of(str(tmp_path / "o"))["settings"]
+    settings = evaluation.origin_of(str(tmp_path / "o"))["settings"]
     assert settings["policy"]["episodes"] == 4 and len(settings["policy"]["checksum"]) == 8
     assert "masker_code" not in settings
     policies.Policy(32).save(tmp_path / "policy")
