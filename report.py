@@ -18,7 +18,7 @@ from scipy import stats
 import plots
 import runs
 
-# The paper's tables. The first line names its rows, which are called as in MASKERS of run_all.sh.
+# Tables 1 to 3 of the paper, percent, three seeds. The first line names the rows as in MASKERS of run_all.sh.
 LINES = (Path(__file__).parent / "results/paper.txt").read_text(encoding="utf-8").splitlines()
 ORDER = LINES[0].split()[3:]
 # {(data set, LM, metric): {row: the paper's figure}}
@@ -81,7 +81,7 @@ def facts_of(line: dict) -> dict:
     pretraining = line["config"].get("pretraining") or {}
     if line["masker"] == "none":
         pretraining = {}
-    facts = {name: line[name] for name in line["metrics"]}
+    facts = {name: line.get(name) for name in (*line["metrics"], "version")}
     stages = {"": line["config"], "pretraining.": pretraining, "policy.": pretraining.get("policy") or {}}
     for stage, flags in stages.items():
         for name, value in flags.items():
@@ -271,7 +271,8 @@ def score_table(dataset: str, lm: str, rows: Rows, metric: str,
         if paper:
             cells.append(paper.get(row, "-").replace("±", " ±"))
         cells += evidence(found.get(row, []), compared.get(row))
-        count = f"{len(lines)} of {len(seeds)}" if len(lines) < len(seeds) else str(len(lines))
+        missing = ", ".join(map(str, sorted(seeds - lines.keys())))
+        count = f"{len(lines)} (lacks {missing})" if missing else str(len(lines))
         hours = np.median([sum(filter(None, line["seconds"].values())) for line in lines.values()]) / 3600
         table.append([*cells, count, f"{hours:.3f}"])
     return table
@@ -325,6 +326,8 @@ def main(cfg: Config) -> None:
         notes = rows_unlike_random(rows)
         if cfg.primary in rows:
             notes.append(f"- The test of {cfg.primary} was fixed in advance: its p is not corrected.")
+        if line.get("version"):
+            notes.append(f"- Scored with version {line['version']} of this code; others may differ.")
         page.append(f"## {dataset}, {lm}")
         for metric in line["metrics"]:
             compared = compare(rows, metric, cfg.primary)

@@ -227,8 +227,8 @@ def test_missing_seeds_are_named_and_never_averaged_over(tmp_path):
     add(tmp_path, "span", 2, 90)
     add(tmp_path, "punct", 7, 90)
     found = table_of(tmp_path)
-    assert found["span"]["seeds"] == "1 of 4"
-    assert found["random"]["seeds"] == "3 of 4"
+    assert found["span"]["seeds"] == "1 (lacks 0, 1, 7)"
+    assert found["random"]["seeds"] == "3 (lacks 7)"
     assert found["span"]["accuracy"] == "90.00"
     # To seed 2 of Random, not to the mean of its three.
     assert found["span"]["minus random"] == "+10.00"
@@ -320,7 +320,7 @@ def test_the_same_settings_with_another_score(tmp_path):
     assert "accuracy 60.0 (50.0)" in refused(tmp_path)
 
 
-@pytest.mark.parametrize("changed", [{"config": {"lr": 1e-3}}, {"pretraining": {"p": 0.3}},
+@pytest.mark.parametrize("changed", [{"config": {"lr": 1e-3}}, {"pretraining": {"p": 0.3}}, {"version": 1},
                                      {"pretraining": {"masker_code": "b"}}])
 def test_a_row_has_the_same_settings_for_all_seeds(tmp_path, changed):
     add(tmp_path, "my.py:rare", 0, pretraining=None if "pretraining" not in changed else {"masker_code": "a"})
