@@ -71,6 +71,8 @@ def load_lm(name: str) -> torch.nn.Module:
 
 def set_dropout(model: torch.nn.Module, p: float) -> None:
     """Of all its layers. The config stays as it is, so that fine-tuning has the LM's own again."""
+    if p >= 1:
+        raise UserError(f"--dropout={p:g}: must be below 1")
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = p

@@ -725,6 +725,7 @@ def test_there_is_nothing_to_look_at_on_the_way(tmp_path, lm_folder):
     (["--epochs=0"], "--epochs=0: must be 1 or more"),
     (["--out=full"], "exists and is no run of this script"),
     (["--max_len=129"], "--max_len=129: this LM takes at most 128 tokens"),
+    (["--dropout=10"], "--dropout=10: must be below 1"),
 ])
 def test_wrong_flags(flags, said, tmp_path):
     """One sentence, and nothing is written."""
