@@ -26,7 +26,7 @@ class EvaluationConfig:
     epochs: int | None = None       # None: 3, question answering 2
     lr: float | None = None         # None: 2e-5, question answering 3e-5; small LMs take more (22 M: 2e-4)
     batch_size: int | None = None   # texts or windows per step; the paper chose from 12, 16, 32; None: 16
-    max_len: int | None = None      # tokens of a text or window; None: 256, question answering 384
+    max_len: int | None = None      # tokens of a text, which is cut, or a window; None: 256, questions 384
     labelled: int | None = None     # texts of train whose labels are used, drawn by seed; None: all
     seed: int = 0                   # of head, order and dropout, three separate streams
     fast: bool = True               # bf16 where native, cheaper attention on a CPU

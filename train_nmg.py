@@ -424,7 +424,7 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
     own, elsewhere with the paper's.
 
     low_noise: instead of the paper's, half of train is for validation, and the metric is the task's last one,
-    which is no matter of right or wrong; with both, scores scatter less"""
+    the log likelihood; with both, scores scatter less"""
     loop.use_fast_path(cfg.fast)
     tokenizer = data_prep.load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)
