@@ -44,7 +44,7 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
 
     kind: "cls" of finetune_cls.py, "qa" of finetune_qa.py, or that of another file with their interface
     cfg: the Config of that file; its flags that are None become the DEFAULTS there, or those of the toy world
-        where the LM is `tiny`"""
+        where the LM is `tiny` or was pre-trained from it"""
     task = importlib.import_module(f"finetune_{kind}")
     loop.use_fast_path(cfg.fast)
     runs.check_results(Path(cfg.results))
@@ -108,9 +108,9 @@ def origin_of(lm: str) -> dict:
 
 
 def check_labels(pretraining: dict, labelled: int | None, seed: int) -> None:
-    """UserError where masks were chosen by labels that fine-tuning is not to have. pretraining: its settings
-
-    The labels that a policy saw when it was learned, those of all of train, are not counted."""
+    """UserError where masks may have been chosen by labels that fine-tuning is not to have. pretraining: its
+    settings"""
+    # A policy may have the feature `label`. What it was learned from, all labels of train, is not looked at.
     reads_labels = pretraining["masker"] == "label" or maskers.is_learned(pretraining["masker"])
     if not labelled or not reads_labels:
         return

@@ -33,7 +33,7 @@ class Config:
     # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; with a fast tokenizer
-    masker: str = "random"          # of maskers.py, scores.py; nmg: search: sampled:FOLDER; FILE.py:function
+    masker: str = "random"          # of maskers.py, scores.py; {nmg,search,sampled}:FOLDER; FILE.py:function
     p: str | None = None            # 0.15, 0.3-0.15, random:0.1-0.4 (masking_rate); None: 0.15, learned 0.05
     epochs: int | None = None       # None: 1, the paper's meta-test (learned maskers, toy world: 3)
     max_steps: int | None = None    # None: those of all epochs; the learning rate falls to 0 until there
@@ -60,7 +60,7 @@ def load_lm(name: str) -> torch.nn.Module:
         model, info = AutoModelForMaskedLM.from_pretrained(
             place, dtype=torch.float32, output_attentions=False, output_loading_info=True,
             trust_remote_code=False)
-    # The decoder's own weights are those of the embeddings.
+    # Other names of the embeddings, and of the head's bias.
     tied = ("decoder.weight", "decoder.bias")
     new = [weight for weight in sorted(info["missing_keys"]) if not weight.endswith(tied)]
     if new:
@@ -181,8 +181,8 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
              after_step: Callable[[int], None] | None = None, desc: str = "MLM") -> float:
     """Trains `model` in place on blocks of text; returns the seconds that it took.
 
-    p: as in maskers.masking_rate; remask: masks and corruption anew each epoch, by the LM as it then is, or
-    drawn as in the first epoch in all of them. All else as in loop.fit"""
+    p: as in maskers.masking_rate; remask: new random numbers for masks and corruption in each epoch, else
+    those of the first in all of them. All else as in loop.fit"""
     lm = LMReader(model)
     steps = steps_of(pieces.length, batch_size, epochs, max_steps)
 

@@ -71,8 +71,8 @@ class Belief:
         self.mean, self.covariance, _ = self.posterior(max(PRIORS))     # (D,), (D, D)
 
     def posterior(self, prior: float) -> tuple[np.ndarray, np.ndarray, float]:
-        """Mean and covariance of the worth, and the log of the Bayes factor between it and worth = 0
-        (Bishop 2006, 3.5)."""
+        """Mean and scale matrix of the worth (a t of n degrees of freedom), and the log of the Bayes factor
+        between it and worth = 0 (Bishop 2006, 3.5)."""
         X, y = self.X, self.y
         n, D = X.shape
         precision = np.eye(D) / prior**2 + X.T @ X
@@ -134,7 +134,7 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
         if belief.log_odds() > np.log(ODDS) and belief.cosine() > COSINE:
             break
 
-        # 2. A sub-task (now the score `label` reads the labels of its D_tr' alone), and a direction of
+        # 2. A sub-task, which hides all labels but its own from the score `label`, and a direction of
         # features that may be the best one, for all that is known.
         subtask = sampler.sample(stream(cfg.seed, f"sub-task {n}"), cfg.contexts, cfg.docs, cfg.examples,
                                  cfg.validation)
