@@ -124,13 +124,15 @@ def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iter
         rng.shuffle(order)
         pools = max(1, round(len(order) / (32 * batch_size)))
         for pool in np.array_split(order, pools):
+            # A view: this sorts a part of `order`.
             pool[:] = pool[np.argsort(length[pool], kind="stable")]
         for start in rng.permutation(np.arange(0, len(order), batch_size)):
             yield epoch, order[start:start + batch_size]
 
 
 def length_batches(length: np.ndarray) -> Iterator[np.ndarray]:
-    """Indices for evaluation, longest pieces first, in batches of about as many tokens each."""
+    """Indices for what is computed on all pieces without training, in batches of about as many tokens each,
+    longest pieces first."""
     # Not more on a GPU: the score `loss` reads logits (tokens, V), 8 GB for 8,192 tokens and 250,000 words.
     tokens = 2048 if device().type == "cpu" else 8192
     order = np.argsort(-length, kind="stable")

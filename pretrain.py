@@ -260,8 +260,8 @@ def log_held_out(folder: Path, step: int, loss: float) -> None:
     """Adds the held-out loss after some steps to metrics.jsonl, and draws the curve, held_out.png."""
     file = folder / "metrics.jsonl"
     # After a kill, the steps since the last checkpoint are taken again.
-    loss_at = {row["step"]: row["held_out_loss"] for row in runs.read_rows(file)} | {step: loss}
-    rows = [{"step": step, "held_out_loss": loss_at[step]} for step in sorted(loss_at)]
+    rows = [row for row in runs.read_rows(file) if row["step"] < step]
+    rows.append({"step": step, "held_out_loss": loss})
     runs.write_rows(file, rows)
     held_out_curve(rows, folder / "held_out.png")
 
@@ -331,7 +331,8 @@ def main(cfg: Config) -> None:
     held_out = blocks(data.splits["dev"], cfg.max_len) if "dev" in data.splits else None
     before = held_out_loss(model, held_out) if held_out else None
     steps, seconds = 0, 0.0
-    if cfg.eval_every and runs.is_main_process():
+    checkpoint = run.folder / "checkpoint.pt"
+    if cfg.eval_every and runs.is_main_process() and not checkpoint.exists():
         log_held_out(run.folder, 0, before)
 
     def look(step):
@@ -342,8 +343,7 @@ def main(cfg: Config) -> None:
         steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
         seconds = pretrain(model, pieces, masker, p=cfg.p, epochs=cfg.epochs, lr=cfg.lr,
                            batch_size=cfg.batch_size, max_steps=cfg.max_steps, seed=cfg.seed,
-                           distributed=True, checkpoint=run.folder / "checkpoint.pt", after_step=look,
-                           desc=f"MLM {cfg.masker}")
+                           distributed=True, checkpoint=checkpoint, after_step=look, desc=f"MLM {cfg.masker}")
     if not runs.is_main_process():
         return
     after = held_out_loss(model, held_out) if held_out else None

@@ -33,7 +33,7 @@ import fire
 import numpy as np
 from filelock import FileLock, Timeout
 
-# Flags of all scripts that `convert` checks more closely: shares of something; whole numbers that may be 0.
+# Flags of all scripts that `convert` treats by name: shares of something; whole numbers that may be 0.
 SHARES = {"p", "val_share", "dev_share"}
 MAY_BE_ZERO = {"seed", "explore", "components"}
 
@@ -186,7 +186,8 @@ class Run:
     """The folder of one run: its settings at the start (started.json), and all of it at the end (run.json).
 
     run.json is written last: where it is, the run is done, and the same command does nothing. A folder with
-    other settings, or with anything else in it, is refused, and so is one that another process works on.
+    other settings, where something would be lost, or with anything else in it is refused, and so is one that
+    another process works on.
 
     settings: every resolved flag, and the checksums of what was read; JSON values."""
 

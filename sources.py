@@ -96,7 +96,7 @@ def read_table(path: Path) -> Iterator[dict]:
                         f"has {', '.join(table.fieldnames)}; rename yours")
     while True:
         # A quoted cell may run over lines: the place of a row is where it begins.
-        with located(f"{path}:{table.line_num + 1}"):
+        with located(f"{path}:{table.reader.line_num + 1}"):
             row = next(table, None)
             if row is None:
                 return
@@ -256,7 +256,7 @@ class Source:
     edit a reader, remove the folder that load() names)."""
     readers: dict[str, Callable[[], Iterable[dict]]]            # split -> its records
     files: list[Path]
-    cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> share of train
+    cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> its share
     kind: str | None = None                                     # None: found by the fields (KINDS)
 
 
@@ -355,11 +355,12 @@ def find_splits(folder: Path) -> dict[str, Path]:
         if not re.search(r"\.(jsonl?|csv|tsv|txt)(\.gz)?$", name):
             continue
         files.append(file)
-        split = re.split(r"\W", name)[0]
+        split = re.split(r"[\W_]", name)[0]
         if split in ("val", "valid", "validation"):
             split = "dev"
         if split in found:
-            raise UserError(f"{folder}: {found[split].name} and {file.name} could be {split}; keep one")
+            raise UserError(f"{folder}: {found[split].name} and {file.name} could be {split}; join them, or "
+                            "keep one")
         if split in SPLITS:
             found[split] = file
     if not found and len(files) == 1:

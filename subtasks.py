@@ -46,7 +46,7 @@ class SubTaskSampler:
     def sample(self, rng: np.random.Generator, n_contexts: int, n_docs: int | None, n_examples: int,
                n_validation: int) -> SubTask:
         """`n_contexts` texts from `n_docs` documents (None: from any), and at most so many labelled examples.
-        From then on, scores of tokens may read the labels of D_tr''s texts alone (`Split.labelled`).
+        From then on, scores of tokens may read the labels of the texts of D_tr' alone (`Split.labelled`).
 
         No document of D_val is among the contexts, but for one case: of a corpus of its own, half of the
         contexts are of validation documents, as the corpus holds test documents in meta-testing."""

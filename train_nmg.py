@@ -49,7 +49,7 @@ class BaseConfig:
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
     val_share: float | None = None  # of train, whole documents, for D_val; None: 0.1; 0.5 halves the noise
     # a sub-task
-    contexts: int | None = None     # texts; None: 200
+    contexts: int | None = None     # texts, each one block of max_len tokens or more; None: 200
     docs: int | None = None         # documents that they come from; None: any
     examples: int = 1000            # labelled examples, at most
     validation: int = 10_000        # validation examples, at most
@@ -65,7 +65,7 @@ class BaseConfig:
     metric: str | None = None       # what is rewarded; None: accuracy (QA: exact match); likelihood is graded
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
     # the run
-    seed: int = 0                   # of everything; every episode has streams of its own
+    seed: int = 0                   # of all but the cut into D_tr and D_val; an episode has its own streams
 
 
 @dataclass
@@ -192,7 +192,7 @@ def act(agent: "Agent | None", states: States, batch: Batch, rng: RowRandom, p: 
 # ---------------------------------------------------------------- rewards
 
 def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray]:
-    """R (N, L) of what a player masked, and which of its actions count, (N, L) bool (Algorithm 1, OuterLoop).
+    """R (N, L) of a player's actions, and which of them count, (N, L) bool (Algorithm 1, OuterLoop).
 
     The rival of an agent is the other one: opponent or learner.
 
@@ -202,7 +202,7 @@ def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray
     3. all three masked it: skipped. A tie is 0.
 
     A reward of your own goes here: it sees the masks (N, L) and the scores (V,) of all players, and both
-    agents learn from it. One of another size than 1 wants another --entropy_coef."""
+    agents learn from it. Where rewards are much larger or smaller than 1, change --entropy_coef, too."""
     score = {name: play.scores.mean() for name, play in plays.items()}
     own, random = plays[player].mask, plays["random"].mask
     beats_random = np.sign(score[player] - score["random"])
@@ -253,7 +253,7 @@ class Agent:
 
     def learn(self, states_of: dict[int, States], rng: np.random.Generator,
               cfg: Config) -> tuple[float, float]:
-        """Updates on prioritised minibatches (section 3.3); returns policy and value loss an action."""
+        """Updates on prioritised minibatches (section 3.3); returns policy and value loss per action."""
         policy_total, value_total = 0.0, 0.0
         count = 0
         if not len(self.replay):
@@ -336,7 +336,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
     """Algorithm 1. Writes metrics.jsonl, curves.png and checkpoints to `folder`; returns the learner's
     policy.
 
-    Under torchrun each process trains some of the players, and the first one does all the rest."""
+    Under torchrun each process runs the inner loops of some players, and the first one does all the rest:
+    only its policy has learned."""
     rank, world = rank_and_world()
     players = PLAYERS if cfg.self_play else ("random", "learner")
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
@@ -423,8 +424,8 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
     """The data, the LM, and the module of the task. Fills the flags that are None: in the toy world with its
     own, elsewhere with the paper's.
 
-    low_noise: instead of the paper's, half of train is for validation, and the metric is the task's last one,
-    the log likelihood; with both, scores scatter less"""
+    low_noise: outside the toy world half of train is for validation instead of the paper's share, and the
+    metric is the task's last one, the log likelihood; with both, scores scatter less"""
     loop.use_fast_path(cfg.fast)
     tokenizer = data_prep.load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)

@@ -109,7 +109,7 @@ def test_squad_and_mrqa_give_the_same_questions(tmp_path, tok):
 
 
 @pytest.mark.parametrize(
-    "name", ["dev", "val", "valid", "validation", "dev.clean", "dev-v1.1", "dev-00000-of-00001"])
+    "name", ["dev", "val", "valid", "validation", "dev.clean", "dev-v1.1", "dev_v2", "dev-00000-of-00001"])
 def test_dev_by_its_usual_names(name, tmp_path, tok):
     for file, n in (("train", 4), (name, 2)):
         rows = [{"text": f"{file} {i}", "label": "ab"[i % 2]} for i in range(n)]
@@ -676,6 +676,7 @@ BAD = [
      "two.jsonl:1: not valid JSON: Extra data: line 1 column 15"),
     ("column.csv", "id,text,labels\n1,a,b\n", "in its first line; it has id, text, labels; rename"),
     ("cells.csv", "text,label\na, b,c", "cells.csv:2: more cells than columns"),
+    ("blank.csv", "text,label\n\n\nfine,a\na, b,c", "blank.csv:5: more cells than columns"),
     ("comma.csv", "label,text\npos,A fine, good film\n", "comma.csv:2: more cells than columns"),
     ("short.csv", "text,label\na\n", "short.csv:2: the field 'label' must be text"),
     ("quote.csv", 'text,label\n"a,b\n', "quote.csv:2: unexpected end of data"),

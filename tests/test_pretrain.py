@@ -624,7 +624,11 @@ def test_killed_and_started_again(tmp_path, flags):
 
 
 def test_looks_on_the_way_change_nothing(tmp_path, flags):
-    """The same weights as without; a row every 3 steps, before the first and after the last; a picture."""
+    """The same weights as without; a row every 3 steps, before the first and after the last; a picture. What
+    a run with other flags, killed before its first checkpoint, left in the folder is gone."""
+    (tmp_path / "looked").mkdir()
+    (tmp_path / "looked/started.json").write_text("{}")
+    (tmp_path / "looked/metrics.jsonl").write_text('{"step": 4, "held_out_loss": 9.9}\n')
     for out, more in (("plain", []), ("looked", ["--eval_every=3"])):
         done = call("pretrain.py", *flags, "--max_steps=8", *more, f"--out={out}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
