@@ -118,6 +118,14 @@ def test_dev_by_its_usual_names(name, tmp_path, tok):
     assert len(data["train"]) == 4 and len(data["dev"]) == 2 and data.block_len == 256
 
 
+def test_a_file_that_is_alone_is_train(tmp_path, tok):
+    """Whatever its name is; files of other kinds do not count, whatever theirs are."""
+    write_rows(tmp_path / "reviews.jsonl", [{"text": "one", "label": "a"}, {"text": "two", "label": "b"}])
+    (tmp_path / "train.md").write_text("how this was collected")
+    data = load(str(tmp_path), tok)
+    assert data["train"].labels == ["a", "b"] and len(data["train"]) + len(data["dev"]) == 2
+
+
 def test_files_by_other_names(tmp_path, tok):
     # SQuAD's own names.
     for split in ("train", "dev"):
@@ -684,6 +692,7 @@ BAD = [
     ("cut.json", json.dumps(QA)[:80], "cut.json: not valid JSON: Unterminated string"),
     ("other.json", '{"rows": []}', "other.json: the field 'data' is missing"),
     ("context.json", changed(CONTEXT, None), "context.json: data[0]: the field 'context' is missing"),
+    ("nothing.json", json.dumps(squad(["the cat \x01 sat"], ["\x01"])), "'q0' holds no token of its context"),
     ("offset.json", changed(ANSWER_START, 5), "answer 'mat' of question 'q0' does not stand at offset 5"),
     ("far.json", changed(ANSWER_START, 5000), "does not stand at offset 5000"),
     ("before.json", changed(ANSWER_START, -17), "does not stand at offset -17"),
