@@ -24,8 +24,8 @@ from runs import UserError
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 3, "lr": 2e-5, "batch_size": 16, "max_len": 256}
 INNER_LOOP = {"ft_epochs": 5, "ft_lr": 2e-5}
-# What predictions says of every example: the first is the paper's reward, the last what a
-# search compares, but for the toy world's.
+# What predictions says of every example: the first is the paper's reward; a search compares the last,
+# and in the toy world the first.
 METRICS = ("accuracy", "likelihood")
 
 

@@ -25,8 +25,8 @@ from loop import autocast, device, fit, length_batches, progress, to_device, wit
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 2, "lr": 3e-5, "batch_size": 16, "max_len": 384}
 INNER_LOOP = {"ft_epochs": 1, "ft_lr": 3e-5}
-# What predictions says of every example: the first is the paper's reward, the last what a
-# search compares, but for the toy world's.
+# What predictions says of every example: the first is the paper's reward; a search compares the last,
+# and in the toy world the first.
 METRICS = ("em", "f1", "likelihood")
 
 OVERLAP = 128       # context tokens that two windows share; in short windows a third

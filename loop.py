@@ -131,8 +131,7 @@ def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iter
 
 
 def length_batches(length: np.ndarray) -> Iterator[np.ndarray]:
-    """Indices for what is computed on all pieces without training, in batches of about as many tokens each,
-    longest pieces first."""
+    """Indices of all pieces once, longest first, in batches of about as many tokens each."""
     # Not more on a GPU: the score `loss` reads logits (tokens, V), 8 GB for 8,192 tokens and 250,000 words.
     tokens = 2048 if device().type == "cpu" else 8192
     order = np.argsort(-length, kind="stable")

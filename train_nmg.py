@@ -49,7 +49,7 @@ class BaseConfig:
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
     val_share: float | None = None  # of train, whole documents, for D_val; None: 0.1; 0.5 halves the noise
     # a sub-task
-    contexts: int | None = None     # texts, each one block of max_len tokens or more; None: 200
+    contexts: int | None = None     # texts, each of one or more blocks of max_len tokens; None: 200
     docs: int | None = None         # documents that they come from; None: any
     examples: int = 1000            # labelled examples, at most
     validation: int = 10_000        # validation examples, at most
