@@ -140,13 +140,6 @@ class Data:
                             f"{hints.get(split, '')}")
         return self.splits[split]
 
-    def split_to_score(self, split: str | None) -> str:
-        """The split that an evaluation is asked for; None: test, or dev where there is no test."""
-        if split not in (None, "dev", "test"):
-            raise UserError(f"--split={split}: must be dev or test")
-        default = "test" if "test" in self.splits else "dev"
-        return split or default
-
     @property
     def corpus(self) -> Split:
         """The unlabelled text S: a split of its own where the data set has one, else the texts of train."""

@@ -103,15 +103,16 @@ def describe(name: str, split: Split, unknown: int | None) -> None:
 
 def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     """Writes the arrays of every split and, last, meta.json."""
+    # The first record of a split tells which fields it has. Without the split there is none.
+    train = source.readers.get("train", list)
+    corpus = source.readers.get("corpus", list)
+    first, first_of_corpus = next(iter(train()), {}), next(iter(corpus()), {})
+    fields = KINDS.keys() & first.keys()
     # One pass over train: its labels, and which part each of its texts goes to.
-    fields = set()
     labels = set()
     docs = []
-    # Without train there are no records.
-    train = source.readers.get("train", list)
     with located(f"{name}, train"):
         for record in with_docs(train):
-            fields = fields or KINDS.keys() & record.keys()
             docs.append(record["doc"])
             if "label" in fields:
                 labels.add(record["label"])
@@ -128,17 +129,9 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         write_split(records[split], tokenizer, folder / split, wanted, labels, f"{name}, {split}")
 
     kind = source.kind or next((KINDS[field] for field in KINDS if field in fields), "text")
-    joined = names_documents(source, "train") and names_documents(source, "corpus")
+    joined = "doc" in first and "doc" in first_of_corpus
     meta = {"kind": kind, "labels": labels, "splits": splits, "joined": joined}
     (folder / "meta.json").write_text(json.dumps(meta))
-
-
-def names_documents(source: Source, split: str) -> bool:
-    """Whether a source has this split, and its records say which document they come from."""
-    if split not in source.readers:
-        return False
-    first = next(iter(source.readers[split]()), {})
-    return "doc" in first
 
 
 def cut_parts(docs: np.ndarray, cut: dict[str, float]) -> np.ndarray:
@@ -332,28 +325,21 @@ def run_spacy(split: Split, nlp) -> np.ndarray:
 
 # ---------------------------------------------------------------- tokenizer and LM by name
 
-def find_lm(name: str) -> str:
-    """What from_pretrained takes: the folder of the embedded `tiny`, another folder, or a hub name."""
-    if name == "tiny":
-        return str(toy.TINY)
-    folder = Path(name)
-    if (folder / "started.json").exists() and not (folder / "run.json").exists():
-        raise UserError(f"--lm={name}: the run that makes it has not finished; start its command again")
-    if folder.exists() and not (folder / "config.json").exists():
-        raise UserError(f"--lm={name}: no config.json in it; allowed are 'tiny', a Hugging Face folder, or "
-                        "a hub name")
-    return name
-
-
 @contextlib.contextmanager
 def opening_lm(name: str) -> Iterator[str]:
-    """Gives what from_pretrained takes, and turns the many ways in which that fails into one sentence."""
-    place = find_lm(name)
+    """Gives what from_pretrained takes: the folder of the embedded `tiny`, another folder, or a hub name; and
+    turns the many ways in which that fails into one sentence."""
+    place = toy.TINY if name == "tiny" else Path(name)
+    if (place / "started.json").exists() and not (place / "run.json").exists():
+        raise UserError(f"--lm={name}: the run that makes it has not finished; start its command again")
+    if place.exists() and not (place / "config.json").exists():
+        raise UserError(f"--lm={name}: no config.json in it; allowed are 'tiny', a Hugging Face folder, or "
+                        "a hub name")
     try:
-        yield place
+        yield str(place)
     except Exception as e:
         reason = str(e).strip().split("\n")[0][:300]
-        here = "" if Path(name).exists() else "no such folder here; "
+        here = "" if place.exists() else "no such folder here; "
         raise UserError(f"--lm={name}: cannot be opened: {here}{reason} (allowed: 'tiny', a Hugging Face "
                         "folder, or a hub name)") from e
 

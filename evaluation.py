@@ -3,9 +3,12 @@
     evaluate(cfg, "cls")      # all of finetune_cls.py but its task
 """
 import importlib
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 import data_prep
 import loop
@@ -47,7 +50,7 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
         where the LM is `tiny` or was pre-trained from it"""
     task = importlib.import_module(f"finetune_{kind}")
     loop.use_fast_path(cfg.fast)
-    runs.check_results(Path(cfg.results))
+    check_results(Path(cfg.results))
 
     # 1. the data and the LM
     tokenizer = data_prep.load_tokenizer(cfg.lm)
@@ -60,8 +63,10 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
     if pretraining["lm"] == "tiny":
         defaults = defaults | toy.FINETUNE.get(kind, {})
     cfg.max_len = max_len_of(lm, cfg.max_len, defaults["max_len"])
-    runs.fill(cfg, defaults)
-    cfg.split = data.split_to_score(cfg.split)
+    split = "test" if "test" in data.splits else "dev"
+    runs.fill(cfg, defaults | {"split": split})
+    if cfg.split not in ("dev", "test"):
+        raise UserError(f"--split={cfg.split}: must be dev or test")
     if cfg.labelled:
         data["train"].limit_labels(cfg.labelled, cfg.seed)
     train = task.pieces_of(data["train"], cfg.max_len).labelled_only()
@@ -95,7 +100,7 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
 
     # 4. one line of results
     if runs.is_main_process():
-        runs.add_result(Path(cfg.results), run, cfg.row, cfg.key)
+        add_result(Path(cfg.results), run, cfg.row, cfg.key)
 
 
 def origin_of(lm: str) -> dict:
@@ -117,3 +122,36 @@ def check_labels(pretraining: dict, labelled: int | None, seed: int) -> None:
     if (pretraining["labelled"], pretraining["seed"]) != (labelled, seed):
         raise UserError(f"--labelled={labelled}: the masks of this LM may have read other labels; pre-train "
                         f"it with --labelled={labelled} --seed={seed}, too")
+
+
+# ---------------------------------------------------------------- one line of results
+
+def check_results(path: Path) -> None:
+    """Raises before hours of training what add_result would raise after them."""
+    runs.read_rows(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a"):
+        pass
+
+
+def add_result(path: Path, run: Run, row: str | None = None, key: str | None = None) -> None:
+    """Appends a finished evaluation to the results, unless a line with the same "config" is there.
+
+    row, key: what run_all.sh calls it."""
+    settings, facts = run.settings, runs.read_run(run.folder)
+    pretraining = settings["pretraining"]
+    line = {"dataset": settings["dataset"], "lm": pretraining["lm"], "masker": pretraining["masker"],
+            "row": row, "seed": settings["seed"], "split": settings["split"], "examples": facts["examples"],
+            "metrics": list(facts["scores"]), **facts["scores"],
+            "held_out_loss": facts["held_out_loss"], "seconds": facts["seconds"],
+            "predictions": str(run.folder / "predictions.jsonl"), "key": key, "config": settings,
+            "versions": facts["versions"]}
+    with FileLock(f"{path}.lock"):
+        before = runs.read_rows(path)
+        if any(other.get("config") == line["config"] for other in before):
+            print(f"{path} has a line of these settings already; remove it there to score edited code")
+            return
+        runs.write_rows(path, [*before, line])
+    hidden = ("metrics", "key", "config", "versions")
+    shown = {name: value for name, value in line.items() if name not in hidden}
+    print(json.dumps(shown))

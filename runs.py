@@ -1,4 +1,4 @@
-"""What every script needs besides its algorithm: flags, random streams, the folder of a run, results.
+"""What every script needs besides its algorithm: flags, random streams, the folder of a run.
 
     @dataclass
     class Config:                                # one field a flag, its advice behind it
@@ -198,7 +198,7 @@ class Run:
         self.done = (self.folder / "run.json").exists()
         started = self.folder / "started.json"
         if self.done:
-            self.refuse_others(read_run(self.folder)["settings"])
+            self.refuse_others(read_run(self.folder).get("settings", {}))
         elif (self.folder / "checkpoint.pt").exists():
             # Without one nothing would be lost: a start with other flags begins anew.
             self.refuse_others(json.loads(started.read_text()))
@@ -242,10 +242,7 @@ def read_run(folder: str | Path) -> dict:
     file = Path(folder) / "run.json"
     if not file.exists():
         return {}
-    run = json.loads(file.read_text())
-    if "settings" not in run:
-        raise UserError(f"{file}: an earlier version of this code wrote it; remove its folder, run again")
-    return run
+    return json.loads(file.read_text())
 
 
 def settings_of(cfg: object, without: tuple[str, ...] = (), **more: object) -> dict:
@@ -272,36 +269,3 @@ def versions() -> dict[str, str]:
                              capture_output=True, text=True)
         found["commit"] = git.stdout.strip()
     return found
-
-
-# ---------------------------------------------------------------- one line of results
-
-def check_results(path: Path) -> None:
-    """Raises before hours of training what add_result would raise after them."""
-    read_rows(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a"):
-        pass
-
-
-def add_result(path: Path, run: Run, row: str | None = None, key: str | None = None) -> None:
-    """Appends a finished evaluation to the results, unless a line with the same "config" is there.
-
-    row, key: what run_all.sh calls it."""
-    settings, facts = run.settings, read_run(run.folder)
-    pretraining = settings["pretraining"]
-    line = {"dataset": settings["dataset"], "lm": pretraining["lm"], "masker": pretraining["masker"],
-            "row": row, "seed": settings["seed"], "split": settings["split"], "examples": facts["examples"],
-            "metrics": list(facts["scores"]), **facts["scores"],
-            "held_out_loss": facts["held_out_loss"], "seconds": facts["seconds"],
-            "predictions": str(run.folder / "predictions.jsonl"), "key": key, "config": settings,
-            "versions": facts["versions"]}
-    with FileLock(f"{path}.lock"):
-        before = read_rows(path)
-        if any(other.get("config") == line["config"] for other in before):
-            print(f"{path} has a line of these settings already; remove it there to score edited code")
-            return
-        write_rows(path, [*before, line])
-    hidden = ("metrics", "key", "config", "versions")
-    shown = {name: value for name, value in line.items() if name not in hidden}
-    print(json.dumps(shown))

@@ -198,9 +198,11 @@ def read_note(note: dict) -> Iterator[dict]:
     qas = []
     for i, qa in enumerate(note["qas"]):
         words = evidence_of(qa)
+        if not words:
+            continue
         # Where they stand in the note, up to white space.
         found = list(re.finditer(r"(?<!\w)" + r"\s+".join(map(re.escape, words)) + r"(?!\w)", text))
-        if not words or not found:
+        if not found:
             continue
         line = line_of(qa["answers"][-1].get("evidence_start"), note_lines)
         if line is not None:

@@ -1,6 +1,7 @@
 """EM and F1 against torchmetrics, predictions against brute force, and both scripts as a user runs them."""
 import importlib
 import json
+import os
 import string
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from torchmetrics.text import SQuAD
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
+import evaluation
 import finetune_cls
 import finetune_qa
 import loop
@@ -21,7 +23,7 @@ import runs
 import scores
 from data import collate, truncated, windows
 from data_prep import load
-from runs import UserError
+from runs import Run, UserError
 
 ANSWER = st.text(alphabet=st.sampled_from("aAbt heTn,.-'é 1"), max_size=15)
 CASES = st.lists(st.tuples(ANSWER, st.lists(ANSWER, min_size=1, max_size=4)), min_size=1, max_size=8)
@@ -535,3 +537,83 @@ def test_texts_are_cut_to_the_length_of_the_lm(lm_folder, cls_folder, tmp_path, 
     result = call("finetune_cls.py", *flags, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert seen == [66, 66]
+
+
+# ---------------------------------------------------------------- one line of results
+
+def finished_run(folder, seed=0):
+    """A finished evaluation, as finetune_cls.py leaves it."""
+    settings = {"dataset": "d", "lm": "l", "seed": seed, "split": "test",
+                "pretraining": {"lm": "base", "masker": "whole"}}
+    run = Run(folder, settings)
+    run.finish(scores={"accuracy": 50.0, "macro_f1": 40.0}, examples=8, held_out_loss=[3.0, 2.5],
+               seconds={"train": 1.0})
+    return run
+
+
+def test_a_line_of_results(tmp_path, capsys):
+    run = finished_run(tmp_path / "o")
+    capsys.readouterr()
+    evaluation.add_result(tmp_path / "results.jsonl", run)
+    row = json.loads((tmp_path / "results.jsonl").read_text())
+    versions = row.pop("versions")
+    assert "torch" in versions
+    assert row.pop("config") == run.settings
+    assert row.pop("key") is None
+    assert row.pop("metrics") == ["accuracy", "macro_f1"]
+    # what is printed is the line without what is long
+    assert json.loads(capsys.readouterr().out) == row
+    assert row == {"dataset": "d", "lm": "base", "masker": "whole", "row": None, "seed": 0, "split": "test",
+                   "examples": 8, "accuracy": 50.0, "macro_f1": 40.0, "held_out_loss": [3.0, 2.5],
+                   "seconds": {"train": 1.0},
+                   "predictions": str(tmp_path / "o/predictions.jsonl")}
+
+
+def test_the_same_result_twice_is_one_line(tmp_path):
+    results = tmp_path / "results.jsonl"
+    one, two = finished_run(tmp_path / "one", seed=1), finished_run(tmp_path / "two", seed=2)
+    for run in (one, two, one, two):
+        evaluation.add_result(results, run)
+    assert [line["seed"] for line in runs.read_rows(results)] == [1, 2]
+
+
+def test_nothing_is_glued_to_a_line_without_newline(tmp_path):
+    results = tmp_path / "results.jsonl"
+    results.write_text('{"seed": 7}')
+    evaluation.add_result(results, finished_run(tmp_path / "o"))
+    assert [line["seed"] for line in runs.read_rows(results)] == [7, 0]
+    assert results.read_text().startswith('{"seed": 7}\n{')
+    assert results.read_text().endswith("}\n")
+
+
+@pytest.mark.parametrize("line", ['{"half a li', "5", "null", ""])
+def test_a_broken_line_is_found_before_training(line, tmp_path):
+    results = tmp_path / "results.jsonl"
+    results.write_text(f'{{"seed": 0}}\n{line}\n{{"seed": 1}}\n')
+    with pytest.raises(UserError, match=r"results.jsonl:2: not a JSON object"):
+        evaluation.check_results(results)
+
+
+@pytest.mark.parametrize("place", ["file/results.jsonl", "folder", "link"])
+def test_a_place_for_results_that_cannot_be_written(place, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("nowhere/results.jsonl")
+    with pytest.raises(OSError):
+        evaluation.check_results(tmp_path / place)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_results_in_a_read_only_folder(tmp_path):
+    (tmp_path / "folder").mkdir(mode=0o500)
+    with pytest.raises(PermissionError):
+        evaluation.check_results(tmp_path / "folder/results.jsonl")
+
+
+def test_checking_changes_no_results(tmp_path):
+    results = tmp_path / "new/results.jsonl"
+    evaluation.check_results(results)
+    assert runs.read_rows(results) == []
+    results.write_text('{"seed": 0}\n')
+    evaluation.check_results(results)
+    assert results.read_text() == '{"seed": 0}\n'

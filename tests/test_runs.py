@@ -1,4 +1,4 @@
-"""Flags, atomic files, the folder of a run, and lines of results."""
+"""Flags, atomic files, and the folder of a run."""
 import json
 import os
 import signal
@@ -254,13 +254,6 @@ def test_a_run_from_its_start_to_its_end(tmp_path, capsys):
     assert f"already done: {tmp_path}/runs/o" in capsys.readouterr().out
 
 
-def test_a_run_of_an_earlier_version_is_refused(tmp_path):
-    """Its masker would be lost, and its LM taken for one without further pre-training."""
-    (tmp_path / "run.json").write_text('{"masker": "whole"}')
-    with pytest.raises(UserError, match=r"run\.json: an earlier version of this code wrote it"):
-        runs.read_run(tmp_path)
-
-
 def test_run_json_is_the_last_thing_that_is_written(tmp_path, monkeypatch):
     """A run that dies while it writes run.json is not done, and can be started again."""
     def dies():
@@ -378,83 +371,3 @@ def test_a_digest_tells_configurations_apart():
     assert runs.digest({"seed": 0}) == runs.digest({"seed": 0})
     assert runs.digest({"seed": 0}) != runs.digest({"seed": 1})
     assert len(runs.digest({})) == 8
-
-
-# ---------------------------------------------------------------- results
-
-def finished_run(folder, seed=0):
-    """A finished evaluation, as finetune_cls.py leaves it."""
-    settings = {"dataset": "d", "lm": "l", "seed": seed, "split": "test",
-                "pretraining": {"lm": "base", "masker": "whole"}}
-    run = Run(folder, settings)
-    run.finish(scores={"accuracy": 50.0, "macro_f1": 40.0}, examples=8, held_out_loss=[3.0, 2.5],
-               seconds={"train": 1.0})
-    return run
-
-
-def test_a_line_of_results(tmp_path, capsys):
-    run = finished_run(tmp_path / "o")
-    capsys.readouterr()
-    runs.add_result(tmp_path / "results.jsonl", run)
-    row = json.loads((tmp_path / "results.jsonl").read_text())
-    versions = row.pop("versions")
-    assert "torch" in versions
-    assert row.pop("config") == run.settings
-    assert row.pop("key") is None
-    assert row.pop("metrics") == ["accuracy", "macro_f1"]
-    # what is printed is the line without what is long
-    assert json.loads(capsys.readouterr().out) == row
-    assert row == {"dataset": "d", "lm": "base", "masker": "whole", "row": None, "seed": 0, "split": "test",
-                   "examples": 8, "accuracy": 50.0, "macro_f1": 40.0, "held_out_loss": [3.0, 2.5],
-                   "seconds": {"train": 1.0},
-                   "predictions": str(tmp_path / "o/predictions.jsonl")}
-
-
-def test_the_same_result_twice_is_one_line(tmp_path):
-    results = tmp_path / "results.jsonl"
-    one, two = finished_run(tmp_path / "one", seed=1), finished_run(tmp_path / "two", seed=2)
-    for run in (one, two, one, two):
-        runs.add_result(results, run)
-    assert [line["seed"] for line in runs.read_rows(results)] == [1, 2]
-
-
-def test_nothing_is_glued_to_a_line_without_newline(tmp_path):
-    results = tmp_path / "results.jsonl"
-    results.write_text('{"seed": 7}')
-    runs.add_result(results, finished_run(tmp_path / "o"))
-    assert [line["seed"] for line in runs.read_rows(results)] == [7, 0]
-    assert results.read_text().startswith('{"seed": 7}\n{')
-    assert results.read_text().endswith("}\n")
-
-
-@pytest.mark.parametrize("line", ['{"half a li', "5", "null", ""])
-def test_a_broken_line_is_found_before_training(line, tmp_path):
-    results = tmp_path / "results.jsonl"
-    results.write_text(f'{{"seed": 0}}\n{line}\n{{"seed": 1}}\n')
-    with pytest.raises(UserError, match=r"results.jsonl:2: not a JSON object"):
-        runs.check_results(results)
-
-
-@pytest.mark.parametrize("place", ["file/results.jsonl", "folder", "link"])
-def test_a_place_for_results_that_cannot_be_written(place, tmp_path):
-    (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to("nowhere/results.jsonl")
-    with pytest.raises(OSError):
-        runs.check_results(tmp_path / place)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_results_in_a_read_only_folder(tmp_path):
-    (tmp_path / "folder").mkdir(mode=0o500)
-    with pytest.raises(PermissionError):
-        runs.check_results(tmp_path / "folder/results.jsonl")
-
-
-def test_checking_changes_no_results(tmp_path):
-    results = tmp_path / "new/results.jsonl"
-    runs.check_results(results)
-    assert runs.read_rows(results) == []
-    results.write_text('{"seed": 0}\n')
-    runs.check_results(results)
-    assert results.read_text() == '{"seed": 0}\n'

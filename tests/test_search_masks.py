@@ -449,6 +449,7 @@ def test_a_finished_search_is_done(finished):
     assert other.returncode == 2 and "seed=0 there, 1 here" in other.stderr
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_from_its_log(finished, tmp_path):
     """Two pairs, then two more in another folder, are the four of one run; with --pairs=2 again the first two
     count. Other flags are refused."""
@@ -472,6 +473,7 @@ def test_a_search_goes_on_from_its_log(finished, tmp_path):
     assert pairs_of(tmp_path / "log.jsonl") == four
 
 
+@pytest.mark.slow
 def test_a_stopped_search_goes_on(finished, tmp_path, monkeypatch):
     """In the third pair, between its players."""
     inner_loop, plays = train_nmg.inner_loop, []
