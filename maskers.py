@@ -254,7 +254,9 @@ def fixed(masks: np.ndarray) -> Masker:
 
 def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: "RowRandom", mask_id: int,
             ordinary_ids: np.ndarray) -> np.ndarray:
-    """BERT's 80/10/10: of the masked tokens 80 % become [MASK], 10 % a random ordinary token, 10 % stay."""
+    """BERT's 80/10/10: of the masked tokens 80 % become [MASK], 10 % a random ordinary token, 10 % stay.
+
+    Held-out loss is measured with it, too, so that its figures before and after an edit do not compare."""
     fate = rng.random(input_ids.shape)
     other = ordinary_ids[(rng.random(input_ids.shape) * len(ordinary_ids)).astype(np.int64)]
     replaced = np.where(fate < 0.8, mask_id, np.where(fate < 0.9, other, input_ids))

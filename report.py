@@ -326,6 +326,8 @@ def main(cfg: Config) -> None:
         notes = rows_unlike_random(rows)
         if cfg.primary in rows:
             notes.append(f"- The test of {cfg.primary} was fixed in advance: its p is not corrected.")
+        if line.get("examples"):
+            notes.append(f"- Scored on {line['examples']:,} examples of {line['split']}.")
         if line.get("version"):
             notes.append(f"- Scored with version {line['version']} of this code; others may differ.")
         page.append(f"## {dataset}, {lm}")

@@ -167,7 +167,7 @@ class Play:
     mask: np.ndarray                    # (N, L) bool
     log_prob: np.ndarray                # (N, L) log π of each token
     value: np.ndarray                   # (N,) V of each context
-    scores: np.ndarray | None = None    # (V,) of the validation examples
+    scores: np.ndarray | None = None    # (V,) of the validation examples, as `predictions` of the task sorts
 
     def entropy(self) -> float:
         """Mean entropy of the policy over the contexts, in nats."""
@@ -202,7 +202,8 @@ def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray
     3. all three masked it: skipped. A tie is 0.
 
     A reward of your own goes here: it sees the masks (N, L) and the scores (V,) of all players, and both
-    agents learn from it. Where rewards are much larger or smaller than 1, change --entropy_coef, too."""
+    agents learn from it. For graded scores use --metric=likelihood; where rewards are much larger or smaller
+    than 1, change --entropy_coef, too."""
     score = {name: play.scores.mean() for name, play in plays.items()}
     own, random = plays[player].mask, plays["random"].mask
     beats_random = np.sign(score[player] - score["random"])
@@ -462,7 +463,7 @@ def main(cfg: Config) -> None:
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
 
-    # With an edited reward it is another run.
+    # With an edited reward it is another run; edits of what that calls, and of all else, are not seen.
     known = {"data": data.checksum, "weights": weights_of(cfg.lm),
              "reward_code": runs.digest(inspect.getsource(rewards))}
     run = Run(cfg.out, runs.settings_of(cfg, without=("save_every",), **known))

@@ -65,7 +65,8 @@ def test_quick_runs_the_same_rows_on_the_toys():
     commands = listed(QUICK="1")
     assert len(commands) == 4 + 7 + 7 + 2
     assert all("--lm=tiny " in c and "--dataset=toy" in c for c in commands)
-    assert all("--episodes=2 --explore=1 " in c for c in commands if "train_nmg.py" in c)
+    learning = [c for c in commands if "train_nmg.py" in c]
+    assert all("--episodes=2 --explore=1 " in c and "--metric=likelihood" in c for c in learning)
 
 
 def test_paths_keep_their_names(tmp_path):
@@ -209,10 +210,14 @@ def stub(tmp_path):
 
 
 def test_a_failed_row_says_so_and_the_rest_go_on(stub, tmp_path):
+    # As the first row leaves it before it fails: nothing to report yet.
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/results.jsonl").touch()
     result = run_all(**stub | {"CLS": "bad good", "MASKERS": "none whole"})
     ran = (tmp_path / "log").read_text().splitlines()
     assert result.returncode == 1
     assert "2 failed; the same command runs them again" in result.stderr
+    assert "no line of results" not in result.stderr
     failed = r"^score-bad-x-none-0-\d+ FAILED \(3\), see \S+: wrong$"
     assert re.search(failed, result.stderr, re.MULTILINE)
     assert len(list((tmp_path / "out/logs").glob("score-bad-x-none-0-*.log"))) == 1
@@ -285,6 +290,7 @@ def test_rows_of_the_toy_world_are_run_once(tmp_path):
     assert "1 failed" in first.stderr
     assert "the spaCy model 'xx_none' is not installed" in first.stderr
     assert "1 rows are in" in second.stdout
+    assert "- Scored on 960 examples of test." in second.stdout
     logs = [file.read_text() for file in (tmp_path / "logs").glob("score-toycls-tiny-entity-0-*.log")]
     assert ["xx_none" in text for text in sorted(logs, key=len)].count(True) == 1
     assert "| none |" in first.stdout
