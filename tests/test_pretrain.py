@@ -474,7 +474,7 @@ def test_what_a_run_leaves(tmp_path, flags, lm_folder):
     assert "already done" in again.stdout
     assert "WARNING" not in done.stdout
     worse = call("pretrain.py", *flags, "--masker=whole", "--lr=0.3", "--out=worse", cwd=tmp_path)
-    assert "WARNING: the LM became worse on this text" in worse.stdout
+    assert "WARNING: the LM became worse on the text of dev" in worse.stdout
     other = call("pretrain.py", *flags, "--masker=whole", "--out=o", "--seed=3", cwd=tmp_path)
     assert other.returncode == 2 and "seed=0 there, 3 here" in other.stderr
 
