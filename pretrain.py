@@ -361,7 +361,7 @@ def main(cfg: Config) -> None:
         print(f"perplexity of held-out text under random masks, p = 0.15: {np.exp(before):.2f} before, "
               f"{np.exp(after):.2f} after")
         if after > before:
-            print("WARNING: the LM became worse on the text of dev; where that is like what it was trained on "
+            print("WARNING: the LM became worse on the text of dev; where that is like the corpus "
                   "(in the toy world it is not), a smaller --lr or more --epochs may help")
 
 
