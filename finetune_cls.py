@@ -71,23 +71,18 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, bat
 
 
 @torch.no_grad()
-def predict(model: torch.nn.Module, pieces: Pieces) -> np.ndarray:
-    """(M, C) log probabilities of the classes."""
-    log_probs = np.zeros((len(pieces), model.config.num_labels), np.float32)
+def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
+    """A line for every text, in the order of the split: its number there, its label, the predicted one, and
+    METRICS: accuracy, 0 or 1, and likelihood, log p(label)."""
+    log_probs = np.zeros((len(pieces), model.config.num_labels), np.float32)                    # (M, C)
     model.to(device()).eval()
     for indices in progress([*length_batches(pieces.length)], "scoring"):
         tensors = to_device(collate(pieces, indices).tensors())
         with autocast(model):
             output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])
         log_probs[indices] = output.logits.float().log_softmax(-1).cpu().numpy()
-    return log_probs
 
-
-def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
-    """A line for every text, in the order of the split: its number there, its label, the predicted one, and
-    METRICS: accuracy, 0 or 1, and likelihood, log p(label)."""
-    log_probs, labels = predict(model, pieces), labels_of(pieces)
-    names = pieces.split.labels
+    labels, names = labels_of(pieces), pieces.split.labels
     lines = []
     for i in np.argsort(pieces.text_ids):
         gold, predicted = labels[i], log_probs[i].argmax()

@@ -302,11 +302,12 @@ def test_predictions_are_not_all_the_same(texts, questions, tok):
     lm = random_lm("bert", len(tok))
     pieces = finetune_cls.pieces_of(texts["test"], 48)
     model = loop.with_head(lm, AutoModelForSequenceClassification, 0, num_labels=4)
-    together = finetune_cls.predict(model, pieces)
-    for i in range(len(pieces)):
-        alone = finetune_cls.predict(model, pieces.take(np.array([i])))
-        np.testing.assert_allclose(together[i], alone[0], atol=1e-5)
-    assert len(np.unique(together.round(5), axis=0)) > 4
+    together = finetune_cls.predictions(model, pieces)
+    for i, line in enumerate(together):
+        alone, = finetune_cls.predictions(model, pieces.take(np.array([i])))
+        assert line["likelihood"] == pytest.approx(alone["likelihood"], abs=1e-5)
+        assert line["predicted"] == alone["predicted"]
+    assert len({round(line["likelihood"], 5) for line in together}) > 4
     pieces = finetune_qa.pieces_of(questions["test"], 48)
     model = loop.with_head(lm, AutoModelForQuestionAnswering, 0, num_labels=2)
     lines = finetune_qa.predictions(model, pieces)
