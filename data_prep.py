@@ -103,15 +103,16 @@ def describe(name: str, split: Split, unknown: int | None) -> None:
 
 def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     """Writes the arrays of every split and, last, meta.json."""
-    # The first record of a split tells which fields it has. Without the split there is none.
+    # Without a split there are no records of it.
     train = source.readers.get("train", list)
     corpus = source.readers.get("corpus", list)
-    first, first_of_corpus = next(iter(train()), {}), next(iter(corpus()), {})
-    fields = KINDS.keys() & first.keys()
-    # One pass over train: its labels, and which part each of its texts goes to.
     labels = set()
     docs = []
     with located(f"{name}, train"):
+        # The first record tells which fields there are.
+        first = next(iter(train()), {})
+        fields = KINDS.keys() & first.keys()
+        # One pass over train: its labels, and which part each of its texts goes to.
         for record in with_docs(train):
             docs.append(record["doc"])
             if "label" in fields:
@@ -129,7 +130,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         write_split(records[split], tokenizer, folder / split, wanted, labels, f"{name}, {split}")
 
     kind = source.kind or next((KINDS[field] for field in KINDS if field in fields), "text")
-    joined = "doc" in first and "doc" in first_of_corpus
+    joined = "doc" in first and "doc" in next(iter(corpus()), {})
     meta = {"kind": kind, "labels": labels, "splits": splits, "joined": joined}
     (folder / "meta.json").write_text(json.dumps(meta))
 

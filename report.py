@@ -24,9 +24,9 @@ ORDER = LINES[0].split()[3:]
 # {(data set, LM, metric): {row: the paper's figure}}
 PAPER = {tuple(line.split()[:3]): dict(zip(ORDER, line.split()[3:], strict=False)) for line in LINES[1:]}
 READING = """- Mean ± standard deviation over seeds. hours: median of a seed, without meta-training.
-- minus random: paired by seed, with Student's t 95 % interval. p: exact sign-flip test, Holm-corrected over
-  rows; "too few seeds" where 2 / 2^n, its least, is above .05 / rows. detectable: by a t test at
-  .05 / rows, power .8. What seeds show holds for these examples, which all of them share.
+- minus random: paired by seed, with Student's t 95 % interval. p: sign-flip test (exact up to 16 seeds),
+  Holm-corrected over rows; "too few seeds" where 2 / 2^n, its least, is above .05 / rows. detectable: by a
+  t test at .05 / rows, power .8. What seeds show holds for these examples, which all of them share.
 """
 # Settings that differ between the rows of a table, or say where things lie, and so are not compared.
 NOT_COMPARED = {"masker", "dataset", "lm", "split", "spacy_model", "eval_every", "weights", "pretraining",

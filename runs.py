@@ -198,7 +198,7 @@ class Run:
         self.done = (self.folder / "run.json").exists()
         started = self.folder / "started.json"
         if self.done:
-            self.refuse_others(read_run(self.folder).get("settings", {}))
+            self.refuse_others(read_run(self.folder)["settings"])
         elif (self.folder / "checkpoint.pt").exists():
             # Without one nothing would be lost: a start with other flags begins anew.
             self.refuse_others(json.loads(started.read_text()))
@@ -242,7 +242,10 @@ def read_run(folder: str | Path) -> dict:
     file = Path(folder) / "run.json"
     if not file.exists():
         return {}
-    return json.loads(file.read_text())
+    run = json.loads(file.read_text())
+    if "settings" not in run:
+        raise UserError(f"{file}: an earlier version of this code wrote it; remove its folder, run again")
+    return run
 
 
 def settings_of(cfg: object, without: tuple[str, ...] = (), **more: object) -> dict:

@@ -167,7 +167,7 @@ class Play:
     mask: np.ndarray                    # (N, L) bool
     log_prob: np.ndarray                # (N, L) log π of each token
     value: np.ndarray                   # (N,) V of each context
-    scores: np.ndarray | None = None    # (V,) of the validation examples, as `predictions` of the task sorts
+    scores: np.ndarray | None = None    # (V,) of the validation examples, in the order of `predictions`
 
     def entropy(self) -> float:
         """Mean entropy of the policy over the contexts, in nats."""

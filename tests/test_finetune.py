@@ -297,17 +297,25 @@ def test_predictions_are_without_dropout(kind, texts, questions, tok):
     np.testing.assert_array_equal(once, again)
 
 
-def test_predictions_are_not_all_the_same(texts, questions, tok):
+def test_predictions_are_not_all_the_same(texts, questions, tok, monkeypatch):
     """Those of different texts and questions differ: the padding of a batch mixes nothing up."""
     lm = random_lm("bert", len(tok))
     pieces = finetune_cls.pieces_of(texts["test"], 48)
     model = loop.with_head(lm, AutoModelForSequenceClassification, 0, num_labels=4)
-    together = finetune_cls.predictions(model, pieces)
-    for i, line in enumerate(together):
-        alone, = finetune_cls.predictions(model, pieces.take(np.array([i])))
-        assert line["likelihood"] == pytest.approx(alone["likelihood"], abs=1e-5)
-        assert line["predicted"] == alone["predicted"]
-    assert len({round(line["likelihood"], 5) for line in together}) > 4
+
+    def log_probs(pieces):
+        """(M, 4): the likelihood of every label, as if it were the right one."""
+        columns = []
+        for label in range(4):
+            with monkeypatch.context() as patch:
+                patch.setattr(finetune_cls, "labels_of", lambda pieces, label=label: [label] * len(pieces))
+                columns.append([line["likelihood"] for line in finetune_cls.predictions(model, pieces)])
+        return np.array(columns).T
+
+    together = log_probs(pieces)
+    for i in range(len(pieces)):
+        np.testing.assert_allclose(together[i], log_probs(pieces.take(np.array([i])))[0], atol=1e-5)
+    assert len(np.unique(together.round(5), axis=0)) > 4
     pieces = finetune_qa.pieces_of(questions["test"], 48)
     model = loop.with_head(lm, AutoModelForQuestionAnswering, 0, num_labels=2)
     lines = finetune_qa.predictions(model, pieces)

@@ -254,6 +254,13 @@ def test_a_run_from_its_start_to_its_end(tmp_path, capsys):
     assert f"already done: {tmp_path}/runs/o" in capsys.readouterr().out
 
 
+def test_a_run_of_an_earlier_version_is_refused(tmp_path):
+    """Its masker would be lost, and its LM taken for one without further pre-training."""
+    (tmp_path / "run.json").write_text('{"masker": "whole"}')
+    with pytest.raises(UserError, match=r"run\.json: an earlier version of this code wrote it"):
+        runs.read_run(tmp_path)
+
+
 def test_run_json_is_the_last_thing_that_is_written(tmp_path, monkeypatch):
     """A run that dies while it writes run.json is not done, and can be started again."""
     def dies():
