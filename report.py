@@ -266,13 +266,14 @@ def score_table(dataset: str, lm: str, rows: Rows, metric: str,
         scores = np.array([line[metric] for line in lines.values()])
         ours = f"{scores.mean():.2f}"
         if len(lines) > 1:
-            ours += f" ±{scores.std(ddof=1):.2f}".replace("±0.", "±.")
+            ours += f" ±{scores.std(ddof=1):.2f}"
         cells = [row, ours]
         if paper:
             cells.append(paper.get(row, "-").replace("±", " ±"))
         cells += evidence(found.get(row, []), compared.get(row))
-        missing = ", ".join(map(str, sorted(seeds - lines.keys())))
-        count = f"{len(lines)} (lacks {missing})" if missing else str(len(lines))
+        count = str(len(lines))
+        if len(lines) < len(seeds):
+            count += f" of {len(seeds)}"
         hours = np.median([sum(filter(None, line["seconds"].values())) for line in lines.values()]) / 3600
         table.append([*cells, count, f"{hours:.3f}"])
     return table
