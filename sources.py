@@ -167,8 +167,7 @@ def mrqa_record(row: dict) -> dict:
 
 def read_squad(path: Path) -> Iterator[dict]:
     """SQuAD 1.1, where articles are documents, or emrQA, where notes are."""
-    with located(path):
-        articles = json.loads("".join(line for _, line in lines(path)))["data"]
+    articles = json.loads("".join(line for _, line in lines(path)))["data"]
     for n, article in enumerate(articles):
         with located(f"{path}: data[{n}]"):
             for paragraph in article["paragraphs"]:

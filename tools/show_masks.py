@@ -23,6 +23,7 @@ import maskers
 import plots
 import runs
 from data import Pieces, Split, blocks
+from finetune_qa import answer_text
 from loop import length_batches
 from pretrain import LMReader, load_lm, mask_batch, max_len_of
 from runs import UserError, stream
@@ -106,7 +107,7 @@ def questions_of(split: Split, i: int) -> list[str]:
     found = []
     for question in np.flatnonzero(split.question_text == i):
         first, last = split.token_start[i] + split.answer[question]
-        answer = split.text(i)[split.char_begin[first]:split.char_end[last]]
+        answer = answer_text(split, question, first, last)
         found.append(f"{split.questions[question]['question']} → {answer}")
     return found
 
