@@ -66,8 +66,9 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
 
     meta = json.loads((folder / "meta.json").read_text())
     if kind not in (None, meta["kind"]):
-        raise UserError(f"--dataset={name}: holds {meta['kind']!r} data, not {kind!r}; 'cls' is for "
-                        "finetune_cls.py, 'qa' for finetune_qa.py, and all, also 'text', for pretrain.py")
+        script = "pretrain.py" if meta["kind"] == "text" else f"finetune_{meta['kind']}.py"
+        raise UserError(f"--dataset={name}: holds {meta['kind']!r} data, not {kind!r}; it is for {script} "
+                        f"(prepared in {folder}: remove that after an edit of how)")
     default_model = "toy" if name in toy.TASKS else "en_core_web_sm"
     entities = functools.partial(find_entities, model=spacy_model or default_model)
     splits = {split: Split(folder / split, special, meta["labels"], entities) for split in meta["splits"]}
@@ -156,8 +157,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
     tables = vocabulary_tables(tokenizer)
     n, n_questions = 0, 0
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
-    # Until a chunk is empty.
-    for chunk in iter(lambda: list(itertools.islice(records, 1000)), []):
+    while chunk := list(itertools.islice(records, 1000)):
         arrays = text_arrays(chunk, tokenizer, *tables)
         with located(what):
             # A task of another shape: its arrays go here, and their names into data.ARRAYS.

@@ -5,8 +5,15 @@
     python finetune_cls.py --dataset=reviews.csv --lm=roberta-base --split=dev
     torchrun --nproc_per_node=4 finetune_cls.py --dataset=imdb --lm=bert-base-uncased
 
-A kind of task is a file finetune_KIND.py with DEFAULTS, INNER_LOOP, METRICS, pieces_of, finetune, predictions
-and summary, as here; train_nmg.py finds it by the kind of the data.
+A kind of task is a file finetune_KIND.py with the names below; train_nmg.py finds it by the kind of the data.
+
+    pieces_of      what the model reads of a split: texts, windows, ...
+    finetune       a task model around a copy of an LM's encoder; its loss is the SUM over the "labels" of a
+                   batch, of which -100 are none
+    predictions    a dict for every example, in the order of the split; a float for each of METRICS in it, of
+                   which more is better
+    summary        what a line of results holds, in percent
+    DEFAULTS, INNER_LOOP, METRICS
 """
 from dataclasses import dataclass
 

@@ -158,7 +158,12 @@ class LossOf(torch.nn.Module):
 def steps_of(length: np.ndarray, batch_size: int, epochs: int, max_steps: int | None = None) -> int:
     """How many steps `fit` takes."""
     steps = epochs * math.ceil(len(length) / batch_size)
-    return min(steps, max_steps or steps)
+    return steps if max_steps is None else min(steps, max_steps)
+
+
+def schedule(done: int, steps: int) -> float:
+    """The share of the learning rate after `done` of so many steps: linear, down to 0."""
+    return 1 - done / steps
 
 
 def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, int, np.ndarray], dict],
@@ -214,7 +219,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
             dist.all_reduce(loss)
 
         for group in optimizer.param_groups:
-            group["lr"] = lr * (1 - done / steps)
+            group["lr"] = lr * schedule(done, steps)
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -246,11 +246,13 @@ def fill_in(cfg: Config) -> None:
 
 
 def try_masker(cfg: Config, pieces: Pieces, masker: maskers.Masker, lm: LMReader) -> None:
-    """Masks 16 blocks at most; warns where fewer than half of the tokens are masked that may be."""
+    """Masks 16 blocks at most, and says how many tokens that are; warns where they are fewer than half of
+    those that may be masked."""
     some = pieces.spread(16)
     rate = maskers.masking_rate(cfg.p, 0, 1, cfg.seed)
     batch, mask, _ = mask_batch(pieces, masker, rate, cfg.seed, 0, some, lm)
     wanted = maskers.budget_of(batch, rate).sum()
+    print(f"{cfg.masker} masks {mask.sum() / len(some):.1f} tokens of a block at p = {rate:g}")
     if cfg.masker != "none" and 2 * mask.sum() < wanted:
         print(f"WARNING: in {len(some)} blocks {cfg.masker} masks {mask.sum()} of the {wanted} tokens that "
               "it may; do its units (words?) suit this text?")
@@ -277,8 +279,9 @@ pipeline_tag: fill-mask
 ---
 # {lm}, further pre-trained on {Path(cfg.dataset).name}
 
-{steps:,} steps of masked language modeling, {cfg.batch_size} blocks per step, on {pieces.length.sum():,}
-tokens of text. The words to mask were chosen by `{cfg.masker}`, at a rate of {cfg.p}.
+{steps:,} steps of masked language modeling, {cfg.batch_size} blocks per step, from {len(pieces):,} blocks of
+text ({(pieces.end - pieces.begin).sum():,} tokens). The words to mask were chosen by `{cfg.masker}`, at a
+rate of {cfg.p}.
 
     python pretrain.py {" ".join(flags)}
 

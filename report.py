@@ -31,6 +31,9 @@ READING = """- Mean ± standard deviation over seeds. hours: median of a seed, w
 # Settings that differ between the rows of a table, or say where things lie, and so are not compared.
 NOT_COMPARED = {"masker", "dataset", "lm", "split", "spacy_model", "eval_every", "weights", "pretraining",
                 "policy"}
+# Settings that a table names, where they are set.
+SHOWN = ("contexts", "examples", "p", "mlm_epochs", "pretraining.p", "pretraining.epochs", "pretraining.lr",
+         "labelled", "epochs", "lr", "batch_size")
 # What may differ between the seeds of a row, besides its scores.
 VARIES = {"seed", "pretraining.seed", "policy.seed", "policy.checksum"}
 
@@ -136,6 +139,13 @@ def rows_unlike_random(rows: Rows) -> list[str]:
         if differs:
             notes.append(f"- {row} (random) differs in more than its masker: {differs}.")
     return notes
+
+
+def settings_note(rows: Rows) -> str:
+    """A note on the flags of random, or of the first row, that decide most."""
+    facts = first_of(rows.get("random") or first_of(rows))["facts"]
+    shown = [f"{name} {facts[name]}" for name in SHOWN if facts.get(name) is not None]
+    return f"- Settings: {', '.join(shown)}."
 
 
 def differences(rows: Rows, metric: str) -> dict[str, np.ndarray]:
@@ -324,7 +334,7 @@ def main(cfg: Config) -> None:
         raise runs.UserError(f"--primary={cfg.primary}: no such row{runs.nearest(cfg.primary, known)}")
     for (dataset, lm), rows in groups.items():
         line = first_of(first_of(rows))
-        notes = rows_unlike_random(rows)
+        notes = [settings_note(rows), *rows_unlike_random(rows)]
         if cfg.primary in rows:
             notes.append(f"- The test of {cfg.primary} was fixed in advance: its p is not corrected.")
         if line.get("examples"):

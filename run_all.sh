@@ -50,7 +50,7 @@ checksum() {
 row() {
     local script=$1 data=$2 base=$3 row=$4 name=${4%%,*}
     local masker=$name read=--dataset=$data place=$(basename $data)-$(basename $base)
-    local files=$(checksum "$data" "$base") learn="" policy flags key run pretrain lm
+    local files=$(checksum "$data" "$base") learn="" policy flags before after key run pretrain lm
 
     # What its masker learns, once for all seeds.
     case $name in
@@ -67,8 +67,9 @@ row() {
     # No pre-training depends on no flags of it.
     [ $name = none ] || flags="$PRETRAIN_FLAGS $(tr "," " " <<< ${row#"$name"})"
     for seed in $SEEDS; do
-        # A row is found again by its words, and by the files that KIND:FOLDER and FILE.py:function name.
-        key=$(checksum "$script $row $learn $files $seed $flags : $FINETUNE_FLAGS" "${name%:*}" "${name#*:}")
+        # A row is found again by its words, and by the file in its masker: FILE.py:function or KIND:FOLDER.
+        before=${name%:*} after=${name#*:}
+        key=$(checksum "$script $row $learn $files $seed $flags : $FINETUNE_FLAGS" "$before" "$after")
         if grep -qs "\"key\": \"$key\"" "$OUT/results.jsonl"; then
             finished=$((finished + 1))
             continue

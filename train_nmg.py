@@ -74,7 +74,7 @@ class Config(BaseConfig):
     episodes: int = 200             # the paper's most
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     continual: bool = True          # each episode starts from the LM of the last (Table 3)
-    explore: int = 2                # first episodes, in which both agents choose uniformly
+    explore: int = 2                # first episodes, in which both agents choose uniformly; 0: none
     rl_lr: float = 1e-4             # Adam's, for both agents
     updates_per_episode: int = 10   # minibatches that an agent learns from
     minibatch: int = 64             # actions
@@ -214,9 +214,10 @@ def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray
     rival = others[0]
     beats_rival = np.sign(score[player] - score[rival])
     R = np.full(own.shape, min(beats_random, beats_rival))
-    R[random] = beats_rival
-    R[plays[rival].mask] = beats_random
-    return R, own & ~(random & plays[rival].mask)
+    rivals = plays[rival].mask
+    R[random & ~rivals] = beats_rival
+    R[rivals & ~random] = beats_random
+    return R, own & ~(random & rivals)
 
 
 # ---------------------------------------------------------------- replay and learning
@@ -252,13 +253,12 @@ class Agent:
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
         self.replay = np.zeros(0, ACTION)
 
-    def learn(self, states_of: dict[int, States], rng: np.random.Generator,
-              cfg: Config) -> tuple[float, float]:
-        """Updates on prioritised minibatches (section 3.3); returns policy and value loss per action."""
-        policy_total, value_total = 0.0, 0.0
-        count = 0
+    def learn(self, states_of: dict[int, States], rng: np.random.Generator, cfg: Config) -> dict[str, float]:
+        """Updates on prioritised minibatches (section 3.3); returns the losses per action, for the log."""
+        total = {"policy_loss": 0.0, "value_loss": 0.0}
         if not len(self.replay):
-            return 0.0, 0.0
+            return total
+        count = 0
         for _ in range(cfg.updates_per_episode):
             # Drawn without replacement, with probabilities by priority: the highest after Gumbel noise.
             with np.errstate(divide="ignore"):
@@ -270,22 +270,22 @@ class Agent:
             position = torch.tensor(a["position"], device=device())
             log_prob_old = torch.tensor(a["log_prob"], device=device())
             R = torch.tensor(a["R"], device=device())
-            policy_loss, value_loss = losses(logits, value, position, log_prob_old, R, cfg.entropy_coef)
+            policy_loss, value_loss = losses(logits, value, position, log_prob_old, R, cfg)
             self.optimizer.zero_grad()
             (policy_loss + value_loss).backward()
             self.optimizer.step()
 
             self.replay["priority"][chosen] = np.abs(a["R"] - value.detach().cpu().numpy()) * a["rarity"]
-            policy_total += policy_loss.item()
-            value_total += value_loss.item()
+            total["policy_loss"] += policy_loss.item()
+            total["value_loss"] += value_loss.item()
             count += len(chosen)
         for parameter in self.policy.parameters():
             loop.check_finite(parameter, "the weights of the policy")
-        return policy_total / count, value_total / count
+        return {name: loss / count for name, loss in total.items()}
 
 
 def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_prob_old: torch.Tensor,
-           R: torch.Tensor, entropy_coef: float) -> tuple[torch.Tensor, torch.Tensor]:
+           R: torch.Tensor, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
     """L_policy and L_value, summed over a minibatch (section 3.3). The ratio is of probabilities to draw the
     token first, as in the official code, and not clipped.
 
@@ -293,7 +293,7 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
     log_prob = logits.log_softmax(1)
     ratio = (log_prob.gather(1, action[:, None]).squeeze(1) - log_prob_old).exp()
     entropy = -(log_prob.exp() * log_prob.masked_fill(logits.isinf(), 0)).sum(1)
-    policy_loss = -(ratio * (R - value.detach())).sum() - entropy_coef * entropy.sum()
+    policy_loss = -(ratio * (R - value.detach())).sum() - cfg.entropy_coef * entropy.sum()
     return policy_loss, 0.5 * (R - value).square().sum()
 
 
@@ -330,7 +330,7 @@ def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
 
 def won_lost(metrics: list[dict]) -> str:
     ahead = np.array([m["learner_score"] - m["random_score"] for m in metrics])
-    return f"won {sum(ahead > 0)} and lost {sum(ahead < 0)} against random"
+    return f"won {sum(ahead > 0)}, lost {sum(ahead < 0)}, tied {sum(ahead == 0)} against random"
 
 
 def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task: ModuleType) -> Policy:
@@ -393,8 +393,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             states_of = {e: states for e, states in states_of.items() if e in used}
             for name, agent in agents.items():
                 rng = stream(cfg.seed, f"{name} learns {episode}")
-                policy_loss, value_loss = agent.learn(states_of, rng, cfg)
-                row |= {f"{name}_policy_loss": policy_loss, f"{name}_value_loss": value_loss}
+                learned = agent.learn(states_of, rng, cfg)
+                row |= {f"{name}_{loss}": value for loss, value in learned.items()}
 
         # 6. Continual adaptation: the next episode starts from the LM that the learner pre-trained.
         if cfg.continual:
@@ -463,9 +463,9 @@ def main(cfg: Config) -> None:
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
 
-    # With an edited reward it is another run; edits of what that calls, and of all else, are not seen.
-    known = {"data": data.checksum, "weights": weights_of(cfg.lm),
-             "reward_code": runs.digest(inspect.getsource(rewards))}
+    # With an edited reward or loss it is another run; edits of all else are not seen.
+    code = [inspect.getsource(part) for part in (act, rewards, actions_of, Agent, losses)]
+    known = {"data": data.checksum, "weights": weights_of(cfg.lm), "code": runs.digest(code)}
     run = Run(cfg.out, runs.settings_of(cfg, without=("save_every",), **known))
     if run.done:
         return

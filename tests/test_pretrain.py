@@ -2,6 +2,7 @@
 used, and the script: the same bytes again, also after a kill."""
 import json
 import math
+import re
 import shutil
 
 import numpy as np
@@ -468,6 +469,8 @@ def test_what_a_run_leaves(tmp_path, flags, lm_folder):
     card = (tmp_path / "o/README.md").read_text()
     assert f"| loss, nats | {before:.3f} | {after:.3f} |" in card
     assert "--masker=whole --p=0.15 --epochs=1 --lr=0.001" in card
+    tokens = re.search(r"train .* rows +([\d,]+) tokens", done.stdout)[1]
+    assert f"({tokens} tokens)" in card
     assert settings["weights"] == pretrain.weights_of(str(lm_folder))
     assert settings["weights"] != pretrain.weights_of(str(tmp_path / "o"))
     again = call("pretrain.py", *flags, "--masker=whole", "--out=o", cwd=tmp_path)
@@ -761,6 +764,8 @@ def test_words_longer_than_what_may_be_masked(masker, warned, tmp_path, lm_folde
                 cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (f"WARNING: in 16 blocks {masker} masks 0 of the" in done.stdout) == warned
+    nothing = f"{masker} masks 0.0 tokens of a block at p = 0.15"
+    assert (nothing in done.stdout) == (masker != "random")
 
 
 def test_a_masker_that_fails_shows_it_before_training(tmp_path, flags, monkeypatch):

@@ -359,6 +359,16 @@ def test_rows_with_other_settings_are_named(tmp_path):
         "pretraining.epochs 3 (1)."]
 
 
+def test_the_settings_of_random_are_named(tmp_path):
+    add(tmp_path, "none", 0, config={"lr": 1e-3})
+    rows, = groups_of(tmp_path).values()
+    assert report.settings_note(rows) == "- Settings: epochs 3, lr 0.001."
+    add(tmp_path, "random", 0, config={"labelled": 500}, pretraining={"p": "0.3-0.15"})
+    rows, = groups_of(tmp_path).values()
+    assert report.settings_note(rows) == (
+        "- Settings: pretraining.p 0.3-0.15, pretraining.epochs 1, labelled 500, epochs 3, lr 0.0002.")
+
+
 @pytest.mark.parametrize("text", ["{broken", "[1]", '"text"', ""])
 def test_broken_lines(tmp_path, text):
     add(tmp_path)
@@ -425,7 +435,7 @@ def test_learning_curves(tmp_path, shown):
     assert regret == {"worst case": [1, 2, 3], "learner": [0, 1, 2], "opponent": [1, 1, 2]}
     assert entropy == {"uniform": [2, 2, 2], "learner": [0.1, 1.1, 2.1], "opponent": [0.1, 1.1, 2.1]}
     assert loss["opponent"] == pytest.approx([0.5, 2.5, 4.5])
-    assert train_nmg.won_lost(records) == "won 1 and lost 2 against random"
+    assert train_nmg.won_lost(records) == "won 1, lost 2, tied 0 against random"
 
 
 def test_learning_curves_without_an_opponent(tmp_path, shown):

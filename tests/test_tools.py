@@ -475,19 +475,27 @@ def test_wrong_flags_of_bench(flags, said, tmp_path):
 # ---------------------------------------------------------------- toy_compare
 
 def test_the_tokens_that_are_masked_most():
-    """Against counting by hand; tokens 0 to 14, of which 14 is too rare."""
+    """Against counting by hand: the ten that are masked most beyond chance, or fewer, where fewer are masked
+    more often than all. Tokens 0 to 40, of which 40 is too rare."""
     rng = np.random.default_rng(0)
-    ids = np.append(rng.integers(0, 14, 600), [14] * 9)
-    split = SimpleNamespace(input_ids=ids, token_start=np.array([0, 300, 609]),
-                            special=SimpleNamespace(vocabulary_size=15))
+    ids = np.append(rng.integers(0, 40, 2000), [40] * 9)
+    split = SimpleNamespace(input_ids=ids, token_start=np.array([0, 300, 2009]),
+                            special=SimpleNamespace(vocabulary_size=41))
     masked = rng.random(len(ids)) < 0.1 + 0.05 * (ids == 3) + 0.8 * (ids == 7)
+
+    def by_hand():
+        beyond = {}
+        for token in range(40):
+            expected = masked.sum() * (ids == token).sum() / len(ids)
+            beyond[token] = (masked[ids == token].sum() - expected) / np.sqrt(expected)
+        return [token for token in sorted(beyond, key=beyond.get)[::-1] if beyond[token] > 0]
+
     found = show_masks.most_masked(split, np.array([0, 1]), masked)
-    beyond = {}
-    for token in range(14):
-        expected = masked.sum() * (ids == token).sum() / len(ids)
-        beyond[token] = (masked[ids == token].sum() - expected) / np.sqrt(expected)
-    assert [token for token, _ in found] == sorted(beyond, key=beyond.get)[::-1][:10]
+    assert [token for token, _ in found] == by_hand()[:10] and len(by_hand()) > 10
     assert found[0][0] == 7 and dict(found)[7] == pytest.approx(masked[ids == 7].mean())
+    masked[ids > 7] = False
+    found = show_masks.most_masked(split, np.array([0, 1]), masked)
+    assert [token for token, _ in found] == by_hand() and len(found) < 10
     masked[ids == 7] = False
     assert 7 not in dict(show_masks.most_masked(split, np.array([0, 1]), masked))
 

@@ -128,7 +128,8 @@ def some_logits(seed, B=5, L=7):
 def test_losses_are_the_papers(seed):
     logits, maskable, value, action = some_logits(seed)
     R, log_prob_old = torch.randn(5), -3 * torch.rand(5)
-    policy_loss, value_loss = train_nmg.losses(logits, value, action, log_prob_old, R, 0.3)
+    cfg = Config(entropy_coef=0.3)
+    policy_loss, value_loss = train_nmg.losses(logits, value, action, log_prob_old, R, cfg)
     L_policy = L_value = 0.0
     for b in range(5):
         weights = [math.exp(logits[b, t]) for t in range(7) if maskable[b, t]]
@@ -147,7 +148,8 @@ def test_gradients_of_the_losses():
     logits, maskable, value, action = some_logits(0)
     logits.requires_grad_()
     value.requires_grad_()
-    policy_loss, value_loss = train_nmg.losses(logits, value, action, torch.zeros(5), torch.ones(5), 0.3)
+    cfg = Config(entropy_coef=0.3)
+    policy_loss, value_loss = train_nmg.losses(logits, value, action, torch.zeros(5), torch.ones(5), cfg)
     policy_loss.backward()
     assert value.grad is None
     assert logits.grad.isfinite().all() and (logits.grad[~maskable] == 0).all()
@@ -419,7 +421,8 @@ def test_actions_are_drawn_by_priority(monkeypatch):
 
 def test_an_empty_replay_teaches_nothing():
     agent, memory = small_agent(1e-3)
-    assert agent.learn(memory, np.random.default_rng(0), Config(updates_per_episode=3)) == (0, 0)
+    learned = agent.learn(memory, np.random.default_rng(0), Config(updates_per_episode=3))
+    assert learned == {"policy_loss": 0, "value_loss": 0}
 
 
 # ---------------------------------------------------------------- whole episodes
@@ -447,7 +450,7 @@ def test_episodes_are_the_papers(self_play, cls_folder, lm_folder, tmp_path, mon
         return stored[-1]
 
     def watch_losses(*args):
-        coefficients.add(args[-1])
+        coefficients.add(args[-1].entropy_coef)
         assert len(args[0]) == 8
         return losses(*args)
 
@@ -558,10 +561,11 @@ def test_a_small_run(finished):
 
 def test_what_a_policy_was_trained_on(finished):
     about = runs.read_run(finished[0] / "o")["settings"]
+    edited = (train_nmg.act, train_nmg.rewards, train_nmg.actions_of, Agent, train_nmg.losses)
     world = data_prep.load("toycls", toy.tokenizer())
     assert about == about | {"lm": "tiny", "dataset": "toycls", "episodes": 4, "seed": 0, "self_play": True,
                              "continual": True, "data": world.checksum,
-                             "reward_code": runs.digest(inspect.getsource(train_nmg.rewards))}
+                             "code": runs.digest([inspect.getsource(part) for part in edited])}
 
 
 def test_a_finished_run_is_done(finished):
@@ -666,7 +670,7 @@ def test_two_processes_without_self_play(tmp_path):
 
 # ---------------------------------------------------------------- a reward of one's own
 
-EDIT = ("return R, own & ~(random & plays[rival].mask)", "return -R, own & ~(random & plays[rival].mask)")
+EDIT = ("return R, own & ~(random & rivals)", "return -R, own & ~(random & rivals)")
 
 
 def test_an_edit_of_the_reward_shows_in_the_next_run(tmp_path, monkeypatch):
@@ -696,7 +700,7 @@ def test_an_edit_of_the_reward_shows_in_the_next_run(tmp_path, monkeypatch):
     policies = [(tmp_path / script / "policy.safetensors").read_bytes() for script in stored]
     assert policies[0] != policies[1]
     again = call("edited_nmg.py", *flags, "--out=train_nmg", cwd=tmp_path)
-    assert again.returncode == 2 and "reward_code=" in again.stderr
+    assert again.returncode == 2 and "code=" in again.stderr
 
 
 # ---------------------------------------------------------------- the script

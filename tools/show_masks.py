@@ -11,7 +11,7 @@ pretrain.py with this seed and p (of a learned masker as long as training has no
 """
 from collections import Counter
 from dataclasses import dataclass
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 
 import numpy as np
@@ -65,9 +65,9 @@ def most_masked(split: Split, texts: np.ndarray, masked: np.ndarray) -> list[tup
     count, taken = np.zeros((2, split.special.vocabulary_size))
     np.add.at(count, split.input_ids[here], 1)
     np.add.at(taken, split.input_ids[here], masked[here])
-    often = np.flatnonzero((count >= 10) & (taken > 0))
-    expected = count[often] * taken.sum() / count.sum()
-    beyond = (taken[often] - expected) / np.sqrt(expected)
+    expected = count * taken.sum() / count.sum()
+    often = np.flatnonzero((count >= 10) & (taken > expected))
+    beyond = (taken[often] - expected[often]) / np.sqrt(expected[often])
     top = often[np.argsort(-beyond, kind="stable")[:10]]
     return list(zip(top.tolist(), (taken / np.maximum(count, 1))[top].tolist(), strict=True))
 
@@ -124,6 +124,11 @@ def marked(split: Split, i: int, mask: np.ndarray) -> str:
         done = max(done, end)
     # Pieces of one word are one mark.
     return (html + escape(text[done:])).replace("</mark><mark>", "")
+
+
+def plain(html: str) -> str:
+    """A marked text in a terminal: [masked words] in brackets."""
+    return unescape(html.replace("<mark>", "[").replace("</mark>", "]"))
 
 
 # ---------------------------------------------------------------- parts of speech
@@ -203,8 +208,9 @@ def main(cfg: Config) -> None:
         masked[name] = choices(pieces, indices, masker, cfg, LMReader(model))
     for name, mask in masked.items():
         tokens = most_masked(split, page_texts, mask)
-        each = [f"{tokenizer.convert_ids_to_tokens(token)} {share:.0%}" for token, share in tokens]
+        each = [f"{tokenizer.convert_ids_to_tokens(token)!r} {share:.0%}" for token, share in tokens]
         print(f"{name} masks most of: {', '.join(each) or 'no token that is frequent; try more --contexts'}")
+        print(f"    {plain(marked(split, page_texts[0], mask))}")
 
     # 3. the page
     title = f"{Path(data.name).name}, {Path(cfg.lm).name}"
