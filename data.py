@@ -17,8 +17,8 @@ import torch
 
 from runs import UserError, stream
 
-# What a split's folder holds, NAME.bin each. T tokens, N texts, Q questions. Those of tokens are made of any
-# text (data_prep.text_arrays); a label per token would go to the others.
+# What a split's folder holds, NAME.bin each. T tokens, N texts, Q questions. Every data set has all of
+# TOKEN_ARRAYS; what one task alone has, such as a label per token, goes into TEXT_ARRAYS.
 TOKEN_ARRAYS = {"input_ids": np.int32, "word_ids": np.int32, "char_begin": np.int32, "char_end": np.int32,
                 "is_punct": np.bool_}
 TEXT_ARRAYS = {"token_start": np.int64, "byte_start": np.int64, "doc": np.int32, "label": np.int32,

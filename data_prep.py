@@ -68,7 +68,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     if kind not in (None, meta["kind"]):
         script = "pretrain.py" if meta["kind"] == "text" else f"finetune_{meta['kind']}.py"
         raise UserError(f"--dataset={name}: holds {meta['kind']!r} data, not {kind!r}; it is for {script} "
-                        f"(prepared in {folder}: remove that after an edit of how)")
+                        f"(if you edited how data are read, remove {folder})")
     default_model = "toy" if name in toy.TASKS else "en_core_web_sm"
     entities = functools.partial(find_entities, model=spacy_model or default_model)
     splits = {split: Split(folder / split, special, meta["labels"], entities) for split in meta["splits"]}

@@ -7,13 +7,13 @@
 
 A kind of task is a file finetune_KIND.py with the names below; train_nmg.py finds it by the kind of the data.
 
-    pieces_of      what the model reads of a split: texts, windows, ...
-    finetune       a task model around a copy of an LM's encoder; its loss is the SUM over the "labels" of a
-                   batch, of which -100 are none
-    predictions    a dict for every example, in the order of the split; a float for each of METRICS in it, of
-                   which more is better
-    summary        what a line of results holds, in percent
-    DEFAULTS, INNER_LOOP, METRICS
+    DEFAULTS       what flags of this script are that are None
+    INNER_LOOP     the same of train_nmg.py
+    METRICS        the scores of an example; higher is better
+    pieces_of      cuts a split into what the model reads: texts, windows, ...
+    finetune       trains a task model around a copy of an LM's encoder (loss_fn as in loop.fit)
+    predictions    a dict for every example, always in the same order, with a float for each of METRICS
+    summary        the scores of all predictions, in percent: a line of results
 """
 from dataclasses import dataclass
 

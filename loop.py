@@ -162,7 +162,7 @@ def steps_of(length: np.ndarray, batch_size: int, epochs: int, max_steps: int | 
 
 
 def schedule(done: int, steps: int) -> float:
-    """The share of the learning rate after `done` of so many steps: linear, down to 0."""
+    """The factor of the learning rate after `done` of all steps: linear, from 1 down to 0."""
     return 1 - done / steps
 
 

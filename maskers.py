@@ -139,7 +139,7 @@ def span(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndar
     word = np.maximum(np.cumsum(first_of_word, 1) - 1, 0)                                       # (B, L)
     span_ids = np.zeros((B, L), np.int64)
     for row in range(B):
-        # The span of each word in turn, without the words that lie before the row.
+        # Which span each word is in; the first `words_before` words lie before the row.
         span_of_word = np.repeat(np.arange(L), length[row])[words_before[row]:]
         span_ids[row] = span_of_word[word[row]]
     # All tokens of a span share one score.

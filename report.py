@@ -281,9 +281,8 @@ def score_table(dataset: str, lm: str, rows: Rows, metric: str,
         if paper:
             cells.append(paper.get(row, "-").replace("±", " ±"))
         cells += evidence(found.get(row, []), compared.get(row))
-        count = str(len(lines))
-        if len(lines) < len(seeds):
-            count += f" of {len(seeds)}"
+        missing = ", ".join(map(str, sorted(seeds - lines.keys())))
+        count = f"{len(lines)} (lacks {missing})" if missing else str(len(lines))
         hours = np.median([sum(filter(None, line["seconds"].values())) for line in lines.values()]) / 3600
         table.append([*cells, count, f"{hours:.3f}"])
     return table

@@ -214,10 +214,10 @@ def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray
     rival = others[0]
     beats_rival = np.sign(score[player] - score[rival])
     R = np.full(own.shape, min(beats_random, beats_rival))
-    rivals = plays[rival].mask
-    R[random & ~rivals] = beats_rival
-    R[rivals & ~random] = beats_random
-    return R, own & ~(random & rivals)
+    rival_mask = plays[rival].mask
+    R[random & ~rival_mask] = beats_rival
+    R[rival_mask & ~random] = beats_random
+    return R, own & ~(random & rival_mask)
 
 
 # ---------------------------------------------------------------- replay and learning

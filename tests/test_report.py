@@ -220,15 +220,15 @@ def test_the_sides_are_not_exchanged(tmp_path):
     assert table_of(tmp_path)["whole"]["minus random"] == "+25.00"
 
 
-def test_missing_seeds_are_counted_and_never_averaged_over(tmp_path):
+def test_missing_seeds_are_named_and_never_averaged_over(tmp_path):
     for seed, score in ((0, 50), (1, 50), (2, 80)):
         add(tmp_path, "random", seed, score)
         add(tmp_path, "whole", seed, score + 5)
     add(tmp_path, "span", 2, 90)
     add(tmp_path, "punct", 7, 90)
     found = table_of(tmp_path)
-    assert found["span"]["seeds"] == "1 of 4"
-    assert found["random"]["seeds"] == "3 of 4"
+    assert found["span"]["seeds"] == "1 (lacks 0, 1, 7)"
+    assert found["random"]["seeds"] == "3 (lacks 7)"
     assert found["span"]["accuracy"] == "90.00"
     # To seed 2 of Random, not to the mean of its three.
     assert found["span"]["minus random"] == "+10.00"

@@ -265,11 +265,19 @@ def test_wrong_flags_of_show_masks(flags, said, lm_folder, tmp_path):
     assert said in result.stderr and result.stderr.count("\n") == 1
 
 
+def test_marks_become_stars_in_the_terminal():
+    assert show_masks.plain("a &lt;b&gt; <mark>c &amp;</mark>\n [d]") == "a <b> *c &* [d]"
+    long = show_masks.plain("word " * 1000)
+    assert 290 <= len(long) <= 300 and long.endswith("word ...")
+
+
 def test_show_masks_on_the_toy_world(tmp_path):
     flags = ["--dataset=toyqa", "--split=test", "--contexts=3", "--out=o"]
     result = call("tools/show_masks.py", *flags, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "page: o/masks.html" in result.stdout and "--spacy_model=" in result.stdout
+    # Comma and period of the first text.
+    assert re.search(r"^    .*\*,\*.*\*\.\*$", result.stdout, re.MULTILINE)
     assert [file.name for file in (tmp_path / "o").iterdir()] == ["masks.html"]
     contexts = Page(tmp_path / "o").contexts
     assert len(contexts) == 3

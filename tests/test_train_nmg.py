@@ -670,7 +670,7 @@ def test_two_processes_without_self_play(tmp_path):
 
 # ---------------------------------------------------------------- a reward of one's own
 
-EDIT = ("return R, own & ~(random & rivals)", "return -R, own & ~(random & rivals)")
+EDIT = ("return R, own & ~(random & rival_mask)", "return -R, own & ~(random & rival_mask)")
 
 
 def test_an_edit_of_the_reward_shows_in_the_next_run(tmp_path, monkeypatch):
@@ -700,7 +700,7 @@ def test_an_edit_of_the_reward_shows_in_the_next_run(tmp_path, monkeypatch):
     policies = [(tmp_path / script / "policy.safetensors").read_bytes() for script in stored]
     assert policies[0] != policies[1]
     again = call("edited_nmg.py", *flags, "--out=train_nmg", cwd=tmp_path)
-    assert again.returncode == 2 and "code=" in again.stderr
+    assert again.returncode == 2 and "(code=" in again.stderr
 
 
 # ---------------------------------------------------------------- the script

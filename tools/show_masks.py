@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from html import escape, unescape
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -127,8 +128,8 @@ def marked(split: Split, i: int, mask: np.ndarray) -> str:
 
 
 def plain(html: str) -> str:
-    """A marked text in a terminal: [masked words] in brackets."""
-    return unescape(html.replace("<mark>", "[").replace("</mark>", "]"))
+    """The beginning of a marked text for the terminal, with *masked words* between stars."""
+    return shorten(unescape(html.replace("<mark>", "*").replace("</mark>", "*")), 300, placeholder=" ...")
 
 
 # ---------------------------------------------------------------- parts of speech
