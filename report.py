@@ -167,9 +167,10 @@ def half_width(d: np.ndarray) -> float:
 def sign_flips(d: np.ndarray) -> float:
     """Two-sided p of d (S,): of 2^S ways to flip signs (2^16 at most), the share at least as far from 0."""
     # Rounded, so that floating-point error does not tell equal means apart; with few seeds they matter.
-    def mean(x: np.ndarray, axis: int) -> np.ndarray:
+    def rounded_mean(x: np.ndarray, axis: int) -> np.ndarray:
         return np.round(np.mean(x, axis), 9)
-    return stats.permutation_test((d,), mean, permutation_type="samples", n_resamples=2**16, rng=0).pvalue
+    test = stats.permutation_test((d,), rounded_mean, permutation_type="samples", n_resamples=2**16, rng=0)
+    return test.pvalue
 
 
 def holm(p: list[float]) -> np.ndarray:
@@ -249,11 +250,11 @@ def conclusion(compared: dict[str, Comparison], metric: str) -> str:
 def planned(compared: dict[str, Comparison], metric: str, points: float) -> str:
     """One sentence: how many seeds would find a difference, from the scatter so far."""
     needed = []
-    for row, (d, _, n_tests) in compared.items():
-        n, sd = least_seeds(n_tests), d.std(ddof=1)
-        while detectable(sd, n, n_tests) > points and n < 10_000:
+    for row, found in compared.items():
+        n, sd = least_seeds(found.n_tests), found.d.std(ddof=1)
+        while detectable(sd, n, found.n_tests) > points and n < 10_000:
             n += 1
-        guess = f" (a guess, from {len(d)} seeds)" if len(d) < 6 else ""
+        guess = f" (a guess, from {len(found.d)} seeds)" if len(found.d) < 6 else ""
         needed.append(f"{row} {n}{guess}")
     return (f"Seeds that would find {points:g} points of {metric} (power .8, a t test at 5 % / "
             f"rows): {', '.join(needed) or 'not known from one seed'}.")
@@ -281,8 +282,7 @@ def score_table(dataset: str, lm: str, rows: Rows, metric: str,
         if paper:
             cells.append(paper.get(row, "-").replace("±", " ±"))
         cells += evidence(found.get(row, []), compared.get(row))
-        missing = ", ".join(map(str, sorted(seeds - lines.keys())))
-        count = f"{len(lines)} (lacks {missing})" if missing else str(len(lines))
+        count = f"{len(lines)} of {len(seeds)}"
         hours = np.median([sum(filter(None, line["seconds"].values())) for line in lines.values()]) / 3600
         table.append([*cells, count, f"{hours:.3f}"])
     return table

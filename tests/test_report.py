@@ -175,7 +175,7 @@ def test_scores_paper_and_hours(study):
     for masker, (row, cells) in zip(MASKERS, found.items(), strict=True):
         each = [line["accuracy"] for line in lines if line["masker"] == masker]
         assert cells["accuracy"] == f"{np.mean(each):.2f} ±{np.std(each, ddof=1):.2f}"
-        assert cells["seeds"] == "9"
+        assert cells["seeds"] == "9 of 9"
         assert cells["hours"] == ("0.500" if row == "none" else "1.000")
     assert found["whole"]["paper"] == "80.18 ±1.20"
     assert found["nmg"]["paper"] == "81.66 ±.37"
@@ -220,15 +220,15 @@ def test_the_sides_are_not_exchanged(tmp_path):
     assert table_of(tmp_path)["whole"]["minus random"] == "+25.00"
 
 
-def test_missing_seeds_are_named_and_never_averaged_over(tmp_path):
+def test_missing_seeds_are_counted_and_never_averaged_over(tmp_path):
     for seed, score in ((0, 50), (1, 50), (2, 80)):
         add(tmp_path, "random", seed, score)
         add(tmp_path, "whole", seed, score + 5)
     add(tmp_path, "span", 2, 90)
     add(tmp_path, "punct", 7, 90)
     found = table_of(tmp_path)
-    assert found["span"]["seeds"] == "1 (lacks 0, 1, 7)"
-    assert found["random"]["seeds"] == "3 (lacks 7)"
+    assert found["span"]["seeds"] == "1 of 4"
+    assert found["random"]["seeds"] == "3 of 4"
     assert found["span"]["accuracy"] == "90.00"
     # To seed 2 of Random, not to the mean of its three.
     assert found["span"]["minus random"] == "+10.00"
@@ -259,7 +259,7 @@ def test_what_a_search_found_is_no_row_of_the_papers_nmg(tmp_path):
             add(tmp_path, f"{kind}:runs/search-reviews-{seed}", seed, policy=policy)
     found = table_of(tmp_path)
     assert set(found) == {"search", "sampled"}
-    assert all(cells["seeds"] == "2" for cells in found.values())
+    assert all(cells["seeds"] == "2 of 2" for cells in found.values())
 
 
 def test_each_metric_has_its_own_differences(tmp_path):
