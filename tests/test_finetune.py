@@ -91,6 +91,11 @@ def test_accuracy_and_macro_f1_are_torchmetrics(pairs):
     assert ours["macro_f1"] == pytest.approx(100 * f1_of_each / used, abs=1e-4)
 
 
+def test_the_summary_of_answers_is_in_percent():
+    lines = [{"em": 1.0, "f1": 1.0}, {"em": 0.0, "f1": 0.5}, {"em": 0.0, "f1": 0.0}, {"em": 0.0, "f1": 0.5}]
+    assert finetune_qa.summary(lines) == {"em": 25, "f1": 50}
+
+
 # ---------------------------------------------------------------- what a model is trained on
 
 def captured(monkeypatch, module, lm, pieces):

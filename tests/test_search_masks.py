@@ -201,6 +201,24 @@ def test_intervals_hold_the_truth(shape):
     assert np.mean(held) > {"all": 0.92, "one": 0.9, "nothing": 0.97}[shape]
 
 
+def test_intervals_are_those_of_the_posterior():
+    """Against draws from it: the variance of the noise from its inverse gamma distribution, and the worth
+    from a normal one given that (Bishop 2006, 2.3.6)."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(20, 3))
+    belief = Belief(X, X @ [0.5, 0.0, -0.2] + rng.normal(size=20))
+    # The widest prior is N(0, noise).
+    precision = np.eye(3) + X.T @ X
+    mean = np.linalg.solve(precision, X.T @ belief.y)
+    residual = belief.y @ belief.y - mean @ precision @ mean
+    variance = stats.invgamma(20 / 2, scale=residual / 2).rvs(100_000, random_state=rng)
+    noise = rng.multivariate_normal(np.zeros(3), np.linalg.inv(precision), 100_000)
+    worth = mean + noise * np.sqrt(variance)[:, None]
+    low, high = np.quantile(worth, (0.025, 0.975), axis=0)
+    np.testing.assert_allclose(belief.mean - belief.half_widths(), low, atol=0.01)
+    np.testing.assert_allclose(belief.mean + belief.half_widths(), high, atol=0.01)
+
+
 # ---------------------------------------------------------------- the linear policy
 
 @pytest.fixture(scope="module")
@@ -419,7 +437,8 @@ def test_outcomes_are_expected_before_they_are_seen(finished):
 
 
 def test_both_players_of_a_pair_mask_the_same_contexts(finished, lm):
-    """x are the mean features of the tokens that they masked, a context at a time; scores are theirs."""
+    """One follows the direction and one the opposite, each with noise of its own, a context at a time; x are
+    the mean features of the tokens that they masked, and scores are theirs."""
     place, _, plays = finished
     policy = load_policy(place / "o")
     for pair, first, second in zip(pairs_of(place / "o/pairs.jsonl"), plays[::2], plays[1::2], strict=True):
@@ -429,11 +448,16 @@ def test_both_players_of_a_pair_mask_the_same_contexts(finished, lm):
         train.split.labelled = np.unique(train.text_ids)
         for (subtask, mask, measured), x, which in zip((first, second), pair["x"], (0, 1), strict=True):
             features = []
+            sign = (1, -1)[which]
             for i in range(len(subtask.contexts)):
                 batch = collate(subtask.contexts, np.array([i]))
                 row = mask[i:i + 1, :batch.input_ids.shape[1]]
-                assert row.sum() == maskers.budget_of(batch, 0.05)[0] and not (row & ~batch.maskable).any()
-                features.extend(policy.features(batch, lm)[row])
+                of_tokens = policy.features(batch, lm)
+                gumbel = RowRandom(0, f"player {sign}", pair["pair"], batch.indices).gumbel(row.shape)
+                logits = sign * 3 * of_tokens @ pair["direction"] + gumbel
+                budget = maskers.budget_of(batch, 0.05)
+                np.testing.assert_array_equal(row, maskers.pick(logits, batch, budget))
+                features.extend(of_tokens[row])
             np.testing.assert_allclose(np.mean(features, 0), x, atol=1e-4)
             for metric, values in measured.items():
                 assert pair["scores"][metric][which] == values.mean()

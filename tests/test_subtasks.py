@@ -61,9 +61,10 @@ def test_examples_of_texts_are_the_contexts_themselves(tmp_path):
     assert set(whole.val.doc) == set(sampler.val_docs) and set(whole.train.doc) == set(sampler.train_docs)
 
 
-def test_contexts_come_from_so_many_documents(world):
-    subtask = sampler_of(world, 0.5).sample(np.random.default_rng(0), 96, 12, 1000, 1000)
-    assert len(np.unique(subtask.contexts.doc)) == 12
+@pytest.mark.parametrize("docs", [12, 100])
+def test_contexts_come_from_so_many_documents(docs, world):
+    subtask = sampler_of(world, 0.5).sample(np.random.default_rng(0), 8 * docs, docs, 1000, 1000)
+    assert len(np.unique(subtask.contexts.doc)) == docs
 
 
 def test_questions_are_those_on_the_contexts(tmp_path, qa_folder):
