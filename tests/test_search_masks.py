@@ -219,6 +219,24 @@ def test_intervals_are_those_of_the_posterior():
     np.testing.assert_allclose(belief.mean + belief.half_widths(), high, atol=0.01)
 
 
+def test_the_verdict_names_what_is_surely_worth_more_or_less():
+    worth = np.array([0.0, 0.02, -0.02])
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(30, 3))
+    belief = Belief(X, X @ worth + 0.01 * rng.normal(size=30))
+    low, high = belief.mean - belief.half_widths(), belief.mean + belief.half_widths()
+    assert low[0] < 0 < high[0] and low[1] > 0 and high[2] < 0
+    said = search_masks.verdict(belief, ["a", "b", "c"], "accuracy")
+    assert said.endswith("Worth more of (each at 95 %): b; less of: c.")
+    # Of the opposite outcomes the opposite is said; of outcomes without a cause the most that is possible.
+    said = search_masks.verdict(Belief(X, -belief.y), ["a", "b", "c"], "accuracy")
+    assert said.endswith("Worth more of (each at 95 %): c; less of: b.")
+    noise = Belief(X, 0.01 * rng.normal(size=30))
+    most = 100 * max(abs(noise.mean) + noise.half_widths())
+    said = search_masks.verdict(noise, ["a", "b", "c"], "accuracy")
+    assert said.endswith(f"No feature is worth more than {most:.2g} hundredths of accuracy (each at 95 %).")
+
+
 # ---------------------------------------------------------------- the linear policy
 
 @pytest.fixture(scope="module")
