@@ -281,11 +281,11 @@ def test_rows_of_the_toy_world_are_run_once(tmp_path):
     """A row fails, is mended and run again; what is finished is not."""
     with quick_python(tmp_path) as python:
         env = {"PYTHON": python, "QUICK": "1", "CLS": "toycls", "MASKERS": "none entity",
-               "OUT": str(tmp_path)}
-        first = run_all(**env, PRETRAIN_FLAGS="--spacy_model=xx_none")
+               "OUT": str(tmp_path), "FINETUNE_FLAGS": "--epochs=1"}
+        first = run_all(**env, PRETRAIN_FLAGS="--epochs=1 --spacy_model=xx_none")
         [log] = (tmp_path / "logs").glob("score-toycls-tiny-none-0-*.log")
         before = log.read_text()
-        second = run_all(**env, SEEDS="0 1")
+        second = run_all(**env, PRETRAIN_FLAGS="--epochs=1", SEEDS="0 1")
     assert first.returncode == 1
     assert "1 failed" in first.stderr
     assert "the spaCy model 'xx_none' is not installed" in first.stderr
