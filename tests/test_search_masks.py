@@ -202,36 +202,25 @@ def test_intervals_hold_the_truth(shape):
 
 
 def test_intervals_are_those_of_the_posterior():
-    """Against draws from it: the variance of the noise from its inverse gamma distribution, and the worth
-    from a normal one given that (Bishop 2006, 2.3.6)."""
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(20, 3))
-    belief = Belief(X, X @ [0.5, 0.0, -0.2] + rng.normal(size=20))
-    # The widest prior is N(0, noise).
-    precision = np.eye(3) + X.T @ X
-    mean = np.linalg.solve(precision, X.T @ belief.y)
-    residual = belief.y @ belief.y - mean @ precision @ mean
-    variance = stats.invgamma(20 / 2, scale=residual / 2).rvs(100_000, random_state=rng)
-    noise = rng.multivariate_normal(np.zeros(3), np.linalg.inv(precision), 100_000)
-    worth = mean + noise * np.sqrt(variance)[:, None]
+    """Against draws from it, a multivariate t of n degrees of freedom (Bishop 2006, 2.3.6)."""
+    belief = Belief(*some_pairs(0, 20, 3))
+    worth = stats.multivariate_t(belief.mean, belief.covariance, 20, seed=0).rvs(100_000)
     low, high = np.quantile(worth, (0.025, 0.975), axis=0)
     np.testing.assert_allclose(belief.mean - belief.half_widths(), low, atol=0.01)
     np.testing.assert_allclose(belief.mean + belief.half_widths(), high, atol=0.01)
 
 
 def test_the_verdict_names_what_is_surely_worth_more_or_less():
-    worth = np.array([0.0, 0.02, -0.02])
-    rng = np.random.default_rng(1)
-    X = rng.normal(size=(30, 3))
-    belief = Belief(X, X @ worth + 0.01 * rng.normal(size=30))
+    X, y = some_pairs(1, 30, 3, worth=np.array([0.0, 2.0, -2.0]))
+    belief = Belief(X, y)
     low, high = belief.mean - belief.half_widths(), belief.mean + belief.half_widths()
     assert low[0] < 0 < high[0] and low[1] > 0 and high[2] < 0
     said = search_masks.verdict(belief, ["a", "b", "c"], "accuracy")
     assert said.endswith("Worth more of (each at 95 %): b; less of: c.")
     # Of the opposite outcomes the opposite is said; of outcomes without a cause the most that is possible.
-    said = search_masks.verdict(Belief(X, -belief.y), ["a", "b", "c"], "accuracy")
+    said = search_masks.verdict(Belief(X, -y), ["a", "b", "c"], "accuracy")
     assert said.endswith("Worth more of (each at 95 %): c; less of: b.")
-    noise = Belief(X, 0.01 * rng.normal(size=30))
+    noise = Belief(*some_pairs(2, 30, 3, worth=np.zeros(3)))
     most = 100 * max(abs(noise.mean) + noise.half_widths())
     said = search_masks.verdict(noise, ["a", "b", "c"], "accuracy")
     assert said.endswith(f"No feature is worth more than {most:.2g} hundredths of accuracy (each at 95 %).")
@@ -464,19 +453,21 @@ def test_both_players_of_a_pair_mask_the_same_contexts(finished, lm):
         # The score `label` reads the labels of the sub-task.
         train = first[0].train
         train.split.labelled = np.unique(train.text_ids)
-        for (subtask, mask, measured), x, which in zip((first, second), pair["x"], (0, 1), strict=True):
+        for which, (subtask, mask, measured) in enumerate((first, second)):
+            sign = -1 if which else 1
             features = []
-            sign = (1, -1)[which]
             for i in range(len(subtask.contexts)):
                 batch = collate(subtask.contexts, np.array([i]))
                 row = mask[i:i + 1, :batch.input_ids.shape[1]]
+                budget = maskers.budget_of(batch, 0.05)
+                assert row.sum() == budget[0] and not (row & ~batch.maskable).any()
                 of_tokens = policy.features(batch, lm)
                 gumbel = RowRandom(0, f"player {sign}", pair["pair"], batch.indices).gumbel(row.shape)
+                # 3 is the default of --beta.
                 logits = sign * 3 * of_tokens @ pair["direction"] + gumbel
-                budget = maskers.budget_of(batch, 0.05)
                 np.testing.assert_array_equal(row, maskers.pick(logits, batch, budget))
                 features.extend(of_tokens[row])
-            np.testing.assert_allclose(np.mean(features, 0), x, atol=1e-4)
+            np.testing.assert_allclose(np.mean(features, 0), pair["x"][which], atol=1e-4)
             for metric, values in measured.items():
                 assert pair["scores"][metric][which] == values.mean()
     subtasks = {tuple(play[0].contexts.text_ids) for play in plays}
