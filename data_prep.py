@@ -7,14 +7,13 @@
 Formats, also gzipped: .json (SQuAD 1.1, or emrQA), .jsonl (text, with label and doc where you have them, or
 MRQA), .csv and .tsv (text and label, or text alone), .txt (a corpus, one document per line; or JSON lines).
 """
-import contextlib
 import functools
 import hashlib
 import itertools
 import json
 import string
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from tqdm import tqdm
 import runs
 import toy
 from data import ARRAYS, TOKEN_ARRAYS, Data, SpecialTokens, Split, cut_docs, starts
+from models import load_tokenizer
 from runs import UserError
 from sources import CACHE, SPLITS, Source, find_source, located, with_docs
 
@@ -322,40 +322,6 @@ def run_spacy(split: Split, nlp) -> np.ndarray:
             stop = np.searchsorted(split.char_begin[tokens], entity.end_char)
             entity_ids[tokens][first:stop] = n
     return entity_ids
-
-
-# ---------------------------------------------------------------- tokenizer and LM by name
-
-@contextlib.contextmanager
-def opening_lm(name: str) -> Iterator[str]:
-    """Gives what from_pretrained takes: the folder of the embedded `tiny`, another folder, or a hub name; and
-    turns the many ways in which that fails into one sentence."""
-    place = toy.TINY if name == "tiny" else Path(name)
-    if (place / "started.json").exists() and not (place / "run.json").exists():
-        raise UserError(f"--lm={name}: the run that makes it has not finished; start its command again")
-    if place.exists() and not (place / "config.json").exists():
-        raise UserError(f"--lm={name}: no config.json in it; allowed are 'tiny', a Hugging Face folder, or "
-                        "a hub name")
-    try:
-        yield str(place)
-    except Exception as e:
-        reason = str(e).strip().split("\n")[0][:300]
-        here = "" if place.exists() else "no such folder here; "
-        raise UserError(f"--lm={name}: cannot be opened: {here}{reason} (allowed: 'tiny', a Hugging Face "
-                        "folder, or a hub name)") from e
-
-
-def load_tokenizer(name: str):
-    """The fast tokenizer of an LM, which knows words and character offsets. Raises UserError."""
-    from transformers import AutoTokenizer
-    with opening_lm(name) as place:
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-        if not hasattr(tokenizer, "backend_tokenizer"):
-            raise ValueError("it has only a slow tokenizer; a fast one (tokenizer.json) is needed")
-        # What transformers makes of a folder without its files.
-        if len(tokenizer) <= len(tokenizer.all_special_ids):
-            raise ValueError("its tokenizer knows no words; tokenizer.json or the vocabulary is needed")
-    return tokenizer
 
 
 # ---------------------------------------------------------------- the script

@@ -15,7 +15,7 @@ import loop
 import maskers
 import runs
 import toy
-from pretrain import load_lm, max_len_of, weights_of
+from models import load_lm, load_tokenizer, max_len_of, weights_of
 from runs import Run, UserError
 
 
@@ -53,7 +53,7 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
     check_results(Path(cfg.results))
 
     # 1. the data and the LM
-    tokenizer = data_prep.load_tokenizer(cfg.lm)
+    tokenizer = load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=kind)
     lm = load_lm(cfg.lm)
     origin = origin_of(cfg.lm)

@@ -25,7 +25,8 @@ from transformers import AutoModelForSequenceClassification
 import runs
 from data import Pieces, Split, collate, truncated
 from evaluation import EvaluationConfig, evaluate
-from loop import autocast, device, fit, length_batches, progress, to_device, with_head
+from loop import autocast, device, fit, length_batches, progress, to_device
+from models import with_head
 from runs import UserError
 
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).

@@ -20,7 +20,8 @@ from transformers import AutoModelForQuestionAnswering
 import runs
 from data import Batch, Pieces, Split, collate, windows
 from evaluation import EvaluationConfig, evaluate
-from loop import autocast, device, fit, length_batches, progress, to_device, with_head
+from loop import autocast, device, fit, length_batches, progress, to_device
+from models import with_head
 
 # The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 2, "lr": 3e-5, "batch_size": 16, "max_len": 384}

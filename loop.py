@@ -264,20 +264,3 @@ def load_checkpoint(file: Path, model: torch.nn.Module,
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return state["done"], state["seconds"]
-
-
-def with_head(lm: torch.nn.Module, auto_class: type, seed: int, **config: object) -> torch.nn.Module:
-    """A task model (an AutoModelFor... class) around a copy of the LM's encoder.
-
-    Its head is fresh, and so is BERT's pooler, which a masked LM does not have. config: what the task changes
-    in the LM's config, such as num_labels."""
-    with torch.random.fork_rng(devices=[]):
-        torch_seed(seed, "head")
-        changed = type(lm.config).from_dict(lm.config.to_dict() | config)
-        try:
-            model = auto_class.from_config(changed, dtype=torch.float32, trust_remote_code=False)
-        except ValueError as e:
-            raise UserError(f"the LM is a {type(lm).__name__}: transformers has no model of its kind for "
-                            f"this task ({auto_class.__name__})") from e
-    model.base_model.load_state_dict(lm.base_model.state_dict(), strict=False)
-    return model.to(lm.device)

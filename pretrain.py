@@ -5,7 +5,6 @@
     python pretrain.py --dataset=my_corpus.txt --lm=roberta-base --masker=my_maskers.py:high_ids
     torchrun --nproc_per_node=4 pretrain.py --dataset=newsqa --lm=bert-base-uncased
 """
-import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,8 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForMaskedLM
-from transformers.utils import logging
 
 import data_prep
 import loop
@@ -24,6 +21,7 @@ import runs
 import toy
 from data import Batch, Pieces, blocks, collate
 from loop import autocast, device, fit, length_batches, progress, steps_of, to_device
+from models import LMReader, load_lm, load_tokenizer, max_len_of, set_dropout, weights_of
 from plots import held_out_curve
 from runs import Run, UserError
 
@@ -48,76 +46,6 @@ class Config:
     labelled: int | None = None     # as in finetune_*.py, for masks that read labels; None: all
     spacy_model: str | None = None  # finds the entities for --masker=entity; None: en_core_web_sm
     out: str | None = None          # folder of the adapted LM; None: runs/pretrain-DATASET-LM-MASKER-SEED
-
-
-# ---------------------------------------------------------------- the LM
-
-def load_lm(name: str) -> torch.nn.Module:
-    """A masked LM in fp32, from a folder or the hub. Says loudly when its MLM head is newly initialised."""
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    with data_prep.opening_lm(name) as place:
-        model, info = AutoModelForMaskedLM.from_pretrained(
-            place, dtype=torch.float32, output_attentions=False, output_loading_info=True,
-            trust_remote_code=False)
-    # Other names of the embeddings, and of the head's bias.
-    tied = ("decoder.weight", "decoder.bias")
-    new = [weight for weight in sorted(info["missing_keys"]) if not weight.endswith(tied)]
-    if new:
-        print(f"WARNING: {name} brings no weights for {', '.join(new)}: "
-              "NEWLY INITIALISED, to be learned in pre-training")
-    return model
-
-
-def set_dropout(model: torch.nn.Module, p: float) -> None:
-    """Of all its layers. The config stays as it is, so that fine-tuning has the LM's own again."""
-    if p >= 1:
-        raise UserError(f"--dropout={p:g}: must be below 1")
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = p
-        # The rate of some attention is a number of its module.
-        for name in ("dropout", "attention_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, p)
-
-
-def max_len_of(model: torch.nn.Module, wanted: int | None, default: int, flag: str = "max_len") -> int:
-    """The flag if it is set, else the default, or the most positions that the LM has; in tokens."""
-    # Of LMs without a table of positions (relative, rotary): more than anybody wants.
-    most = 8192
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            # RoBERTa's positions begin behind its padding index.
-            padding = -1 if module.padding_idx is None else module.padding_idx
-            most = module.num_embeddings - padding - 1
-    if wanted and wanted > most:
-        raise UserError(f"--{flag}={wanted}: this LM takes at most {most} tokens")
-    return wanted or min(default, most)
-
-
-class LMReader:
-    """What a masker gets as `lm`: the model as it is now, without dropout or gradients."""
-
-    def __init__(self, model: torch.nn.Module):
-        self.model = model
-
-    def __call__(self, batch: Batch) -> torch.Tensor:
-        """(B, L, H) hidden states"""
-        return self.run(self.model.base_model, batch).last_hidden_state.float()
-
-    def logits(self, batch: Batch) -> torch.Tensor:
-        """(B, L, V) of the tokens that the LM would put in every place"""
-        return self.run(self.model, batch).logits.float()
-
-    @torch.no_grad()
-    def run(self, module: torch.nn.Module, batch: Batch):
-        training = self.model.training
-        self.model.to(device()).eval()
-        with autocast(self.model):
-            output = module(**to_device(batch.tensors()))
-        self.model.train(training)
-        return output
 
 
 # ---------------------------------------------------------------- masks and loss
@@ -221,17 +149,7 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
     return total / max(1, count)
 
 
-# ---------------------------------------------------------------- where an LM comes from
-
-def weights_of(lm: str) -> str | None:
-    """The checksum of the weights in an LM's folder, where others may lie tomorrow; None of hub names."""
-    if lm == "tiny":
-        return None
-    files = sorted([*Path(lm).glob("*.safetensors"), *Path(lm).glob("pytorch_model*.bin")])
-    if not files:
-        return None
-    return hashlib.sha256("".join(map(runs.checksum, files)).encode()).hexdigest()
-
+# ---------------------------------------------------------------- the script
 
 def fill_in(cfg: Config) -> None:
     """The flags that are None: the toy world's for the tiny LM, the paper's meta-test for all others."""
@@ -302,7 +220,7 @@ def main(cfg: Config) -> None:
     masker = maskers.find(cfg.masker)
 
     # 1. the LM, and the task's text in blocks
-    tokenizer = data_prep.load_tokenizer(cfg.lm)
+    tokenizer = load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, cfg.spacy_model)
     if cfg.eval_every and "dev" not in data.splits:
         raise UserError(f"--eval_every: {cfg.dataset} has no dev split to look at; --dev_share=0.1 cuts one "

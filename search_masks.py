@@ -30,9 +30,9 @@ import train_nmg
 from data import Data, Pieces, collate
 from loop import all_gather, broadcast, length_batches, rank_and_world
 from maskers import RowRandom
+from models import LMReader
 from plots import draw_worth, predicted, worth_table
 from policies import LinearPolicy
-from pretrain import LMReader
 from runs import Run, UserError, stream
 from scores import SCORES
 from subtasks import SubTaskSampler

@@ -31,9 +31,10 @@ import toy
 from data import Batch, Data, Pieces, collate, starts
 from loop import all_gather, broadcast, device, length_batches, rank_and_world, torch_seed
 from maskers import RowRandom
+from models import LMReader, load_lm, load_tokenizer, max_len_of, weights_of
 from plots import curves
 from policies import Policy
-from pretrain import LMReader, load_lm, max_len_of, pretrain, weights_of
+from pretrain import pretrain
 from runs import Run, UserError, stream
 from subtasks import SubTask, SubTaskSampler
 
@@ -428,7 +429,7 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
     low_noise: outside the toy world half of train is for validation instead of the paper's share, and the
     metric is the task's last one, the log likelihood; with both, scores scatter less"""
     loop.use_fast_path(cfg.fast)
-    tokenizer = data_prep.load_tokenizer(cfg.lm)
+    tokenizer = load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)
     if data.kind == "text":
         raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from")

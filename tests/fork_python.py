@@ -29,9 +29,9 @@ def serve(path: str) -> None:
             "spacy.pipeline.entityruler")
     for name in ("train_nmg", "finetune_cls", "finetune_qa", "report", *late):
         importlib.import_module(name)
-    pretrain = importlib.import_module("pretrain")
-    pretrain.load_lm("tiny")
-    pretrain.data_prep.load_tokenizer("tiny")
+    models = importlib.import_module("models")
+    models.load_lm("tiny")
+    models.load_tokenizer("tiny")
     # The forks share this memory as long as nobody writes to it.
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as server:

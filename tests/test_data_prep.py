@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 import spacy
 from conftest import ROOT, SHARED, TEXTS, call, fast_tokenizer, needs_shared, squad, write_rows
-from tokenizers import Tokenizer, models, processors
+from tokenizers import Tokenizer, processors
+from tokenizers import models as tokenizer_models
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 import data_prep
 import loop
+import models
 import sources
 from data import ARRAYS, Split, blocks, collate, truncated, windows
 from data_prep import load
@@ -214,7 +216,7 @@ def test_an_answer_whose_span_ends_before_its_marks(kind, tmp_path):
 def test_answers_keep_their_combining_marks_under_a_real_tokenizer(tmp_path):
     contexts, answers = zip(*MARKED.values(), strict=True)
     write_json(tmp_path / "train.json", squad(contexts, answers))
-    split = load(str(tmp_path), data_prep.load_tokenizer(str(SHARED / "lm/minilm")))["train"]
+    split = load(str(tmp_path), models.load_tokenizer(str(SHARED / "lm/minilm")))["train"]
     assert [answer_of(split, j) for j in range(len(answers))] == list(answers)
 
 
@@ -285,7 +287,7 @@ def test_evidence_by_its_place_among_the_characters(tmp_path, tok, monkeypatch):
 @pytest.mark.slow
 def test_the_counts_of_imdb():
     """All 50,000 reviews through the real preparation, by a tokenizer that makes one token of each text."""
-    one = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1, "[MASK]": 2}, unk_token="[UNK]"))
+    one = Tokenizer(tokenizer_models.WordLevel({"[UNK]": 0, "[PAD]": 1, "[MASK]": 2}, unk_token="[UNK]"))
     one.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
     tok = PreTrainedTokenizerFast(
         tokenizer_object=one, unk_token="[UNK]", pad_token="[PAD]", mask_token="[MASK]")
@@ -297,7 +299,7 @@ def test_the_counts_of_imdb():
 @needs_shared
 @pytest.mark.slow
 def test_the_counts_of_chemprot_and_policyqa():
-    tok = data_prep.load_tokenizer(str(SHARED / "lm/minilm"))
+    tok = models.load_tokenizer(str(SHARED / "lm/minilm"))
     data = load(str(SHARED / "data/chemprot"), tok)
     assert [len(data[split]) for split in ("train", "dev", "test")] == [4169, 2427, 3469]
     assert len(data["train"].labels) == 13
@@ -464,7 +466,7 @@ def test_a_spacy_model_that_finds_no_entities(tmp_path, tok):
 
 
 def test_the_entities_of_the_toy_world_are_its_names():
-    corpus = load("toycls", data_prep.load_tokenizer("tiny")).corpus
+    corpus = load("toycls", models.load_tokenizer("tiny")).corpus
     assert np.mean(corpus.entity_ids >= 0) == pytest.approx(1 / 12)
 
 
@@ -598,21 +600,21 @@ def test_named_sets_download_what_they_read(server, tmp_path, tok, monkeypatch):
 # ---------------------------------------------------------------- tokenizer and LM by name
 
 def test_folders_that_are_no_lm(tmp_path, lm_folder):
-    assert len(data_prep.load_tokenizer(str(lm_folder))) > 50
+    assert len(models.load_tokenizer(str(lm_folder))) > 50
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no config\.json"):
-        data_prep.load_tokenizer(str(tmp_path / "empty"))
+        models.load_tokenizer(str(tmp_path / "empty"))
     # Of a run, the LM counts when run.json stands.
     (lm_folder / "started.json").write_text("{}")
     with pytest.raises(UserError, match="has not finished"):
-        data_prep.load_tokenizer(str(lm_folder))
+        models.load_tokenizer(str(lm_folder))
     (lm_folder / "run.json").write_text("{}")
-    assert len(data_prep.load_tokenizer(str(lm_folder))) > 50
+    assert len(models.load_tokenizer(str(lm_folder))) > 50
     for file in lm_folder.glob("*token*"):
         file.unlink()
     with pytest.raises(UserError, match="cannot be opened"):
-        data_prep.load_tokenizer(str(lm_folder))
-    with data_prep.opening_lm("org/name") as place:
+        models.load_tokenizer(str(lm_folder))
+    with models.opening_lm("org/name") as place:
         assert place == "org/name"
 
 
@@ -625,8 +627,8 @@ def test_no_code_of_strangers_is_run(monkeypatch):
             asked.update(options)
             return data_prep.toy.tokenizer()
 
-    monkeypatch.setattr("transformers.AutoTokenizer", Loader)
-    data_prep.load_tokenizer("org/name")
+    monkeypatch.setattr(models, "AutoTokenizer", Loader)
+    models.load_tokenizer("org/name")
     assert asked == {"trust_remote_code": False}
 
 

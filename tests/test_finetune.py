@@ -19,6 +19,7 @@ import evaluation
 import finetune_cls
 import finetune_qa
 import loop
+import models
 import runs
 import scores
 from data import collate, truncated, windows
@@ -163,7 +164,7 @@ def test_the_best_spans_are_those_of_brute_force(questions, tok, monkeypatch):
     monkeypatch.setattr(finetune_qa, "MAX_ANSWER", 7)
     split = questions["test"]
     pieces = windows(split, 40, 10, 20)
-    model = loop.with_head(random_lm("bert", len(tok)), AutoModelForQuestionAnswering, 0, num_labels=2)
+    model = models.with_head(random_lm("bert", len(tok)), AutoModelForQuestionAnswering, 0, num_labels=2)
     torch.nn.init.normal_(model.qa_outputs.weight, std=3.0)
     predicted = finetune_qa.predictions(model, pieces)
     for question, line in enumerate(predicted):
@@ -291,11 +292,11 @@ def test_predictions_are_without_dropout(kind, texts, questions, tok):
     lm = random_lm("bert", len(tok), dropout=0.5)
     if kind == "cls":
         pieces = finetune_cls.pieces_of(texts["test"], 48)
-        model = loop.with_head(lm, AutoModelForSequenceClassification, 0, num_labels=4)
+        model = models.with_head(lm, AutoModelForSequenceClassification, 0, num_labels=4)
         module = finetune_cls
     else:
         pieces = finetune_qa.pieces_of(questions["test"], 48)
-        model = loop.with_head(lm, AutoModelForQuestionAnswering, 0, num_labels=2)
+        model = models.with_head(lm, AutoModelForQuestionAnswering, 0, num_labels=2)
         module = finetune_qa
     once = metrics_of(module, model.train(), pieces)["likelihood"]
     again = metrics_of(module, model.train(), pieces)["likelihood"]
@@ -306,7 +307,7 @@ def test_predictions_are_not_all_the_same(texts, questions, tok, monkeypatch):
     """Those of different texts and questions differ: the padding of a batch mixes nothing up."""
     lm = random_lm("bert", len(tok))
     pieces = finetune_cls.pieces_of(texts["test"], 48)
-    model = loop.with_head(lm, AutoModelForSequenceClassification, 0, num_labels=4)
+    model = models.with_head(lm, AutoModelForSequenceClassification, 0, num_labels=4)
 
     def log_probs(pieces):
         """(M, 4): the likelihood of every label, as if it were the right one."""
@@ -322,7 +323,7 @@ def test_predictions_are_not_all_the_same(texts, questions, tok, monkeypatch):
         np.testing.assert_allclose(together[i], log_probs(pieces.take(np.array([i])))[0], atol=1e-5)
     assert len(np.unique(together.round(5), axis=0)) > 4
     pieces = finetune_qa.pieces_of(questions["test"], 48)
-    model = loop.with_head(lm, AutoModelForQuestionAnswering, 0, num_labels=2)
+    model = models.with_head(lm, AutoModelForQuestionAnswering, 0, num_labels=2)
     lines = finetune_qa.predictions(model, pieces)
     assert len({line["score"] for line in lines}) == len(lines) == 5
 

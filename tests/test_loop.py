@@ -13,6 +13,7 @@ from conftest import random_lm
 
 import fast_cpu
 import loop
+import models
 import pretrain
 import runs
 from runs import UserError
@@ -377,7 +378,7 @@ def test_torch_draws_what_torch_manual_seed_would_give():
 # ---------------------------------------------------------------- a head for a task
 
 def with_head(lm, seed, auto_class=transformers.AutoModelForSequenceClassification):
-    return loop.with_head(lm, auto_class, seed, num_labels=3)
+    return models.with_head(lm, auto_class, seed, num_labels=3)
 
 
 def test_a_head_is_fresh_and_the_encoder_a_copy():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import data_prep
 import maskers
+import models
 import toy
 from data import Batch, blocks, collate
 from policies import LinearPolicy, Policy, load_policy
@@ -390,7 +391,7 @@ def test_difference_to_a_file_that_is_not_there(tmp_path):
 
 @pytest.fixture
 def toy_batch():
-    tokenizer = data_prep.load_tokenizer("tiny")
+    tokenizer = models.load_tokenizer("tiny")
     pieces = blocks(data_prep.load("toycls", tokenizer).corpus, 64)
     return collate(pieces, np.arange(200))
 
@@ -402,7 +403,7 @@ def test_the_oracle_knows_the_toy_words(toy_batch):
 
 def test_entities_of_the_toy_world_are_its_names(toy_batch):
     mask = mask_of("entity", toy_batch, 0.05)
-    names = data_prep.load_tokenizer("tiny").convert_tokens_to_ids(toy.NAMES)
+    names = models.load_tokenizer("tiny").convert_tokens_to_ids(toy.NAMES)
     assert mask.any() and np.isin(toy_batch.input_ids[mask], names).all()
 
 
@@ -644,7 +645,7 @@ def test_entities_are_spacys_own(tmp_path):
     texts = ["Barack Obama visited Berlin with Angela Merkel.", "Nothing here.",
              "The CEO of Apple, Tim Cook, lives in California."]
     (tmp_path / "corpus.txt").write_text("\n".join(texts))
-    tokenizer = data_prep.load_tokenizer(str(SHARED / "lm/minilm"))
+    tokenizer = models.load_tokenizer(str(SHARED / "lm/minilm"))
     model = str(SHARED / "spacy/en_small")
     split = data_prep.load(str(tmp_path / "corpus.txt"), tokenizer, spacy_model=model).corpus
     nlp = spacy.load(model)

@@ -18,6 +18,7 @@ import finetune_cls
 import finetune_qa
 import loop
 import maskers
+import models
 import policies
 import pretrain
 import runs
@@ -266,7 +267,7 @@ def test_a_masker_reads_the_lm_without_dropout(training, tokenizer, pieces):
     """Its states and its logits; and leaves it in training, or in evaluation, as it was."""
     batch = mask_batch(pieces, "random")[0]
     model = bert(tokenizer, dropout=0.5).train(training)
-    lm = pretrain.LMReader(model)
+    lm = models.LMReader(model)
     hidden, logits = lm(batch), lm.logits(batch)
     assert model.training == training
     assert hidden.shape == (*batch.input_ids.shape, 32) and not hidden.requires_grad
@@ -278,7 +279,7 @@ def test_a_masker_reads_the_lm_without_dropout(training, tokenizer, pieces):
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_and_logits_of_every_architecture(kind, tokenizer, pieces):
     batch = mask_batch(pieces, "random")[0]
-    lm = pretrain.LMReader(random_lm(kind, len(tokenizer)))
+    lm = models.LMReader(random_lm(kind, len(tokenizer)))
     hidden, logits = lm(batch), lm.logits(batch)
     assert hidden.shape == (*batch.input_ids.shape, 32) and hidden.dtype == torch.float32
     assert logits.shape == (*batch.input_ids.shape, len(tokenizer)) and logits.dtype == torch.float32
@@ -334,14 +335,14 @@ def test_another_masker_leaves_order_and_dropout_untouched(tokenizer, pieces, mo
 def test_a_lm_with_all_its_weights_is_no_news(kind, tmp_path, capsys):
     model = random_lm(kind)
     model.save_pretrained(tmp_path)
-    opened = pretrain.load_lm(str(tmp_path))
+    opened = models.load_lm(str(tmp_path))
     assert "NEWLY" not in capsys.readouterr().out
     assert same(weights(model), weights(opened))
 
 
 def test_a_new_mlm_head_is_said_loudly(tmp_path, tokenizer, capsys):
     bert(tokenizer).bert.save_pretrained(tmp_path)
-    pretrain.load_lm(str(tmp_path))
+    models.load_lm(str(tmp_path))
     said = capsys.readouterr().out
     assert "brings no weights for" in said and "cls.predictions" in said and "NEWLY INITIALISED" in said
 
@@ -360,21 +361,21 @@ def test_no_code_of_a_lm_is_run(lm_folder, monkeypatch):
 
     spy(transformers.AutoModelForMaskedLM)
     spy(transformers.AutoTokenizer)
-    pretrain.load_lm(str(lm_folder))
-    data_prep.load_tokenizer(str(lm_folder))
+    models.load_lm(str(lm_folder))
+    models.load_tokenizer(str(lm_folder))
     assert seen == [("AutoModelForMaskedLM", False), ("AutoTokenizer", False)]
 
 
 def test_a_lm_in_half_precision_is_trained_in_full(tmp_path, tokenizer):
     bert(tokenizer).bfloat16().save_pretrained(tmp_path)
-    assert {weight.dtype for weight in pretrain.load_lm(str(tmp_path)).parameters()} == {torch.float32}
+    assert {weight.dtype for weight in models.load_lm(str(tmp_path)).parameters()} == {torch.float32}
 
 
 def test_a_lm_saved_to_return_attentions_opens(tmp_path, tokenizer):
     bert(tokenizer).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"output_attentions": True}))
-    assert not pretrain.load_lm(str(tmp_path)).config.output_attentions
+    assert not models.load_lm(str(tmp_path)).config.output_attentions
 
 
 # With 66 rows of position embeddings; RoBERTa and its kin count from behind the padding id.
@@ -387,12 +388,12 @@ def test_the_most_tokens_that_a_lm_takes(kind, tokenizer):
     """The model runs on that many, and no default asks it for more."""
     model = random_lm(kind, len(tokenizer)).eval()
     most = MOST[kind]
-    assert pretrain.max_len_of(model, None, 10**6) == most
-    assert pretrain.max_len_of(model, None, 20) == 20
-    assert pretrain.max_len_of(model, 30, 20) == 30
+    assert models.max_len_of(model, None, 10**6) == most
+    assert models.max_len_of(model, None, 20) == 20
+    assert models.max_len_of(model, 30, 20) == 30
     model(input_ids=torch.full((1, min(most, 100)), 7))
     with pytest.raises(UserError, match=f"--max_len={most + 1}: this LM takes at most {most} tokens"):
-        pretrain.max_len_of(model, most + 1, 20)
+        models.max_len_of(model, most + 1, 20)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -409,7 +410,7 @@ def test_no_dropout_in_any_layer(kind, tokenizer):
         return (logits[0] - logits[1]).abs().max().item()
 
     assert difference_of_two_passes() > 0.01
-    pretrain.set_dropout(model, 0.0)
+    models.set_dropout(model, 0.0)
     assert difference_of_two_passes() == 0
     # Fine-tuning, which builds its model from the config, has it again.
     assert model.config.to_dict() == config
@@ -471,8 +472,8 @@ def test_what_a_run_leaves(tmp_path, flags, lm_folder):
     assert "--masker=whole --p=0.15 --epochs=1 --lr=0.001" in card
     tokens = re.search(r"train .* rows +([\d,]+) tokens", done.stdout)[1]
     assert f"({tokens} tokens)" in card
-    assert settings["weights"] == pretrain.weights_of(str(lm_folder))
-    assert settings["weights"] != pretrain.weights_of(str(tmp_path / "o"))
+    assert settings["weights"] == models.weights_of(str(lm_folder))
+    assert settings["weights"] != models.weights_of(str(tmp_path / "o"))
     again = call("pretrain.py", *flags, "--masker=whole", "--out=o", cwd=tmp_path)
     assert "already done" in again.stdout
     assert "WARNING" not in done.stdout
@@ -526,7 +527,7 @@ def test_the_origin_of_a_lm(tmp_path, flags, lm_folder):
 
 
 def test_the_origin_of_a_lm_without_further_pre_training(lm_folder):
-    weights = pretrain.weights_of(str(lm_folder))
+    weights = models.weights_of(str(lm_folder))
     expected = {"lm": str(lm_folder), "weights": weights, "masker": "none", "p": None}
     found = evaluation.origin_of(str(lm_folder))
     assert {name: found["settings"].get(name) for name in expected} == expected

@@ -18,7 +18,7 @@ import scores
 import toy
 from data import blocks, collate
 from maskers import RowRandom
-from pretrain import LMReader
+from models import LMReader
 from runs import UserError
 from scores import FIRST, SCORES, Words
 from subtasks import SubTaskSampler

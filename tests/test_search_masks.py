@@ -10,16 +10,17 @@ from scipy import integrate, stats
 
 import data_prep
 import maskers
+import models
 import policies
-import pretrain
 import runs
 import search_masks
 import toy
 import train_nmg
 from data import blocks, collate
 from maskers import RowRandom
+from models import LMReader
 from policies import LinearPolicy, load_policy
-from pretrain import LMReader, choose_masks
+from pretrain import choose_masks
 from runs import UserError
 from search_masks import COSINE, ODDS, PRIORS, Belief, belief_from
 from subtasks import SubTaskSampler
@@ -235,7 +236,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def lm():
-    return LMReader(pretrain.load_lm("tiny"))
+    return LMReader(models.load_lm("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,8 @@ from transformers import AutoModelForSequenceClassification
 
 from data import collate, truncated
 from evaluation import EvaluationConfig, evaluate
-from loop import autocast, device, fit, length_batches, to_device, with_head
+from loop import autocast, device, fit, length_batches, to_device
+from models import with_head
 
 DEFAULTS = {"epochs": 2, "lr": 1e-3, "batch_size": 8, "max_len": 64}
 INNER_LOOP = {"ft_epochs": 2, "ft_lr": 1e-3}

@@ -17,6 +17,7 @@ import data_prep
 import finetune_cls
 import finetune_qa
 import maskers
+import models
 import pretrain
 import scores
 import toy
@@ -114,7 +115,7 @@ def text_of(shown: list) -> str:
 
 
 def corpus_blocks(dataset: Path, lm: Path) -> Pieces:
-    return blocks(data_prep.load(str(dataset), data_prep.load_tokenizer(str(lm))).corpus, 66)
+    return blocks(data_prep.load(str(dataset), models.load_tokenizer(str(lm))).corpus, 66)
 
 
 def corpus_of(tmp_path: Path, texts: list[str]) -> Path:
@@ -128,7 +129,7 @@ def test_masks_are_those_of_pretraining(qa_folder, lm_folder, policy, tmp_path):
     page = show(qa_folder, lm_folder, tmp_path / "out", maskers=",".join(names), p=0.2, contexts=7, seed=3)
     assert len(page.contexts) == 7
     pieces = corpus_blocks(qa_folder, lm_folder)
-    lm = pretrain.LMReader(pretrain.load_lm(str(lm_folder)))
+    lm = models.LMReader(models.load_lm(str(lm_folder)))
     most_blocks = 0
     for context in page.contexts:
         i = int(re.match(r"text (\d+)", context["name"])[1])
@@ -205,8 +206,8 @@ def test_parts_of_speech_against_a_naive_count(lm_folder, policy, pipeline, tmp_
     printed = capsys.readouterr().out
 
     pieces, nlp = corpus_blocks(folder, lm_folder), spacy.load(pipeline)
-    tokenizer = data_prep.load_tokenizer(str(lm_folder))
-    lm = pretrain.LMReader(pretrain.load_lm(str(lm_folder)))
+    tokenizer = models.load_tokenizer(str(lm_folder))
+    lm = models.LMReader(models.load_lm(str(lm_folder)))
     assert len(pieces) > len(texts)
     counts = {}
     for name, masker, p in (("random", "random", 0.3), (policy, policy, 0.3), ("in the text", "random", 1.0)):

@@ -6,8 +6,10 @@ import pytest
 from conftest import call
 
 import data_prep
+import models
 import toy
-from pretrain import held_out_loss, load_lm
+from models import load_lm
+from pretrain import held_out_loss
 from tools.make_tiny import general_blocks, untrained
 
 
@@ -77,7 +79,7 @@ def test_every_word_is_one_token():
 
 
 def test_the_tokenizer_of_the_lm_is_that_of_the_world():
-    kept = data_prep.load_tokenizer(str(toy.TINY))
+    kept = models.load_tokenizer(str(toy.TINY))
     assert kept.backend_tokenizer.to_str() == toy.tokenizer().backend_tokenizer.to_str()
     assert kept.get_vocab() == toy.tokenizer().get_vocab()
     assert kept.special_tokens_map == toy.tokenizer().special_tokens_map

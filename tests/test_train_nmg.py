@@ -31,6 +31,7 @@ import data_prep
 import finetune_cls
 import finetune_qa
 import maskers
+import models
 import pretrain
 import runs
 import sources
@@ -270,7 +271,7 @@ def test_states_are_the_lms_of_each_context_alone(tmp_path):
     assert lm.training
     for i in range(len(pieces)):
         alone, span = collate(pieces, np.array([i])), slice(*states.offsets[i:i + 2])
-        hidden = pretrain.LMReader(lm)(alone)[0]
+        hidden = models.LMReader(lm)(alone)[0]
         torch.testing.assert_close(states.hidden[span].float(), hidden, atol=2e-3, rtol=2e-3)
         assert states.maskable[span].tolist() == alone.maskable[0].tolist()
 
@@ -279,7 +280,7 @@ def test_states_are_the_lms_of_each_context_alone(tmp_path):
 
 def acting(subtask, explore, agent=True, p=0.3):
     torch.manual_seed(0)
-    batch, states = batch_of(subtask.contexts), train_nmg.encode(pretrain.load_lm("tiny"), subtask.contexts)
+    batch, states = batch_of(subtask.contexts), train_nmg.encode(models.load_lm("tiny"), subtask.contexts)
     agent = Agent(Policy(128), 1e-3) if agent else None
     rng = RowRandom(0, "learner acts", 0, batch.indices)
     return batch, states, agent, train_nmg.act(agent, states, batch, rng, p, explore)
@@ -315,7 +316,7 @@ def some_config(**flags):
 def test_an_inner_loop_trains_a_copy_on_its_own_masks(subtask, monkeypatch):
     """Each context under its own row of the mask in every epoch; what is fine-tuned is the adapted LM; the LM
     itself stays as it was."""
-    lm, seen, tuned, mlm_loss = pretrain.load_lm("tiny"), [], [], pretrain.mlm_loss
+    lm, seen, tuned, mlm_loss = models.load_lm("tiny"), [], [], pretrain.mlm_loss
     batch, before = batch_of(subtask.contexts), copy.deepcopy(lm.state_dict())
     rng = np.random.default_rng(1)
     mask = maskers.pick(rng.random(batch.input_ids.shape), batch, maskers.budget_of(batch, 0.2))
@@ -344,7 +345,7 @@ def test_an_inner_loop_trains_a_copy_on_its_own_masks(subtask, monkeypatch):
 
 def test_without_a_mask_the_lm_stays_as_it_is(subtask, monkeypatch):
     """As pre-training on no label leaves it."""
-    lm, mask = pretrain.load_lm("tiny"), np.zeros((len(subtask.contexts), 64), bool)
+    lm, mask = models.load_lm("tiny"), np.zeros((len(subtask.contexts), 64), bool)
     trained = copy.deepcopy(lm)
     pretrain.pretrain(trained, subtask.contexts, maskers.fixed(mask), epochs=1)
     monkeypatch.setattr(train_nmg, "pretrain", None)
@@ -355,7 +356,7 @@ def test_without_a_mask_the_lm_stays_as_it_is(subtask, monkeypatch):
 
 def test_only_masks_differ_between_the_players_of_an_episode(subtask):
     """Equal masks score equally; another mask, or the seed of another episode, does not."""
-    lm, batch = pretrain.load_lm("tiny"), batch_of(subtask.contexts)
+    lm, batch = models.load_lm("tiny"), batch_of(subtask.contexts)
     masks = []
     for seed in (0, 0, 1):
         rng = RowRandom(seed, "x", 0, batch.indices)

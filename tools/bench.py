@@ -32,7 +32,6 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-import data_prep
 import finetune_cls
 import finetune_qa
 import loop
@@ -41,7 +40,8 @@ import pretrain
 import runs
 import train_nmg
 from data import Batch, Pieces, collate
-from loop import device, with_head
+from loop import device
+from models import load_tokenizer, with_head
 from runs import UserError, stream
 from subtasks import SubTaskSampler
 
@@ -65,7 +65,7 @@ class Ours:
     fast = True
 
     def __init__(self, cfg: Config, repeat: int):
-        self.tokenizer = data_prep.load_tokenizer(cfg.lm)
+        self.tokenizer = load_tokenizer(cfg.lm)
         self.cfg = replace(cfg, seed=cfg.seed + repeat, fast=cfg.fast and self.fast)
         data, self.lm, self.task = train_nmg.open_task(self.cfg)
 

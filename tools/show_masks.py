@@ -26,7 +26,8 @@ import runs
 from data import Pieces, Split, blocks
 from finetune_qa import answer_text
 from loop import length_batches
-from pretrain import LMReader, load_lm, mask_batch, max_len_of
+from models import LMReader, load_lm, load_tokenizer, max_len_of
+from pretrain import mask_batch
 from runs import UserError, stream
 
 TAGGED = 1000               # texts whose parts of speech are counted, at most
@@ -193,7 +194,7 @@ def main(cfg: Config) -> None:
     nlp = None
     if cfg.spacy_model:
         nlp = data_prep.load_spacy(cfg.spacy_model, exclude=["parser", "lemmatizer", "ner"])
-    tokenizer = data_prep.load_tokenizer(cfg.lm)
+    tokenizer = load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=cfg.spacy_model)
     split = data[cfg.split] if cfg.split else data.corpus
     model = load_lm(cfg.lm)

@@ -20,7 +20,8 @@ import plots
 import runs
 import toy
 from data import Data, blocks
-from pretrain import LMReader, load_lm, mask_batch, pretrain
+from models import LMReader, load_lm, load_tokenizer
+from pretrain import mask_batch, pretrain
 from runs import UserError
 
 
@@ -87,7 +88,7 @@ def main(cfg: Config) -> None:
     loop.use_fast_path(cfg.fast)
     if cfg.dataset not in toy.TASKS:
         raise UserError(f"--dataset={cfg.dataset}: must be {' or '.join(toy.TASKS)}")
-    data = data_prep.load(cfg.dataset, data_prep.load_tokenizer("tiny"))
+    data = data_prep.load(cfg.dataset, load_tokenizer("tiny"))
 
     # 1. A policy that is missing is told before any training.
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)

@@ -17,7 +17,8 @@ import maskers
 import report
 import runs
 import train_nmg
-from pretrain import LMReader, choose_masks
+from models import LMReader
+from pretrain import choose_masks
 from runs import UserError, stream
 from subtasks import SubTaskSampler
 
