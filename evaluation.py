@@ -1,12 +1,12 @@
 """Fine-tunes an LM, predicts a split, and adds a line to the results: what all finetune_*.py have in common.
 
-    evaluate(cfg, "cls")      # all of finetune_cls.py but its task
+    evaluate(cfg, sys.modules[__name__])      # all of finetune_cls.py but its task
 """
-import importlib
 import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from filelock import FileLock
 
@@ -25,7 +25,7 @@ class EvaluationConfig:
     # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
     dataset: str                    # a name of sources.py, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
-    split: str | None = None        # scored: test, or dev (for choosing anything); None: test if there is one
+    split: str | None = None        # scored: test, or dev to choose by; None: test if there is one
     epochs: int | None = None       # None: 3, question answering 2
     lr: float | None = None         # None: 2e-5, question answering 3e-5; small LMs take more (22 M: 2e-4)
     batch_size: int | None = None   # texts or windows per step; the paper chose from 12, 16, 32; None: 16
@@ -35,33 +35,32 @@ class EvaluationConfig:
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     results: str = "results.jsonl"  # one line a finished evaluation
-    out: str | None = None          # of predictions.jsonl; None: runs/KIND-DATASET-LM-SPLIT-SEED-HASH
+    out: str | None = None          # folder of predictions; None: runs/KIND-DATASET-LM-SPLIT-SEED-HASH
     row: str | None = None          # what run_all.sh calls it, MASKER,--flag=value; tables show the flags
     key: str | None = None          # by which run_all.sh finds the line of results again
     save_model: bool = False        # keep the fine-tuned model in `out`, as a Hugging Face folder
 
 
-def evaluate(cfg: EvaluationConfig, kind: str) -> None:
+def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
     """Fine-tunes cfg.lm on train, predicts a split, and appends a line of results. Under torchrun all
     processes train, and the first one predicts.
 
-    kind: "cls" of finetune_cls.py, "qa" of finetune_qa.py, or that of another file with their interface
+    task: finetune_cls, finetune_qa, or another file with their interface
     cfg: the Config of that file; its flags that are None become the DEFAULTS there, or those of the toy world
-        where the LM is `tiny` or was pre-trained from it"""
-    task = importlib.import_module(f"finetune_{kind}")
+        where the LM is `tiny` or what pretrain.py made of it"""
     loop.use_fast_path(cfg.fast)
     check_results(Path(cfg.results))
 
     # 1. the data and the LM
     tokenizer = load_tokenizer(cfg.lm)
-    data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=kind)
+    data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=task.KIND)
     lm = load_lm(cfg.lm)
     origin = origin_of(cfg.lm)
     pretraining = origin["settings"]
     check_labels(pretraining, cfg.labelled, cfg.seed)
     defaults = task.DEFAULTS
     if pretraining["lm"] == "tiny":
-        defaults = defaults | toy.FINETUNE.get(kind, {})
+        defaults = defaults | toy.FINETUNE.get(task.KIND, {})
     cfg.max_len = max_len_of(lm, cfg.max_len, defaults["max_len"])
     split = "test" if "test" in data.splits else "dev"
     runs.fill(cfg, defaults | {"split": split})
@@ -70,15 +69,18 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
     if cfg.labelled:
         data["train"].limit_labels(cfg.labelled, cfg.seed)
     train = task.pieces_of(data["train"], cfg.max_len).labelled_only()
-    scored = task.pieces_of(data[cfg.split], cfg.max_len)
+    evaluated = task.pieces_of(data[cfg.split], cfg.max_len)
 
     # 2. the folder of this run
     settings = runs.settings_of(cfg, without=("results", "row", "key", "save_model"), data=data.checksum,
                                 weights=weights_of(cfg.lm), pretraining=pretraining)
     if cfg.out is None:
         name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
-        cfg.out = f"runs/{kind}-{name}-{runs.digest(settings)}"
+        cfg.out = f"runs/{task.KIND}-{name}-{runs.digest(settings)}"
     run = Run(cfg.out, settings)
+    if run.done and cfg.save_model and not (run.folder / "config.json").exists():
+        raise UserError(f"--save_model: {run.folder} is a finished run without its model; remove it, or "
+                        "choose another --out")
 
     # 3. fine-tune, and predict every example
     if not run.done:
@@ -88,7 +90,7 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
         trained = time.time()
         if not runs.is_main_process():
             return
-        lines = task.predictions(model, scored)
+        lines = task.predictions(model, evaluated)
         runs.write_rows(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
             model.save_pretrained(run.folder)
@@ -104,7 +106,7 @@ def evaluate(cfg: EvaluationConfig, kind: str) -> None:
 
 
 def origin_of(lm: str) -> dict:
-    """run.json of the further pre-training behind an LM; with the masker "none" where there was none."""
+    """run.json of the pre-training that made an LM; of any other LM, a stand-in with the masker "none"."""
     run = runs.read_run(lm)
     if "masker" not in run.get("settings", {}):
         settings = {"lm": lm, "weights": weights_of(lm), "masker": "none"}
@@ -113,9 +115,10 @@ def origin_of(lm: str) -> dict:
 
 
 def check_labels(pretraining: dict, labelled: int | None, seed: int) -> None:
-    """UserError where masks may have been chosen by labels that fine-tuning is not to have. pretraining: its
-    settings"""
-    # A policy may have the feature `label`. What it was learned from, all labels of train, is not looked at.
+    """UserError where the LM's masks may have been chosen by labels that fine-tuning is not to have.
+
+    pretraining: its settings. What came before it is not looked at, nor what a policy was learned from."""
+    # A policy may have the feature `label`.
     reads_labels = pretraining["masker"] == "label" or maskers.is_learned(pretraining["masker"])
     if not labelled or not reads_labels:
         return

@@ -42,8 +42,9 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     large = query.shape[:3].numel() * key.shape[2] > LARGE
     # FewHeads knows one mask for all heads, without a gradient.
     one_mask = attention_mask is None or (attention_mask.shape[1] == 1 and not attention_mask.requires_grad)
-    if large and not query.requires_grad and not dropout:
-        # Torch's fused kernel, for evaluation only: its gradient is wrong for rows that are masked whole.
+    evaluating = not query.requires_grad and not dropout
+    if large and evaluating:
+        # Torch's fused kernel. Not in training: its gradient is wrong for rows that are masked whole.
         mask = None if attention_mask is None else attention_mask.to(query.dtype)
         out = F.scaled_dot_product_attention(query, key, value, mask, scale=scaling)
     elif large and dropout and one_mask and key.shape == query.shape:
@@ -66,28 +67,29 @@ class FewHeads(torch.autograd.Function):
     dropout is the caller's, in v. q, k, v (B, H, L, D) float32, mask (B, 1, L, L) or None."""
 
     @staticmethod
-    def softmax(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> Iterator[tuple]:
-        """((row, heads), weights (h, L, L)) until all heads are through; the weights share one buffer."""
+    def weights_of_heads(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> Iterator[tuple]:
+        """(heads, their weights (h, L, L)) until all are through. heads: an index into (B, H). All weights
+        share one buffer."""
         B, H, L, _ = q.shape
         # 0.6 MB a thread, and one head at least.
-        heads = min(H, 1 + 150_000 * torch.get_num_threads() // L**2)
-        buffer = torch.empty(heads, L, L)
-        for row, first in itertools.product(range(B), range(0, H, heads)):
-            some = (row, slice(first, first + heads))
+        at_once = min(H, 1 + 150_000 * torch.get_num_threads() // L**2)
+        buffer = torch.empty(at_once, L, L)
+        for row, first in itertools.product(range(B), range(0, H, at_once)):
+            heads = (row, slice(first, first + at_once))
             # The last heads of a row may be fewer.
             weights = buffer[:H - first]
-            torch.bmm(q[some], k[some].transpose(1, 2), out=weights)
+            torch.bmm(q[heads], k[heads].transpose(1, 2), out=weights)
             if mask is not None:
                 weights += mask[row]
-            yield some, torch.softmax(weights, -1, out=weights)
+            yield heads, torch.softmax(weights, -1, out=weights)
 
     @staticmethod
     def forward(ctx, q, k, v, mask, p):
         B, H, L, _ = q.shape
         out = torch.empty_like(v)
         bits = random_bits(torch.Size((B, H, L, L)))
-        for some, weights in FewHeads.softmax(q, k, mask):
-            torch.bmm(weights.mul_(kept(bits[some], p)), v[some], out=out[some])
+        for heads, weights in FewHeads.weights_of_heads(q, k, mask):
+            torch.bmm(weights.mul_(keep_mask(bits[heads], p)), v[heads], out=out[heads])
         ctx.save_for_backward(q, k, v, mask, bits, out)
         ctx.p = p
         return out
@@ -100,13 +102,14 @@ class FewHeads(torch.autograd.Function):
         dv = torch.empty_like(v)
         grad = grad.contiguous()
         # Softmax: d score = weight * (d weight - sum of weight * d weight), and that sum is grad · out.
-        mean = (grad * out).sum(-1, keepdim=True)
-        for some, weights in FewHeads.softmax(q, k, mask):
-            keep = kept(bits[some], ctx.p)
-            score = torch.bmm(grad[some], v[some].transpose(1, 2)).mul_(keep).sub_(mean[some]).mul_(weights)
-            torch.bmm(score, k[some], out=dq[some])
-            torch.bmm(score.transpose(1, 2), q[some], out=dk[some])
-            torch.bmm(weights.mul_(keep).transpose(1, 2), grad[some], out=dv[some])
+        row_dot = (grad * out).sum(-1, keepdim=True)
+        for heads, weights in FewHeads.weights_of_heads(q, k, mask):
+            keep = keep_mask(bits[heads], ctx.p)
+            d_score = torch.bmm(grad[heads], v[heads].transpose(1, 2)).mul_(keep)
+            d_score.sub_(row_dot[heads]).mul_(weights)
+            torch.bmm(d_score, k[heads], out=dq[heads])
+            torch.bmm(d_score.transpose(1, 2), q[heads], out=dk[heads])
+            torch.bmm(weights.mul_(keep).transpose(1, 2), grad[heads], out=dv[heads])
         return dq, dk, dv, None, None
 
 
@@ -116,6 +119,6 @@ def random_bits(shape: torch.Size) -> torch.Tensor:
     return torch.empty(-(-n // 4), dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:n].view(shape)
 
 
-def kept(bits: torch.Tensor, p: float) -> torch.Tensor:
+def keep_mask(bits: torch.Tensor, p: float) -> torch.Tensor:
     """1.0 where an element is kept, 0.0 where dropout drops it; faster than a mask of bools."""
     return bits.float().ge_(round(p * 65536) - 32768)

@@ -7,14 +7,16 @@
 
 A kind of task is a file finetune_KIND.py with the names below; train_nmg.py finds it by the kind of the data.
 
-    DEFAULTS       what flags of this script are that are None
-    INNER_LOOP     the same of train_nmg.py
-    METRICS        the scores of an example; higher is better
+    KIND           of the data sets that it is for (data_prep.py)
+    DEFAULTS       values for the flags of this script that are None
+    INNER_LOOP     values for the flags of train_nmg.py that are None
+    METRICS        names of the scores of an example; higher is better
     pieces_of      cuts a split into what the model reads: texts, windows, ...
     finetune       trains a task model around a copy of an LM's encoder (loss_fn as in loop.fit)
     predictions    a dict for every example, always in the same order, with a float for each of METRICS
     summary        the scores of all predictions, in percent: a line of results
 """
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,11 +31,11 @@ from loop import autocast, device, fit, length_batches, progress, to_device
 from models import with_head
 from runs import UserError
 
-# The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
+KIND = "cls"
+# The paper's meta-test, and the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 3, "lr": 2e-5, "batch_size": 16, "max_len": 256}
-INNER_LOOP = {"ft_epochs": 5, "ft_lr": 2e-5}
-# What predictions says of every example: the first is the paper's reward; a search compares the last,
-# and in the toy world the first.
+INNER_LOOP = {"ft_epochs": 5, "ft_lr": 2e-5, "metric": "accuracy"}
+# The last is graded, and what search_masks.py compares.
 METRICS = ("accuracy", "likelihood")
 
 
@@ -80,7 +82,7 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, bat
 
 @torch.no_grad()
 def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
-    """A line for every text, in the order of the split: its number there, its label, the predicted one, and
+    """A line for every text, in the order of the split: its index there, its label, the predicted one, and
     METRICS: accuracy, 0 or 1, and likelihood, log p(label)."""
     log_probs = np.zeros((len(pieces), model.config.num_labels), np.float32)                    # (M, C)
     model.to(device()).eval()
@@ -113,7 +115,7 @@ def summary(lines: list[dict]) -> dict[str, float]:
 # ---------------------------------------------------------------- the script
 
 def main(cfg: Config) -> None:
-    evaluate(cfg, "cls")
+    evaluate(cfg, sys.modules[__name__])
 
 
 if __name__ == "__main__":

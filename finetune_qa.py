@@ -9,6 +9,7 @@ The same interface as finetune_cls.py.
 """
 import re
 import string
+import sys
 from collections import Counter
 from dataclasses import dataclass
 
@@ -23,11 +24,11 @@ from evaluation import EvaluationConfig, evaluate
 from loop import autocast, device, fit, length_batches, progress, to_device
 from models import with_head
 
-# The flags of the paper's meta-test, and of the inner loop of its meta-training (appendix).
+KIND = "qa"
+# The paper's meta-test, and the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 2, "lr": 3e-5, "batch_size": 16, "max_len": 384}
-INNER_LOOP = {"ft_epochs": 1, "ft_lr": 3e-5}
-# What predictions says of every example: the first is the paper's reward; a search compares the last,
-# and in the toy world the first.
+INNER_LOOP = {"ft_epochs": 1, "ft_lr": 3e-5, "metric": "em"}
+# The last is graded, and what search_masks.py compares.
 METRICS = ("em", "f1", "likelihood")
 
 OVERLAP = 128       # context tokens that two windows share; in short windows a third
@@ -48,7 +49,7 @@ def pieces_of(split: Split, max_len: int) -> Pieces:
 
 
 def answer_tokens(pieces: Pieces, indices: np.ndarray) -> np.ndarray:
-    """(B, 2) first and last token of the answers that some windows ask for, counted in the split."""
+    """(B, 2) first and last token of each window's answer, as indices into the tokens of the split."""
     text_start = pieces.split.token_start[pieces.text_ids[indices]]
     return text_start[:, None] + pieces.split.answer[pieces.question_ids[indices]]
 
@@ -60,7 +61,8 @@ def holds_answer(pieces: Pieces, indices: np.ndarray) -> np.ndarray:
 
 
 def targets(batch: Batch, pieces: Pieces) -> torch.Tensor:
-    """(B, 2) columns of the answer's first and last token; 0 where the window does not hold all of it."""
+    """(B, 2) positions of the answer's first and last token in the padded rows; 0 where a window does not
+    hold all of it."""
     text_column = batch.in_text.argmax(1)
     offset = text_column - pieces.begin[batch.indices]
     column = answer_tokens(pieces, batch.indices) + offset[:, None]
@@ -99,7 +101,8 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
 
     Every span of at most MAX_ANSWER context tokens is considered."""
     split = pieces.split
-    score, log_prob = np.zeros((2, len(pieces)))
+    score = np.zeros(len(pieces))
+    log_prob = np.zeros(len(pieces))
     tokens = np.zeros((len(pieces), 2), np.int64)
     model.to(device()).eval()
     for indices in progress([*length_batches(pieces.length)], "scoring"):
@@ -164,13 +167,13 @@ def answer_log_prob(output, batch: Batch, pieces: Pieces) -> np.ndarray:
 def mean_over_windows(log_prob: np.ndarray, question_ids: np.ndarray) -> np.ndarray:
     """(Q,) of each question, over its windows that are not NaN. 0 where the answer is cut off in all of them:
     the same for every player, so that it decides nothing."""
-    questions, at = np.unique(question_ids, return_inverse=True)
-    there = ~np.isnan(log_prob)
-    total = np.bincount(at[there], log_prob[there], len(questions))
-    return total / np.maximum(1, np.bincount(at[there], minlength=len(questions)))
+    holds = ~np.isnan(log_prob)
+    questions, group = np.unique(question_ids, return_inverse=True)
+    total = np.bincount(group[holds], log_prob[holds], len(questions))
+    return total / np.maximum(1, np.bincount(group[holds], minlength=len(questions)))
 
 
-# ---------------------------------------------------------------- EM and F1, as SQuAD 1.1 defines them
+# ---------------------------------------------------------------- EM and F1, as SQuAD defines them
 
 def normalize(answer: str) -> str:
     """Lower case; punctuation, articles and extra white space removed."""
@@ -184,7 +187,7 @@ def exact_match(predicted: str, references: list[str]) -> float:
 
 
 def f1_score(predicted: str, references: list[str]) -> float:
-    """The best token F1 over the references, in [0, 1]. Two answers of no words agree."""
+    """The best token F1 over the references, in [0, 1]. Two answers of no words agree, as in SQuAD 2."""
     tokens = normalize(predicted).split()
     best = 0.0
     for reference in references:
@@ -200,7 +203,7 @@ def f1_score(predicted: str, references: list[str]) -> float:
 # ---------------------------------------------------------------- the script
 
 def main(cfg: Config) -> None:
-    evaluate(cfg, "qa")
+    evaluate(cfg, sys.modules[__name__])
 
 
 if __name__ == "__main__":

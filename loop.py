@@ -117,7 +117,8 @@ def torch_seed(seed: int, name: str) -> None:
 def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:
     """(epoch, indices) of every step: each epoch a new shuffle, pieces of similar length in a batch.
 
-    length: (M,) tokens of each piece. Only pools of 32 batches are sorted, so that batches stay random."""
+    length: (M,) tokens of each piece. They are sorted by it within pools of about 32 batches, and then the
+    batches are shuffled."""
     rng = stream(seed, "order")
     for epoch in range(epochs):
         order = np.arange(len(length), dtype=np.int32)
@@ -162,7 +163,7 @@ def steps_of(length: np.ndarray, batch_size: int, epochs: int, max_steps: int | 
 
 
 def schedule(done: int, steps: int) -> float:
-    """The factor of the learning rate after `done` of all steps: linear, from 1 down to 0."""
+    """The factor of the learning rate after `done` of all steps: linear, from 1 towards 0."""
     return 1 - done / steps
 
 
@@ -192,7 +193,8 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     done, seconds = 0, 0.0
     if checkpoint and checkpoint.exists():
         done, seconds = load_checkpoint(checkpoint, model, optimizer)
-        print(f"going on after step {done} of {steps} from {checkpoint}", flush=True)
+        if rank == 0:
+            print(f"going on after step {done} of {steps} from {checkpoint}", flush=True)
 
     started = saved = time.time()
     order = itertools.islice(batches(length, batch_size, epochs, seed), done, steps)
@@ -200,18 +202,19 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     for epoch, indices in bar:
         # Each process takes its share of the batch. One without any must take part in the backward pass, too:
         # it runs a piece that weighs nothing.
-        share, weight = indices[rank::world], 1
-        if not len(share):
-            share, weight = indices[:1], 0
+        share = indices[rank::world]
+        weight = int(len(share) > 0)
+        if not weight:
+            share = indices[:1]
         tensors = to_device(make_batch(done, epoch, share))
-        labels = (tensors["labels"] != -100).sum() * weight
+        n_labels = (tensors["labels"] != -100).sum() * weight
         if world > 1:
-            dist.all_reduce(labels)
+            dist.all_reduce(n_labels)
 
         # Every step has a dropout stream of its own, so that a resumed run draws the same.
         torch_seed(seed, f"dropout {done} {rank}")
         with autocast(model):
-            loss = module(tensors) * weight / labels.clamp(min=1)
+            loss = module(tensors) * weight / n_labels.clamp(min=1)
         # DDP averages over processes what is to be added up.
         (loss * world).backward()
         loss = loss.detach().float()

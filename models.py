@@ -1,7 +1,5 @@
 """The language model: opened by its name, asked for its hidden states, given the head of a task."""
-import contextlib
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -16,10 +14,9 @@ from runs import UserError
 
 # ---------------------------------------------------------------- by name
 
-@contextlib.contextmanager
-def opening_lm(name: str) -> Iterator[str]:
-    """Gives what from_pretrained takes: the folder of the embedded `tiny`, another folder, or a hub name; and
-    turns the many ways in which that fails into one sentence."""
+def open_lm(name: str, auto_class: type, **options: object):
+    """What auto_class.from_pretrained makes of an LM: the embedded `tiny`, a folder, or a hub name. UserError
+    where it fails, in one of many ways."""
     place = toy.TINY if name == "tiny" else Path(name)
     if (place / "started.json").exists() and not (place / "run.json").exists():
         raise UserError(f"--lm={name}: the run that makes it has not finished; start its command again")
@@ -27,7 +24,8 @@ def opening_lm(name: str) -> Iterator[str]:
         raise UserError(f"--lm={name}: no config.json in it; allowed are 'tiny', a Hugging Face folder, or "
                         "a hub name")
     try:
-        yield str(place)
+        # Code that a model folder brings along is never run.
+        return auto_class.from_pretrained(str(place), trust_remote_code=False, **options)
     except Exception as e:
         reason = str(e).strip().split("\n")[0][:300]
         here = "" if place.exists() else "no such folder here; "
@@ -37,13 +35,13 @@ def opening_lm(name: str) -> Iterator[str]:
 
 def load_tokenizer(name: str):
     """The fast tokenizer of an LM, which knows words and character offsets. Raises UserError."""
-    with opening_lm(name) as place:
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-        if not hasattr(tokenizer, "backend_tokenizer"):
-            raise ValueError("it has only a slow tokenizer; a fast one (tokenizer.json) is needed")
-        # What transformers makes of a folder without its files.
-        if len(tokenizer) <= len(tokenizer.all_special_ids):
-            raise ValueError("its tokenizer knows no words; tokenizer.json or the vocabulary is needed")
+    tokenizer = open_lm(name, AutoTokenizer)
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise UserError(f"--lm={name}: has only a slow tokenizer; a fast one (tokenizer.json) is needed")
+    # What transformers makes of a folder without its files.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise UserError(f"--lm={name}: its tokenizer knows no words; tokenizer.json or the vocabulary is "
+                        "needed")
     return tokenizer
 
 
@@ -51,21 +49,19 @@ def load_lm(name: str) -> torch.nn.Module:
     """A masked LM in fp32, from a folder or the hub. Says loudly when its MLM head is newly initialised."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    with opening_lm(name) as place:
-        model, info = AutoModelForMaskedLM.from_pretrained(
-            place, dtype=torch.float32, output_attentions=False, output_loading_info=True,
-            trust_remote_code=False)
+    model, info = open_lm(name, AutoModelForMaskedLM, dtype=torch.float32, output_attentions=False,
+                          output_loading_info=True)
     # Other names of the embeddings, and of the head's bias.
     tied = ("decoder.weight", "decoder.bias")
     new = [weight for weight in sorted(info["missing_keys"]) if not weight.endswith(tied)]
-    if new:
+    if new and runs.is_main_process():
         print(f"WARNING: {name} brings no weights for {', '.join(new)}: "
               "NEWLY INITIALISED, to be learned in pre-training")
     return model
 
 
 def set_dropout(model: torch.nn.Module, p: float) -> None:
-    """Of all its layers. The config stays as it is, so that fine-tuning has the LM's own again."""
+    """Sets every dropout rate of the model. Its config stays, so that fine-tuning has the LM's own again."""
     if p >= 1:
         raise UserError(f"--dropout={p:g}: must be below 1")
     for module in model.modules():
@@ -79,20 +75,20 @@ def set_dropout(model: torch.nn.Module, p: float) -> None:
 
 def max_len_of(model: torch.nn.Module, wanted: int | None, default: int, flag: str = "max_len") -> int:
     """The flag if it is set, else the default, or the most positions that the LM has; in tokens."""
-    # Of LMs without a table of positions (relative, rotary): more than anybody wants.
-    most = 8192
+    # Of LMs without a table of positions (relative, rotary): what they were trained on.
+    most = getattr(model.config, "max_position_embeddings", 8192)
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
             # RoBERTa's positions begin behind its padding index.
             padding = -1 if module.padding_idx is None else module.padding_idx
-            most = module.num_embeddings - padding - 1
+            most = min(most, module.num_embeddings - padding - 1)
     if wanted and wanted > most:
         raise UserError(f"--{flag}={wanted}: this LM takes at most {most} tokens")
     return wanted or min(default, most)
 
 
 def weights_of(lm: str) -> str | None:
-    """The checksum of the weights in an LM's folder, where others may lie tomorrow; None of hub names."""
+    """sha256 of the weights in an LM's folder, which others may replace; None of `tiny` and of hub names."""
     if lm == "tiny":
         return None
     files = sorted([*Path(lm).glob("*.safetensors"), *Path(lm).glob("pytorch_model*.bin")])

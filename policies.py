@@ -37,10 +37,10 @@ class Policy(torch.nn.Module):
         self.token_head = self.two_layers(hidden_size)
         self.value_head = self.two_layers(hidden_size)
         # As in the official code. torch's own start makes logits four times as wide.
-        for name, weight in self.named_parameters():
+        for name, parameter in self.named_parameters():
             if "norm" not in name:
                 std = 0.0 if name.endswith("bias") else 0.02
-                torch.nn.init.normal_(weight, 0.0, std)
+                torch.nn.init.normal_(parameter, 0.0, std)
 
     @staticmethod
     def two_layers(hidden_size: int) -> torch.nn.Sequential:
@@ -75,9 +75,9 @@ class Policy(torch.nn.Module):
 class LinearPolicy:
     """The policy of search_masks.py: a token's logit is the sum of its features, weighted by `weight`.
 
-    Features are scores and principal components of the LM's hidden states, whitened over the corpus: mean 0,
-    standard deviation 1, uncorrelated, and as close to the plain ones as that allows (ZCA). That is computed
-    once, with the labels of all of D_tr; in a sub-task the score `label` reads those of D_tr' alone.
+    Features are scores and principal components of the LM's hidden states, standardised and decorrelated
+    over the corpus (ZCA, softened, so that standard deviations are about 1). That is computed once, with the
+    labels of all of D_tr; in a sub-task the score `label` reads those of D_tr' alone.
 
     names: of SCORES; components (H, C); mean (d,) and whitener (d, d) of the d = len(names) + C features;
     weight (d,)"""
@@ -111,7 +111,7 @@ class LinearPolicy:
         largest = np.abs(components).argmax(0)
         components = components * np.sign(components[largest, np.arange(components.shape[1])])
         plain = np.concatenate((scores[:, varies], hidden @ components), 1)                 # (T, d)
-        # A little on the diagonal, so that features that say the same do not blow each other up.
+        # Softened by a little on the diagonal, or features that say the same would blow each other up.
         values, vectors = np.linalg.eigh(np.corrcoef(plain.T) + 0.01 * np.eye(plain.shape[1]))
         whitener = np.diag(1 / plain.std(0)) @ (vectors / np.sqrt(values)) @ vectors.T
         return cls(names, components, plain.mean(0), whitener, np.zeros(plain.shape[1]))
@@ -163,6 +163,9 @@ def load_policy(folder: str | Path) -> Policy | LinearPolicy:
         settings = json.loads((Path(folder) / "policy.json").read_text())
         weights = load_file(Path(folder) / "policy.safetensors")
         if "names" in settings:
+            unknown = [name for name in settings["names"] if name not in SCORES]
+            if unknown:
+                raise ValueError(f"it reads scores that are not in scores.py: {', '.join(unknown)}")
             return LinearPolicy(**settings, **{name: weights[name].numpy() for name in LINEAR_ARRAYS})
         policy = Policy(**settings)
         policy.load_state_dict(weights)

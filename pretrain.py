@@ -117,7 +117,8 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
     def make_batch(step, epoch, indices):
         mask_epoch = epoch if remask else 0
         rate = maskers.masking_rate(p, step, steps, seed)
-        return mlm_tensors(*mask_batch(pieces, masker, rate, seed, mask_epoch, indices, lm))
+        batch, mask, corrupted = mask_batch(pieces, masker, rate, seed, mask_epoch, indices, lm)
+        return mlm_tensors(batch, mask, corrupted)
 
     return fit(model, pieces.length, make_batch, mlm_loss, epochs=epochs, batch_size=batch_size, lr=lr,
                max_steps=max_steps, seed=seed, distributed=distributed, checkpoint=checkpoint,
@@ -141,7 +142,8 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
     training = model.training
     model.to(device()).eval()
     for indices in progress([*length_batches(pieces.length)], "held-out loss"):
-        tensors = to_device(mlm_tensors(*mask_batch(pieces, maskers.random, 0.15, 0, 0, indices)))
+        batch, mask, corrupted = mask_batch(pieces, maskers.random, 0.15, 0, 0, indices)
+        tensors = to_device(mlm_tensors(batch, mask, corrupted))
         with autocast(model):
             total += mlm_loss(model, tensors).item()
         count += len(tensors["labels"])
@@ -207,16 +209,15 @@ Versions: {", ".join(versions)}.
 """
     if before is not None:
         card += f"""
-| held-out text, 15 % random masks | before | after |
-| --- | --- | --- |
-| loss, nats | {before:.3f} | {after:.3f} |
-| perplexity | {np.exp(before):.2f} | {np.exp(after):.2f} |
+Loss of held-out text under 15 % random masks: {before:.3f} nats before, {after:.3f} after (perplexity
+{np.exp(before):.2f}, {np.exp(after):.2f}).
 """
     return card
 
 
 def main(cfg: Config) -> None:
     loop.use_fast_path(cfg.fast)
+    fill_in(cfg)
     masker = maskers.find(cfg.masker)
 
     # 1. the LM, and the task's text in blocks
@@ -230,15 +231,14 @@ def main(cfg: Config) -> None:
     model = load_lm(cfg.lm)
     if cfg.dropout is not None:
         set_dropout(model, cfg.dropout)
-    fill_in(cfg)
     cfg.max_len = max_len_of(model, cfg.max_len, data.block_len)
-    known = {"data": data.checksum, "weights": weights_of(cfg.lm)}
+    sources = {"data": data.checksum, "weights": weights_of(cfg.lm)}
     if maskers.is_learned(cfg.masker):
         learned = runs.read_run(cfg.masker.partition(":")[2])
-        known["policy"] = learned.get("settings", {}) | {"checksum": maskers.checksum(cfg.masker)}
+        sources["policy"] = learned.get("settings", {}) | {"checksum": maskers.checksum(cfg.masker)}
     else:
-        known["masker_code"] = maskers.checksum(cfg.masker)
-    run = Run(cfg.out, runs.settings_of(cfg, **known))
+        sources["masker_code"] = maskers.checksum(cfg.masker)
+    run = Run(cfg.out, runs.settings_of(cfg, **sources))
     if run.done:
         return
     pieces = blocks(data.corpus, cfg.max_len)
@@ -248,7 +248,7 @@ def main(cfg: Config) -> None:
     # 2. a masker that fails, or whose units do not fit this text, shows it now
     try_masker(cfg, pieces, masker, LMReader(model))
 
-    # 3. pre-train, between two looks at held-out text, or with more on the way
+    # 3. pre-train; the loss of held-out text before and after, and on the way where that is asked for
     held_out = blocks(data.splits["dev"], cfg.max_len) if "dev" in data.splits else None
     before = held_out_loss(model, held_out) if held_out else None
     steps, seconds = 0, 0.0

@@ -33,7 +33,8 @@ import fire
 import numpy as np
 from filelock import FileLock, Timeout
 
-# Flags of all scripts that `convert` treats by name: shares of something; whole numbers that may be 0.
+# Flags that are shares, above 0 and at most 1, and whole numbers that may be 0; all others must be 1 or more.
+# A flag of your own that may be 0 goes in here.
 SHARES = {"p", "val_share", "dev_share"}
 MAY_BE_ZERO = {"seed", "explore", "components"}
 
@@ -98,6 +99,8 @@ def convert(name: str, text: str, kind: type) -> object:
         return None
     if optional:
         kind = typing.get_args(kind)[0]
+    if text == "True" and kind is not bool:
+        raise UserError(f"--{name} needs a value: --{name}=...")
     if kind is str:
         # FOLDER/ is FOLDER, but / stays /
         return text.rstrip("/") or text
@@ -118,7 +121,7 @@ def convert(name: str, text: str, kind: type) -> object:
 
 
 def fill(cfg: object, defaults: dict) -> None:
-    """Gives the flags that are None the defaults of the task, or of the toy world."""
+    """Sets the fields of a config that are None and have an entry in `defaults`."""
     for name, value in defaults.items():
         if getattr(cfg, name) is None:
             setattr(cfg, name, value)
@@ -161,6 +164,8 @@ def read_rows(file: Path) -> list[dict]:
         return []
     rows = []
     for n, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
         try:
             rows.append(dict(json.loads(line)))
         except (ValueError, TypeError):
@@ -185,9 +190,9 @@ def checksum(file: Path) -> str:
 class Run:
     """The folder of one run: its settings at the start (started.json), and all of it at the end (run.json).
 
-    run.json is written last: where it is, the run is done, and the same command does nothing. A folder with
-    other settings, where something would be lost, or with anything else in it is refused, and so is one that
-    another process works on.
+    run.json is written last: where it is, the run is done, and the same command does nothing. Refused are
+    folders with a finished run or a checkpoint of other settings, with files of something else, and those
+    that another process works on.
 
     settings: every resolved flag, and the checksums of what was read; JSON values."""
 
@@ -218,11 +223,11 @@ class Run:
             with atomic_write(started) as partial:
                 partial.write_text(json.dumps(self.settings, indent=1))
 
-    def refuse_others(self, there: dict) -> None:
+    def refuse_others(self, recorded: dict) -> None:
         changed = []
         for name, value in self.settings.items():
-            if there.get(name) != value:
-                changed.append(f"{name}={there.get(name)} there, {value} here")
+            if recorded.get(name) != value:
+                changed.append(f"{name}={recorded.get(name)} there, {value} here")
         if changed:
             raise UserError(f"--out={self.folder}: holds another run ({', '.join(changed)}); remove it, "
                             "or choose another folder")
@@ -260,7 +265,7 @@ def digest(settings: object) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what decides about the result: Python, torch, transformers, and the commit of this repository."""
+    """Of Python, torch and transformers; the GPU; the commit of this repository."""
     import torch
     import transformers
     found = {"python": platform.python_version(), "torch": torch.__version__}

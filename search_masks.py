@@ -9,8 +9,8 @@ Not the paper's algorithm: it searches among POLICIES, linear in a few features 
 its frequency, principal components of its hidden state). For each pair of plays a direction of features is
 drawn. One player masks what it favours, the other the opposite, in the same sub-task. The difference of how
 they did, regressed on the difference of what they masked, tells what each feature is worth, and the next
-direction is drawn from what is believed so far (Thompson sampling). Two that explore token by token differ 30
-to 60 times less in WHAT they mask (docs/learning.md).
+direction is drawn from the posterior of that regression (Thompson sampling). Two players that explore token
+by token differ 30 to 60 times less in WHAT they mask (docs/learning.md).
 """
 import inspect
 import time
@@ -37,16 +37,19 @@ from runs import Run, UserError, stream
 from scores import SCORES
 from subtasks import SubTaskSampler
 
-# When a search ends: odds of 50 to 1 that it matters what is masked (where it does not, at most one search in
-# 50 ever sees them), and a believed direction whose expected cosine with the true one is 0.8.
+# A search ends where the odds that it matters what is masked exceed 50 to 1 (where it does not, at most one
+# search in 50 ever gets there), and the expected cosine of the estimated and the true direction exceeds 0.8.
 ODDS, COSINE = 50, 0.8
-# Prior sd of a feature's worth, in units of the noise: odds average all, the belief takes the widest.
+# Prior standard deviations of a feature's worth, in units of the noise. The odds average over all three; the
+# posterior is that of the widest.
 PRIORS = (0.1, 0.3, 1.0)
 
 
 @dataclass
 class Config(train_nmg.BaseConfig):
-    # the search; outside the toy world val_share is 0.5 here by default, and metric the log likelihood
+    # the search
+    val_share: float = 0.5          # of train, whole documents, for D_val; half of them halves the noise
+    metric: str | None = None       # what is compared; None: the log likelihood, in the toy world accuracy
     features: str = "frequent,punct,subword,marked,label,tfidf,loss"    # of scores.py, with commas
     components: int = 4             # principal components of the LM's hidden states, as more features
     pairs: int | None = None        # of plays, at most; None: 48 (toy world: 12)
@@ -56,10 +59,10 @@ class Config(train_nmg.BaseConfig):
     out: str | None = None          # folder of the policy; None: runs/search-DATASET-LM-SEED
 
 
-# ---------------------------------------------------------------- what is believed
+# ---------------------------------------------------------------- what features are worth
 
 @dataclass
-class Belief:
+class Posterior:
     """What D features are worth, after n pairs: Bayesian linear regression.
 
     y = X worth + noise; X (n, D): the difference of what two players masked, y (n,): of what they scored;
@@ -68,9 +71,9 @@ class Belief:
     y: np.ndarray
 
     def __post_init__(self):
-        self.mean, self.covariance, _ = self.posterior(max(PRIORS))     # (D,), (D, D)
+        self.mean, self.scale, _ = self.fit(max(PRIORS))        # (D,), (D, D)
 
-    def posterior(self, prior: float) -> tuple[np.ndarray, np.ndarray, float]:
+    def fit(self, prior: float) -> tuple[np.ndarray, np.ndarray, float]:
         """Mean and scale matrix of the worth (a t of n degrees of freedom), and the log of the Bayes factor
         between it and worth = 0 (Bishop 2006, 3.5)."""
         X, y = self.X, self.y
@@ -88,33 +91,33 @@ class Belief:
 
     def log_odds(self) -> float:
         """log of the odds that it matters what is masked, 1 to 1 before: the average Bayes factor."""
-        return float(logsumexp([self.posterior(prior)[2] for prior in PRIORS]) - np.log(len(PRIORS)))
+        return float(logsumexp([self.fit(prior)[2] for prior in PRIORS]) - np.log(len(PRIORS)))
 
     def odds(self) -> str:
         return f"{np.exp(min(self.log_odds(), 99)):.2g} to 1"
 
     def cosine(self) -> float:
-        """What one may expect between the believed and the true direction."""
+        """What one may expect between the estimated and the true direction, about."""
         squared = self.mean @ self.mean
-        return float(np.sqrt(squared / (squared + np.trace(self.covariance))))
+        return float(np.sqrt(squared / (squared + np.trace(self.scale))))
 
     def half_widths(self) -> np.ndarray:
         """(D,) of the 95 % interval of each worth."""
-        return stats.t.ppf(0.975, len(self.y)) * np.sqrt(np.diag(self.covariance))
+        return stats.t.ppf(0.975, len(self.y)) * np.sqrt(np.diag(self.scale))
 
 
-def belief_from(pairs: list[dict], metric: str, D: int) -> Belief:
+def posterior_of(pairs: list[dict], metric: str, D: int) -> Posterior:
     masked = np.array([pair["x"] for pair in pairs]).reshape(-1, 2, D)
     y = np.array([pair["scores"][metric] for pair in pairs]).reshape(-1, 2)
-    return Belief(masked[:, 0] - masked[:, 1], y[:, 0] - y[:, 1])
+    return Posterior(masked[:, 0] - masked[:, 1], y[:, 0] - y[:, 1])
 
 
 # ---------------------------------------------------------------- the search
 
 def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Module,
            task: ModuleType) -> tuple[LinearPolicy, list[dict]]:
-    """Plays pairs until the budget is spent or the belief has settled. Returns the policy that follows what
-    is believed, and the pairs, which are in `file`, too."""
+    """Plays pairs until the budget is spent or the posterior has settled. Returns the policy along its mean,
+    and the pairs, which are in `file`, too."""
     rank, world = rank_and_world()
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     reader, contexts = LMReader(lm), sampler.contexts
@@ -128,18 +131,18 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
 
     for n in bar:
         started = time.time()
-        # 1. What is believed so far; the end, if that has settled.
-        belief = belief_from(pairs, cfg.metric, D)
-        bar.set_postfix_str(f"odds {belief.odds()}, cosine {belief.cosine():.2f}")
-        if belief.log_odds() > np.log(ODDS) and belief.cosine() > COSINE:
+        # 1. What features are worth, as far as is known; the end, if that has settled.
+        posterior = posterior_of(pairs, cfg.metric, D)
+        bar.set_postfix_str(f"odds {posterior.odds()}, cosine {posterior.cosine():.2f}")
+        if posterior.log_odds() > np.log(ODDS) and posterior.cosine() > COSINE:
             break
 
-        # 2. A sub-task, which hides all labels but its own from the score `label`, and a direction of
-        # features that may be the best one, for all that is known.
+        # 2. A sub-task, and a direction of features that may be the best one, for all that is known: a draw
+        # from the posterior (as if it were a Gaussian).
         subtask = sampler.sample(stream(cfg.seed, f"sub-task {n}"), cfg.contexts, cfg.docs, cfg.examples,
                                  cfg.validation)
         rng = stream(cfg.seed, f"direction {n}")
-        direction = rng.multivariate_normal(belief.mean, belief.covariance)
+        direction = rng.multivariate_normal(posterior.mean, posterior.scale)
         direction /= np.linalg.norm(direction)
 
         # 3. Two players mask the same contexts: one what the direction favours, one the opposite.
@@ -156,21 +159,23 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
         # 4. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored.
         mine = {}
         for i in range(rank, 2, world):
-            _, measured = train_nmg.inner_loop(lm, subtask, masks[i], task, cfg)
-            mine[i] = {metric: float(values.mean()) for metric, values in measured.items()}
+            _, mine[i] = train_nmg.inner_loop(lm, subtask, masks[i], task, cfg)
         scores = {}
         for theirs in all_gather(mine):
             scores |= theirs
 
         # 5. One line, with what was expected before.
         pairs.append({"pair": n, "seconds": time.time() - started, "direction": direction.tolist(),
-                      "x": masked.tolist(), "expected": float(belief.mean @ (masked[0] - masked[1])),
+                      "x": masked.tolist(), "expected": float(posterior.mean @ (masked[0] - masked[1])),
                       "scores": {metric: [scores[0][metric], scores[1][metric]] for metric in scores[0]}})
         if runs.is_main_process():
             runs.write_rows(file, [settings, *pairs])
 
-    belief = belief_from(pairs, cfg.metric, D)
-    policy.weight = cfg.beta * belief.mean / max(np.linalg.norm(belief.mean), 1e-30)
+    posterior = posterior_of(pairs, cfg.metric, D)
+    if not posterior.y.any():
+        raise UserError(f"after {len(pairs)} pairs nothing is known: both players of each had the same "
+                        f"{cfg.metric}; --metric=likelihood is graded, and more --validation helps")
+    policy.weight = cfg.beta * posterior.mean / np.linalg.norm(posterior.mean)
     return policy, pairs
 
 
@@ -199,31 +204,31 @@ def describe(policy: LinearPolicy, pairs: list[dict], cfg: Config, folder: Path)
     """The worth of each feature, how well outcomes were predicted, and what may be said; draws worth.png."""
     names = [*policy.names, *(f"component {i + 1}" for i in range(policy.components.shape[1]))]
     others = [metric for metric in pairs[0]["scores"] if metric != cfg.metric]
-    beliefs = {metric: belief_from(pairs, metric, len(names)) for metric in (cfg.metric, *others)}
-    worth = {metric: (belief.mean, belief.half_widths()) for metric, belief in beliefs.items()}
-    belief, expected = beliefs[cfg.metric], np.array([pair["expected"] for pair in pairs])
-    draw_worth(names, belief.mean, belief.half_widths(), expected, belief.y, folder / "worth.png")
-    foreseen = predicted(expected, belief.y)
-    return f"{worth_table(names, worth)}\n{foreseen}\n{verdict(belief, names, cfg.metric)}"
+    posteriors = {metric: posterior_of(pairs, metric, len(names)) for metric in (cfg.metric, *others)}
+    worth = {metric: (posterior.mean, posterior.half_widths()) for metric, posterior in posteriors.items()}
+    posterior, expected = posteriors[cfg.metric], np.array([pair["expected"] for pair in pairs])
+    draw_worth(names, posterior.mean, posterior.half_widths(), expected, posterior.y, folder / "worth.png")
+    foreseen = predicted(expected, posterior.y)
+    return f"{worth_table(names, worth)}\n{foreseen}\n{verdict(posterior, names, cfg.metric)}"
 
 
-def verdict(belief: Belief, names: list[str], metric: str) -> str:
+def verdict(posterior: Posterior, names: list[str], metric: str) -> str:
     """The sentence that says what was found."""
-    said = f"After {len(belief.y)} pairs: odds of {belief.odds()} that it matters which words are masked"
-    half = belief.half_widths()
-    if belief.log_odds() <= np.log(ODDS):
-        most = 100 * (np.abs(belief.mean) + half).max()
+    said = f"After {len(posterior.y)} pairs: odds of {posterior.odds()} that it matters what is masked"
+    half = posterior.half_widths()
+    if posterior.log_odds() <= np.log(ODDS):
+        most = 100 * (np.abs(posterior.mean) + half).max()
         return (f"{said}, less than the {ODDS} to 1 that count as evidence. No feature is worth more than "
                 f"{most:.2g} hundredths of {metric} (each at 95 %).")
-    more = [name for name, low in zip(names, belief.mean - half, strict=True) if low > 0] or ["-"]
-    less = [name for name, high in zip(names, belief.mean + half, strict=True) if high < 0] or ["-"]
+    more = [name for name, low in zip(names, posterior.mean - half, strict=True) if low > 0] or ["-"]
+    less = [name for name, high in zip(names, posterior.mean + half, strict=True) if high < 0] or ["-"]
     return f"{said}. Worth more of (each at 95 %): {', '.join(more)}; less of: {', '.join(less)}."
 
 
 # ---------------------------------------------------------------- the script
 
 def main(cfg: Config) -> None:
-    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model, low_noise=True)
+    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model, graded=True)
     for name in cfg.features.split(","):
         if name not in SCORES:
             raise UserError(f"--features: {name!r} is no score{runs.nearest(name, SCORES)}")

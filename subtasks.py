@@ -20,9 +20,10 @@ class SubTask:
 class SubTaskSampler:
     """A data set cut into D_tr and D_val by document, from which sub-tasks are drawn.
 
-    Where a context's labelled examples are, depends on the data set: its text itself is labelled
-    (same_texts); or there is a corpus of its own, and they come from the same document (same_documents); or
-    that corpus names no documents, and contexts and examples have nothing to do with each other.
+    Where the labelled examples of a context are, depends on the data set:
+        same_texts          the text itself is labelled: all data sets of the paper
+        same_documents      a corpus of its own; context and examples come from the same document
+        neither             a corpus without documents; contexts and examples are drawn independently
 
     task: finetune_cls, finetune_qa, or another file with their interface; max_len, ft_max_len: tokens of a
     context and of a labelled piece; val_share: the share of train's texts that is D_val, whole documents."""
@@ -40,42 +41,42 @@ class SubTaskSampler:
         self.train_docs = np.setdiff1d(train.doc, self.val_docs)
         if not len(self.train_docs):
             raise UserError(f"--dataset={data.name}: too few documents for a part to train on and a part "
-                            "to validate on")
-        train.labelled = np.flatnonzero(np.isin(train.doc, self.train_docs))
+                            "to validate on; choose a smaller --val_share")
+        # Until a sub-task is drawn, the score `label` reads the labels of D_tr, and never those of D_val.
+        self.train = train
+        self.train.labelled = np.flatnonzero(np.isin(train.doc, self.train_docs))
 
     def sample(self, rng: np.random.Generator, n_contexts: int, n_docs: int | None, n_examples: int,
                n_validation: int) -> SubTask:
-        """`n_contexts` texts from `n_docs` documents (None: from any), and at most so many labelled examples.
-        From then on, scores of tokens may read the labels of the texts of D_tr' alone (`Split.labelled`).
+        """n_contexts texts from n_docs documents (None: from any), and at most n_examples and n_validation
+        labelled examples. From then on the score `label` reads the labels of D_tr' alone.
 
-        No document of D_val is among the contexts, but for one case: of a corpus of its own, half of the
-        contexts are of validation documents, as the corpus holds test documents in meta-testing."""
+        The contexts hold no document of D_val, with one exception: where examples come from the same
+        documents, half of the contexts are of D_val, as the corpus holds test documents in meta-testing."""
         doc, text_ids = self.examples.doc, self.examples.text_ids
         of_train, of_val = np.isin(doc, self.train_docs), np.isin(doc, self.val_docs)
         if self.same_texts:
-            # All data sets of the paper: the task's text is the corpus.
             texts = self.draw_texts(rng, self.train_docs, n_contexts, n_docs)
             of_train &= np.isin(text_ids, texts)
         elif self.same_documents:
-            # toycls, toyqa, and corpora of your own with "doc".
             half = None
             if n_docs:
                 half = max(1, n_docs // 2)
+            n_train = n_contexts // 2
             doc_of_text = self.contexts.split.doc
-            train_texts = self.draw_texts(rng, self.train_docs, n_contexts // 2, half)
-            val_texts = self.draw_texts(rng, self.val_docs, n_contexts // 2, half)
+            train_texts = self.draw_texts(rng, self.train_docs, n_train, half)
+            val_texts = self.draw_texts(rng, self.val_docs, n_contexts - n_train, half)
             of_train &= np.isin(doc, doc_of_text[train_texts])
             of_val &= np.isin(doc, doc_of_text[val_texts])
             texts = np.concatenate((train_texts, val_texts))
         else:
-            # A corpus of your own without "doc".
             texts = self.draw_texts(rng, np.unique(self.contexts.doc), n_contexts, n_docs)
         subtask = SubTask(
             contexts=self.contexts.take(np.flatnonzero(np.isin(self.contexts.text_ids, texts))),
             train=self.draw_examples(rng, of_train, n_examples),
             val=self.draw_examples(rng, of_val, n_validation),
             seed=int(rng.integers(2**31)))
-        self.examples.split.labelled = np.unique(subtask.train.text_ids)
+        self.train.labelled = np.unique(subtask.train.text_ids)
         parts = {"contexts": subtask.contexts, "train": subtask.train, "val": subtask.val}
         for what, drawn in parts.items():
             if not len(drawn):

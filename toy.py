@@ -23,7 +23,8 @@ import random
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+import tokenizers
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 # The embedded LM: a Hugging Face folder. `--lm=tiny` means this one.
@@ -49,8 +50,8 @@ def make_words(pattern: list[str], n: int, seed: int) -> list[str]:
 FILLERS = make_words([CONSONANTS, VOWELS, ENDINGS], 60, 1)
 ATTRIBUTES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, ENDINGS], 60, 2)
 NAMES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, CONSONANTS, VOWELS], 300, 3)
-NEW, OLD = NAMES[:240], NAMES[240:]
-NAMES_OF = {"train": range(120), "dev": range(120, 144), "test": range(144, 240)}
+TASK_NAMES, GENERAL_NAMES = NAMES[:240], NAMES[240:]
+NAME_RANGES = {"train": range(120), "dev": range(120, 144), "test": range(144, 240)}
 
 
 def attributes(rng: random.Random, i: int, n: int) -> list[str]:
@@ -71,8 +72,8 @@ def general_text(seed: int = 0) -> list[str]:
     rng = random.Random(f"general{seed}")
     texts = []
     for n in range(24000):
-        i = n % len(OLD)
-        words = [OLD[i], *attributes(rng, i, rng.randint(2, 8))]
+        i = n % len(GENERAL_NAMES)
+        words = [GENERAL_NAMES[i], *attributes(rng, i, rng.randint(2, 8))]
         texts.append(sentence(rng, words, rng.randint(12, 18)))
     return texts
 
@@ -80,7 +81,7 @@ def general_text(seed: int = 0) -> list[str]:
 def corpus(rng: random.Random) -> list[dict]:
     """Unlabelled contexts of 10 words: a new name and two attributes of its class; 16 contexts per name."""
     records = []
-    for i, name in enumerate(NEW):
+    for i, name in enumerate(TASK_NAMES):
         for _ in range(16):
             records.append({"text": sentence(rng, [name, *attributes(rng, i, 2)], 10), "doc": i})
     return records
@@ -93,12 +94,12 @@ def classification(seed: int = 0) -> dict[str, list[dict]]:
     has 10 sentences."""
     rng = random.Random(f"cls{seed}")
     records = {"corpus": corpus(rng)}
-    for split, names in NAMES_OF.items():
+    for split, names in NAME_RANGES.items():
         records[split] = []
         for i in names:
             for _ in range(10):
-                record = {"text": sentence(rng, [NEW[i]], 8), "label": CLASSES[i % len(CLASSES)], "doc": i}
-                records[split].append(record)
+                text = sentence(rng, [TASK_NAMES[i]], 8)
+                records[split].append({"text": text, "label": CLASSES[i % len(CLASSES)], "doc": i})
     return records
 
 
@@ -110,13 +111,13 @@ def question_answering(seed: int = 0) -> dict[str, list[dict]]:
     the first, divided by 3."""
     rng = random.Random(f"qa{seed}")
     records = {"corpus": [record | {"doc": record["doc"] // 3} for record in corpus(rng)]}
-    for split, names in NAMES_OF.items():
+    for split, names in NAME_RANGES.items():
         records[split] = []
         for i in names[::3]:
             for j in range(10):
-                text = sentence(rng, NEW[i : i + 3], 10)
+                text = sentence(rng, TASK_NAMES[i : i + 3], 10)
                 qas = []
-                for k, name in enumerate(NEW[i : i + 3]):
+                for k, name in enumerate(TASK_NAMES[i : i + 3]):
                     question = f"which one is {ATTRIBUTES[(i + k) % len(CLASSES)]}?"
                     answer = {"text": name, "start": text.index(name)}
                     qas.append({"id": f"{split}-{i // 3}-{j}-{k}", "question": question, "answers": [answer]})
@@ -134,7 +135,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     letters = "abcdefghijklmnopqrstuvwxyz"
     pieces = [*SPECIAL, *".,?", *letters, *("##" + x for x in letters), "which", "one", "is"]
     vocabulary = {piece: i for i, piece in enumerate([*pieces, *FILLERS, *ATTRIBUTES, *NAMES])}
-    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend = Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     ends = [(piece, vocabulary[piece]) for piece in ("[SEP]", "[CLS]")]
@@ -172,8 +173,8 @@ FINETUNE = {
     "cls": {"epochs": 3, "lr": 5e-4, "batch_size": 32},
     "qa": {"epochs": 9, "lr": 1e-3, "batch_size": 32},
 }
-# Meta-training and search: sub-tasks of every name of train, half of them labelled. The log likelihood of a
-# few wrong answers drowns the rest here, so that a search learns more from the accuracy.
+# Meta-training and search: sub-tasks of every name of train, half of them labelled. Accuracy is what is
+# compared here, as a few wrong answers dominate the log likelihood.
 INNER_LOOP = {
     "cls": {"contexts": 1920, "docs": 120, "val_share": 0.5, "mlm_lr": 1e-3, "ft_epochs": 3, "ft_lr": 5e-4,
             "batch_size": 32, "metric": "accuracy"},

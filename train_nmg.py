@@ -28,7 +28,7 @@ import loop
 import maskers
 import runs
 import toy
-from data import Batch, Data, Pieces, collate, starts
+from data import Batch, Data, Pieces, collate
 from loop import all_gather, broadcast, device, length_batches, rank_and_world, torch_seed
 from maskers import RowRandom
 from models import LMReader, load_lm, load_tokenizer, max_len_of, weights_of
@@ -66,7 +66,7 @@ class BaseConfig:
     metric: str | None = None       # what is rewarded; None: accuracy (QA: exact match); likelihood is graded
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
     # the run
-    seed: int = 0                   # of all but the cut into D_tr and D_val; an episode has its own streams
+    seed: int = 0                   # of everything random but the cut into D_tr and D_val
 
 
 @dataclass
@@ -92,11 +92,11 @@ INNER_LOOP = {"val_share": 0.1, "contexts": 200, "mlm_lr": 2e-5, "batch_size": 1
 # ---------------------------------------------------------------- the inner loop
 
 def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: ModuleType,
-               cfg: BaseConfig) -> tuple[torch.nn.Module, dict[str, np.ndarray]]:
+               cfg: BaseConfig) -> tuple[torch.nn.Module, dict[str, float]]:
     """Algorithm 1, InnerLoop after the masking (`act`): pre-trains a copy of the LM under `mask` (N, L),
-    fine-tunes a copy of that, and scores it. Returns the adapted LM and the validation examples' scores (V,)
-    by metric.
+    fine-tunes a copy of that, and scores it. Returns the adapted LM and {metric: mean over D_val'}.
 
+    task: finetune_cls, finetune_qa, or another file with their interface
     Order, corruption, dropout and head are common to the players of an episode: only their masks differ."""
     adapted = copy.deepcopy(lm)
     # Without a mask, as of the masker `none`, there is nothing to learn. remask=False: the corruption is the
@@ -109,66 +109,54 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     lines = task.predictions(model, subtask.val)
     scores = {}
     for metric in task.METRICS:
-        scores[metric] = np.array([line[metric] for line in lines])
+        scores[metric] = float(np.mean([line[metric] for line in lines]))
     return adapted, scores
 
 
 # ---------------------------------------------------------------- states and actions
 
-@dataclass
-class States:
-    """H(s) of an episode's contexts, without padding: context i is tokens offsets[i]:offsets[i + 1]."""
-    hidden: torch.Tensor        # (T, H) float16
-    maskable: torch.Tensor      # (T,) bool
-    offsets: torch.Tensor       # (N + 1,)
-
-    def context(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden (L, H) and maskable (L,) of context i."""
-        begin, end = self.offsets[i:i + 2].tolist()
-        return self.hidden[begin:end], self.maskable[begin:end]
+# H(s) of a context (L, H) float16, and which of its tokens may be masked (L,) bool; no padding.
+State = tuple[torch.Tensor, torch.Tensor]
 
 
-def encode(lm: torch.nn.Module, contexts: Pieces) -> States:
+def encode(lm: torch.nn.Module, contexts: Pieces) -> list[State]:
     """The states of all contexts under the current LM."""
-    offsets = starts(contexts.length)
-    hidden = torch.zeros(offsets[-1], lm.config.hidden_size, dtype=torch.float16)
-    maskable = torch.zeros(offsets[-1], dtype=torch.bool)
+    states = [None] * len(contexts)
     reader = LMReader(lm)
     for indices in length_batches(contexts.length):
         batch = collate(contexts, indices)
-        found = reader(batch).half().cpu()                                                  # (B, L, H)
+        hidden = reader(batch).half().cpu()                                                 # (B, L, H)
         for row, i in enumerate(indices):
-            tokens = slice(offsets[i], offsets[i + 1])
-            hidden[tokens] = found[row, :contexts.length[i]]
-            maskable[tokens] = torch.tensor(batch.maskable[row, :contexts.length[i]])
-    return States(hidden, maskable, torch.from_numpy(offsets))
+            L = contexts.length[i]
+            # A copy, as torch.save writes all that a view looks at.
+            states[i] = hidden[row, :L].clone(), torch.tensor(batch.maskable[row, :L])
+    return states
 
 
-def policy_forward(policy: Policy, contexts: list[tuple[States, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (B, L), -inf where nothing may be masked, and values (B,) of some contexts of some episodes.
+def policy_forward(policy: Policy, states: list[State]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (B, L), -inf where nothing may be masked, and values (B,) of B contexts.
 
     Contexts of similar length run together, as padding costs."""
-    inputs = [states.context(i) for states, i in contexts]
-    length = np.array([len(hidden) for hidden, _ in inputs])
-    logits = torch.full((len(inputs), length.max()), -torch.inf, device=device())
-    values = torch.zeros(len(inputs), device=device())
+    length = np.array([len(hidden) for hidden, _ in states])
+    logits = torch.full((len(states), length.max()), -torch.inf, device=device())
+    values = torch.zeros(len(states), device=device())
     for indices in length_batches(length):
-        some = [inputs[i] for i in indices]
-        hidden = pad_sequence([hidden for hidden, _ in some], batch_first=True)
-        maskable = pad_sequence([maskable for _, maskable in some], batch_first=True)
+        some = [states[i] for i in indices]
+        hidden = pad_sequence([hidden for hidden, _ in some], batch_first=True).to(device())
+        maskable = pad_sequence([maskable for _, maskable in some], batch_first=True).to(device())
         attention_mask = torch.arange(hidden.shape[1]) < torch.from_numpy(length[indices])[:, None]
-        padded = [x.to(device()) for x in (hidden.float(), attention_mask, maskable)]
-        logits[indices, :hidden.shape[1]], values[indices] = policy(*padded)
+        found = policy(hidden.float(), attention_mask.to(device()), maskable)
+        logits[indices, :hidden.shape[1]], values[indices] = found
     return logits, values
 
 
 @dataclass
 class Play:
     """What one player did in an episode, and how it did."""
-    mask: np.ndarray                    # (N, L) bool
-    log_prob: np.ndarray                # (N, L) log π of each token
-    value: np.ndarray                   # (N,) V of each context
-    scores: np.ndarray | None = None    # (V,) of the validation examples, in the order of `predictions`
+    mask: np.ndarray            # (N, L) bool
+    log_prob: np.ndarray        # (N, L) log π of each token
+    value: np.ndarray           # (N,) V of each context
+    score: float | None = None  # on D_val'; higher is better
 
     def entropy(self) -> float:
         """Mean entropy of the policy over the contexts, in nats."""
@@ -176,16 +164,17 @@ class Play:
 
 
 @torch.no_grad()
-def act(agent: "Agent | None", states: States, batch: Batch, rng: RowRandom, p: float, explore: bool) -> Play:
-    """Masks the contexts of a batch (N, L): tokens drawn without replacement, uniformly while an agent
-    explores and for random (agent None), else from the agent's policy (section 3.2)."""
+def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom, p: float,
+        explore: bool) -> Play:
+    """Masks the contexts of a batch (N, L). Tokens are drawn without replacement: uniformly for random (agent
+    None) and while an agent explores, else from its policy (section 3.2)."""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     value = np.zeros(len(logits))
     if agent is not None:
-        learned, values = policy_forward(agent.policy, [(states, i) for i in range(len(logits))])
+        policy_logits, values = policy_forward(agent.policy, states)
         value = values.cpu().numpy()
         if not explore:
-            logits = learned.cpu().numpy()
+            logits = policy_logits.cpu().numpy()
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
     return Play(mask, log_softmax(logits, 1), value)
 
@@ -202,20 +191,18 @@ def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray
        the rival masked it, too, and random did not: the comparison with random
     3. all three masked it: skipped. A tie is 0.
 
-    A reward of your own goes here: it sees the masks (N, L) and the scores (V,) of all players, and both
-    agents learn from it. For graded scores use --metric=likelihood; where rewards are much larger or smaller
+    A reward of your own goes here: it sees the masks (N, L) and the scores of all players, and both agents
+    learn from it. For graded scores use --metric=likelihood; where rewards are much larger or smaller
     than 1, change --entropy_coef, too."""
-    score = {name: play.scores.mean() for name, play in plays.items()}
     own, random = plays[player].mask, plays["random"].mask
-    beats_random = np.sign(score[player] - score["random"])
-    others = [name for name in plays if name not in (player, "random")]
-    if not others:
+    beats_random = np.sign(plays[player].score - plays["random"].score)
+    rival = {"learner": "opponent", "opponent": "learner"}[player]
+    if rival not in plays:
         # Without self-play (Table 3): compared with random alone.
         return np.full(own.shape, beats_random), own & ~random
-    rival = others[0]
-    beats_rival = np.sign(score[player] - score[rival])
-    R = np.full(own.shape, min(beats_random, beats_rival))
+    beats_rival = np.sign(plays[player].score - plays[rival].score)
     rival_mask = plays[rival].mask
+    R = np.full(own.shape, min(beats_random, beats_rival))
     R[random & ~rival_mask] = beats_rival
     R[rival_mask & ~random] = beats_random
     return R, own & ~(random & rival_mask)
@@ -228,11 +215,14 @@ ACTION = np.dtype([("episode", "i4"), ("context", "i4"), ("position", "i8"), ("R
                    ("log_prob", "f4"), ("rarity", "f4"), ("priority", "f8")], align=True)
 
 
+def priority(R: np.ndarray, value: np.ndarray, rarity: np.ndarray) -> np.ndarray:
+    """|R - V| over the root of the token's frequency within its context (section 3.3), of actions (K,)."""
+    return np.abs(R - value) * rarity
+
+
 def actions_of(episode: int, play: Play, R: np.ndarray, rewarded: np.ndarray,
                input_ids: np.ndarray) -> np.ndarray:
-    """The actions of a play that count, as replay stores them. R, rewarded, input_ids (N, L).
-
-    priority: |R - V| over the root of the token's frequency within its context (section 3.3)."""
+    """The actions of a play that count, as replay stores them. R, rewarded, input_ids (N, L)."""
     context, position = rewarded.nonzero()
     actions = np.zeros(len(context), ACTION)
     actions["episode"] = episode
@@ -242,7 +232,7 @@ def actions_of(episode: int, play: Play, R: np.ndarray, rewarded: np.ndarray,
     actions["log_prob"] = play.log_prob[rewarded]
     frequency = (input_ids[context] == input_ids[rewarded][:, None]).sum(1)
     actions["rarity"] = 1 / np.sqrt(frequency)
-    actions["priority"] = np.abs(actions["R"] - play.value[context]) * actions["rarity"]
+    actions["priority"] = priority(actions["R"], play.value[context], actions["rarity"])
     return actions
 
 
@@ -254,8 +244,11 @@ class Agent:
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
         self.replay = np.zeros(0, ACTION)
 
-    def learn(self, states_of: dict[int, States], rng: np.random.Generator, cfg: Config) -> dict[str, float]:
-        """Updates on prioritised minibatches (section 3.3); returns the losses per action, for the log."""
+    def learn(self, states_of: dict[int, list[State]], rng: np.random.Generator,
+              cfg: Config) -> dict[str, float]:
+        """Updates on prioritised minibatches (section 3.3); returns the losses per action, for the log.
+
+        states_of: of the contexts of each episode that has actions in replay"""
         total = {"policy_loss": 0.0, "value_loss": 0.0}
         if not len(self.replay):
             return total
@@ -266,8 +259,8 @@ class Agent:
                 keys = np.log(self.replay["priority"]) + rng.gumbel(size=len(self.replay))
             chosen = np.argsort(-keys, kind="stable")[:cfg.minibatch]
             a = self.replay[chosen]
-            contexts = [(states_of[action["episode"]], action["context"]) for action in a]
-            logits, value = policy_forward(self.policy, contexts)
+            states = [states_of[action["episode"]][action["context"]] for action in a]
+            logits, value = policy_forward(self.policy, states)
             position = torch.tensor(a["position"], device=device())
             log_prob_old = torch.tensor(a["log_prob"], device=device())
             R = torch.tensor(a["R"], device=device())
@@ -276,7 +269,7 @@ class Agent:
             (policy_loss + value_loss).backward()
             self.optimizer.step()
 
-            self.replay["priority"][chosen] = np.abs(a["R"] - value.detach().cpu().numpy()) * a["rarity"]
+            self.replay["priority"][chosen] = priority(a["R"], value.detach().cpu().numpy(), a["rarity"])
             total["policy_loss"] += policy_loss.item()
             total["value_loss"] += value_loss.item()
             count += len(chosen)
@@ -287,8 +280,8 @@ class Agent:
 
 def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_prob_old: torch.Tensor,
            R: torch.Tensor, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """L_policy and L_value, summed over a minibatch (section 3.3). The ratio is of probabilities to draw the
-    token first, as in the official code, and not clipped.
+    """L_policy and L_value, summed over a minibatch (section 3.3). π(a) / π_old(a) is of a single draw, as in
+    the official code, although actions are drawn without replacement; it is not clipped.
 
     logits (B, L), -inf where nothing may be masked; value, action (a position), log_prob_old and R (B,)."""
     log_prob = logits.log_softmax(1)
@@ -300,11 +293,10 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
 
 # ---------------------------------------------------------------- checkpoints
 
-def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent], states_of: dict[int, States],
-                    metrics: list[dict]) -> None:
+def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
+                    states_of: dict[int, list[State]], metrics: list[dict]) -> None:
     """All that the next episode depends on."""
-    state = {"lm": lm.state_dict(), "states": {n: vars(states) for n, states in states_of.items()},
-             "metrics": metrics, "agents": {}}
+    state = {"lm": lm.state_dict(), "states": states_of, "metrics": metrics, "agents": {}}
     for name, agent in agents.items():
         # The bytes of replay, as a tensor: with weights_only, torch.load takes no numpy arrays.
         state["agents"][name] = {"policy": agent.policy.state_dict(),
@@ -315,11 +307,11 @@ def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent], s
 
 
 def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
-                    states_of: dict[int, States]) -> list[dict]:
+                    states_of: dict[int, list[State]]) -> list[dict]:
     """Puts a checkpoint back, and returns the metrics of the episodes that were done."""
     state = torch.load(file, weights_only=True, map_location="cpu")
     lm.load_state_dict(state["lm"])
-    states_of.update({n: States(**tensors) for n, tensors in state["states"].items()})
+    states_of.update(state["states"])
     for name, saved in state["agents"].items():
         agents[name].policy.load_state_dict(saved["policy"])
         agents[name].optimizer.load_state_dict(saved["optimizer"])
@@ -377,8 +369,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             if name == "learner":
                 learners_lm = adapted.cpu().state_dict()
         for their_scores in all_gather(my_scores):
-            for name, scores in their_scores.items():
-                plays[name].scores = scores
+            for name, score in their_scores.items():
+                plays[name].score = score
 
         if runs.is_main_process():
             # 4. Outer loop: what each agent masked is rewarded by how it did against the others, and stored.
@@ -394,8 +386,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             states_of = {e: states for e, states in states_of.items() if e in used}
             for name, agent in agents.items():
                 rng = stream(cfg.seed, f"{name} learns {episode}")
-                learned = agent.learn(states_of, rng, cfg)
-                row |= {f"{name}_{loss}": value for loss, value in learned.items()}
+                mean_losses = agent.learn(states_of, rng, cfg)
+                row |= {f"{name}_{loss}": value for loss, value in mean_losses.items()}
 
         # 6. Continual adaptation: the next episode starts from the LM that the learner pre-trained.
         if cfg.continual:
@@ -405,7 +397,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         # 7. Log and checkpoint.
         if runs.is_main_process():
             for name, play in plays.items():
-                row |= {f"{name}_score": float(play.scores.mean()), f"{name}_entropy": play.entropy()}
+                row |= {f"{name}_score": play.score, f"{name}_entropy": play.entropy()}
             metrics.append(row | {"seconds": time.time() - started})
             runs.write_rows(folder / "metrics.jsonl", metrics)
             bar.set_postfix_str(f"learner {won_lost(metrics)}")
@@ -422,12 +414,11 @@ def in_toy_world(cfg: BaseConfig) -> bool:
 
 
 def open_task(cfg: BaseConfig, spacy_model: str | None = None,
-              low_noise: bool = False) -> tuple[Data, torch.nn.Module, ModuleType]:
+              graded: bool = False) -> tuple[Data, torch.nn.Module, ModuleType]:
     """The data, the LM, and the module of the task. Fills the flags that are None: in the toy world with its
     own, elsewhere with the paper's.
 
-    low_noise: outside the toy world half of train is for validation instead of the paper's share, and the
-    metric is the task's last one, the log likelihood; with both, scores scatter less"""
+    graded: outside the toy world the metric is the task's last one, which scatters less than the paper's"""
     loop.use_fast_path(cfg.fast)
     tokenizer = load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)
@@ -435,9 +426,9 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
         raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from")
     task = importlib.import_module(f"finetune_{data.kind}")
     lm = load_lm(cfg.lm).to(device())
-    defaults = INNER_LOOP | task.INNER_LOOP | {"metric": task.METRICS[0]}
-    if low_noise:
-        defaults |= {"val_share": 0.5, "metric": task.METRICS[-1]}
+    defaults = INNER_LOOP | task.INNER_LOOP
+    if graded:
+        defaults |= {"metric": task.METRICS[-1]}
     if in_toy_world(cfg):
         defaults |= toy.INNER_LOOP[data.kind]
     runs.fill(cfg, defaults)
@@ -449,7 +440,7 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
 
 
 def log_settings(cfg: BaseConfig, data: Data, without: tuple[str, ...], **more: object) -> dict:
-    """What a log of plays must have in common with those that are added to it; not where data and LM lie."""
+    """The settings that the plays in one log must share. Paths are cut to names, so that files may move."""
     weights = weights_of(cfg.lm)
     settings = runs.settings_of(cfg, ("log", *without), data=data.checksum, weights=weights, **more)
     settings["dataset"] = Path(cfg.dataset).name
@@ -464,10 +455,11 @@ def main(cfg: Config) -> None:
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
 
-    # With an edited reward or loss it is another run; edits of all else are not seen.
-    code = [inspect.getsource(part) for part in (act, rewards, actions_of, Agent, losses)]
-    known = {"data": data.checksum, "weights": weights_of(cfg.lm), "code": runs.digest(code)}
-    run = Run(cfg.out, runs.settings_of(cfg, without=("save_every",), **known))
+    # With an edited part of the algorithm it is another run.
+    parts = (inner_loop, policy_forward, act, rewards, priority, actions_of, Agent, losses, Policy, task)
+    code = runs.digest([inspect.getsource(part) for part in parts])
+    sources = {"data": data.checksum, "weights": weights_of(cfg.lm), "code": code}
+    run = Run(cfg.out, runs.settings_of(cfg, without=("save_every",), **sources))
     if run.done:
         return
     policy = meta_train(cfg, run.folder, data, lm, task)

@@ -612,24 +612,22 @@ def test_folders_that_are_no_lm(tmp_path, lm_folder):
     assert len(models.load_tokenizer(str(lm_folder))) > 50
     for file in lm_folder.glob("*token*"):
         file.unlink()
-    with pytest.raises(UserError, match="cannot be opened"):
+    with pytest.raises(UserError, match="its tokenizer knows no words"):
         models.load_tokenizer(str(lm_folder))
-    with models.opening_lm("org/name") as place:
-        assert place == "org/name"
 
 
-def test_no_code_of_strangers_is_run(monkeypatch):
+def test_a_hub_name_is_opened_as_it_is_and_no_code_of_strangers_is_run(monkeypatch):
     asked = {}
 
     class Loader:
         @staticmethod
         def from_pretrained(name, **options):
-            asked.update(options)
+            asked.update(options, name=name)
             return data_prep.toy.tokenizer()
 
     monkeypatch.setattr(models, "AutoTokenizer", Loader)
     models.load_tokenizer("org/name")
-    assert asked == {"trust_remote_code": False}
+    assert asked == {"name": "org/name", "trust_remote_code": False}
 
 
 # ---------------------------------------------------------------- bad input: one sentence

@@ -601,12 +601,18 @@ def test_nothing_is_glued_to_a_line_without_newline(tmp_path):
     assert results.read_text().endswith("}\n")
 
 
-@pytest.mark.parametrize("line", ['{"half a li', "5", "null", ""])
+@pytest.mark.parametrize("line", ['{"half a li', "5", "null"])
 def test_a_broken_line_is_found_before_training(line, tmp_path):
     results = tmp_path / "results.jsonl"
     results.write_text(f'{{"seed": 0}}\n{line}\n{{"seed": 1}}\n')
     with pytest.raises(UserError, match=r"results.jsonl:2: not a JSON object"):
         evaluation.check_results(results)
+
+
+def test_a_blank_line_of_results_is_none(tmp_path):
+    results = tmp_path / "results.jsonl"
+    results.write_text('{"seed": 0}\n\n{"seed": 1}\n \n')
+    assert runs.read_rows(results) == [{"seed": 0}, {"seed": 1}]
 
 
 @pytest.mark.parametrize("place", ["file/results.jsonl", "folder", "link"])

@@ -440,7 +440,7 @@ def kept(p, shape, long):
     """What attention keeps when torch's generator starts at 1; of long rows by random bits of its own."""
     torch.manual_seed(1)
     if long and p:
-        return fast_cpu.kept(fast_cpu.random_bits(torch.Size(shape)), p)
+        return fast_cpu.keep_mask(fast_cpu.random_bits(torch.Size(shape)), p)
     return (F.dropout(torch.ones(shape), p) != 0).float()
 
 
@@ -452,7 +452,7 @@ def test_dropout_of_long_rows_is_dropout(p):
     assert abs(keep.mean().item() - (1 - p)) < 5 * np.sqrt(p * (1 - p) / keep.numel())
     for a, b in ((keep[:, :-1], keep[:, 1:]), (keep[:-1], keep[1:])):
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.01
-    assert not torch.equal(keep, fast_cpu.kept(fast_cpu.random_bits(keep.shape), p))
+    assert not torch.equal(keep, fast_cpu.keep_mask(fast_cpu.random_bits(keep.shape), p))
 
 
 @pytest.mark.parametrize("long", [False, True])
@@ -592,7 +592,7 @@ def test_the_fast_path_gives_the_same_gradients(kind, monkeypatch):
     def same_bits(x, p=0.5, training=True, inplace=False):
         if not training or p == 0:
             return x
-        return x * fast_cpu.kept(fast_cpu.random_bits(x.shape), p) / (1 - p)
+        return x * fast_cpu.keep_mask(fast_cpu.random_bits(x.shape), p) / (1 - p)
 
     monkeypatch.setattr(F, "dropout", same_bits)
     monkeypatch.setattr(fast_cpu, "LARGE", 0)

@@ -379,7 +379,7 @@ def test_a_lm_saved_to_return_attentions_opens(tmp_path, tokenizer):
 
 
 # With 66 rows of position embeddings; RoBERTa and its kin count from behind the padding id.
-MOST = {"bert": 66, "distilbert": 66, "roberta": 65, "electra": 66, "deberta": 66, "modernbert": 8192,
+MOST = {"bert": 66, "distilbert": 66, "roberta": 65, "electra": 66, "deberta": 66, "modernbert": 66,
         "albert": 66, "mpnet": 64, "longformer": 65}
 
 
@@ -391,7 +391,7 @@ def test_the_most_tokens_that_a_lm_takes(kind, tokenizer):
     assert models.max_len_of(model, None, 10**6) == most
     assert models.max_len_of(model, None, 20) == 20
     assert models.max_len_of(model, 30, 20) == 30
-    model(input_ids=torch.full((1, min(most, 100)), 7))
+    model(input_ids=torch.full((1, most), 7))
     with pytest.raises(UserError, match=f"--max_len={most + 1}: this LM takes at most {most} tokens"):
         models.max_len_of(model, most + 1, 20)
 
@@ -468,7 +468,7 @@ def test_what_a_run_leaves(tmp_path, flags, lm_folder):
     assert facts["seconds"] > 0
     assert f"{math.exp(before):.2f} before, {math.exp(after):.2f} after" in done.stdout
     card = (tmp_path / "o/README.md").read_text()
-    assert f"| loss, nats | {before:.3f} | {after:.3f} |" in card
+    assert f"{before:.3f} nats before, {after:.3f} after" in card
     assert "--masker=whole --p=0.15 --epochs=1 --lr=0.001" in card
     tokens = re.search(r"train .* rows +([\d,]+) tokens", done.stdout)[1]
     assert f"({tokens} tokens)" in card
@@ -749,7 +749,7 @@ def test_a_lm_whose_tokenizer_knows_no_words(tmp_path, cls_folder):
     random_lm("bert").save_pretrained(tmp_path / "no_words")
     result = call("pretrain.py", f"--dataset={cls_folder}", "--lm=no_words", cwd=tmp_path)
     assert result.returncode == 2
-    assert "--lm=no_words: cannot be opened: its tokenizer knows no words" in result.stderr
+    assert "--lm=no_words: its tokenizer knows no words" in result.stderr
 
 
 def test_an_entity_masker_without_its_model(tmp_path, flags):

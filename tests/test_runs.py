@@ -73,7 +73,7 @@ def test_flags(args, expected):
     (["--p="], "--p takes float, not ''"),
     (["--seed=1.5"], "--seed takes int, not '1.5'"),
     (["--seed=None"], "--seed takes int, not 'None'"),
-    (["--seed"], "--seed takes int, not 'True'"),
+    (["--seed"], "--seed needs a value: --seed=..."),
     (["--remask=perhaps"], "--remask takes True or False, not 'perhaps'"),
     (["--p=0"], "--p=0: a share must be above 0 and at most 1"),
     (["--p=1.2"], "--p=1.2: a share must be above 0 and at most 1"),

@@ -11,6 +11,7 @@ import sources
 
 # Predicts a number: a head of one output, and the mean squared error.
 FINETUNE_SCORE = '''
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +24,9 @@ from evaluation import EvaluationConfig, evaluate
 from loop import autocast, device, fit, length_batches, to_device
 from models import with_head
 
+KIND = "score"
 DEFAULTS = {"epochs": 2, "lr": 1e-3, "batch_size": 8, "max_len": 64}
-INNER_LOOP = {"ft_epochs": 2, "ft_lr": 1e-3}
+INNER_LOOP = {"ft_epochs": 2, "ft_lr": 1e-3, "metric": "closeness"}
 METRICS = ("closeness",)
 
 
@@ -78,7 +80,7 @@ def summary(lines):
 
 
 def main(cfg):
-    evaluate(cfg, "score")
+    evaluate(cfg, sys.modules[__name__])
 '''
 
 

@@ -26,7 +26,7 @@ def test_no_name_is_in_two_splits(task):
     assert docs["train"] | docs["dev"] | docs["test"] == docs["corpus"]
     names = {}
     for split, records in world.items():
-        names[split] = {word for record in records for word in words_of(record["text"])} & set(toy.NEW)
+        names[split] = {word for record in records for word in words_of(record["text"])} & set(toy.TASK_NAMES)
     assert not names["train"] & names["test"] and names["test"] <= names["corpus"]
 
 
@@ -37,29 +37,29 @@ def test_labelled_texts_tell_nothing_but_a_name(task):
     for split in ("train", "dev", "test"):
         for record in world[split]:
             words = set(words_of(record["text"]))
-            assert not words & set(toy.ATTRIBUTES) and words & set(toy.NEW)
+            assert not words & set(toy.ATTRIBUTES) and words & set(toy.TASK_NAMES)
     for record in world["corpus"]:
         words = set(words_of(record["text"]))
-        [name] = words & set(toy.NEW)
+        [name] = words & set(toy.TASK_NAMES)
         attributes = words & set(toy.ATTRIBUTES)
         assert len(attributes) == 2
-        assert {toy.ATTRIBUTES.index(word) % 6 for word in attributes} == {toy.NEW.index(name) % 6}
+        assert {toy.ATTRIBUTES.index(word) % 6 for word in attributes} == {toy.TASK_NAMES.index(name) % 6}
 
 
 def test_labels_and_answers_are_the_names_own():
     for record in toy.classification()["test"]:
-        [name] = set(words_of(record["text"])) & set(toy.NEW)
-        assert record["label"] == toy.CLASSES[toy.NEW.index(name) % 6]
+        [name] = set(words_of(record["text"])) & set(toy.TASK_NAMES)
+        assert record["label"] == toy.CLASSES[toy.TASK_NAMES.index(name) % 6]
     for record in toy.question_answering()["test"]:
         for qa in record["qas"]:
             attribute, [answer] = words_of(qa["question"])[-1], qa["answers"]
             assert record["text"][answer["start"]:].startswith(answer["text"])
-            assert toy.NEW.index(answer["text"]) % 6 == toy.ATTRIBUTES.index(attribute) % 6
+            assert toy.TASK_NAMES.index(answer["text"]) % 6 == toy.ATTRIBUTES.index(attribute) % 6
 
 
 def test_the_lm_has_seen_no_name_of_a_task():
     words = {word for text in toy.general_text() for word in words_of(text)}
-    assert not words & set(toy.NEW) and words >= set(toy.OLD + toy.ATTRIBUTES + toy.FILLERS)
+    assert not words & set(toy.TASK_NAMES) and words >= set(toy.GENERAL_NAMES + toy.ATTRIBUTES + toy.FILLERS)
 
 
 def test_it_is_the_same_everywhere():

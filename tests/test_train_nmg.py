@@ -42,7 +42,7 @@ from maskers import RowRandom
 from policies import Policy, load_policy
 from runs import UserError
 from subtasks import SubTaskSampler
-from train_nmg import Agent, Config, Play, States
+from train_nmg import Agent, Config, Play
 
 # A run of a few seconds, in which the LM of an episode is that of the last, and old actions leave replay.
 SMALL = ["--contexts=24", "--docs=6", "--episodes=4", "--explore=1", "--save_every=1",
@@ -81,7 +81,7 @@ def plays_of(seed, names):
     rng = np.random.default_rng(seed)
     plays = {}
     for name in names:
-        plays[name] = Play(rng.random((6, 9)) < 0.4, None, None, rng.integers(0, 3, 1) / 2)
+        plays[name] = Play(rng.random((6, 9)) < 0.4, None, None, rng.integers(0, 3) / 2)
     return plays
 
 
@@ -91,7 +91,7 @@ def test_rewards_are_the_papers_outer_loop(seed, player):
     plays = plays_of(seed, ["random", "opponent", "learner"])
     R, counts = train_nmg.rewards(plays, player)
     other = {"learner": "opponent", "opponent": "learner"}[player]
-    r, r_random, r_other = (plays[name].scores[0] for name in (player, "random", other))
+    r, r_random, r_other = (plays[name].score for name in (player, "random", other))
     for s, a in itertools.product(range(6), range(9)):
         own, by_random, by_other = (plays[name].mask[s, a] for name in (player, "random", other))
         assert counts[s, a] == (own and not (by_random and by_other))
@@ -110,7 +110,7 @@ def test_rewards_without_self_play(seed):
     plays = plays_of(seed, ["random", "learner"])
     R, counts = train_nmg.rewards(plays, "learner")
     assert (counts == (plays["learner"].mask & ~plays["random"].mask)).all()
-    assert (R[counts] == np.sign(plays["learner"].scores - plays["random"].scores)).all()
+    assert (R[counts] == np.sign(plays["learner"].score - plays["random"].score)).all()
 
 
 # ---------------------------------------------------------------- losses and actions
@@ -225,9 +225,7 @@ def test_gumbel_top_k_draws_without_replacement(world):
 
 
 def some_states(rng, lengths):
-    offsets = torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))))
-    maskable = torch.from_numpy(rng.random(sum(lengths)) < 0.7)
-    return States(torch.randn(sum(lengths), 8).half(), maskable, offsets)
+    return [(torch.randn(n, 8).half(), torch.from_numpy(rng.random(n) < 0.7)) for n in lengths]
 
 
 def test_contexts_run_together_as_each_alone(monkeypatch):
@@ -249,13 +247,12 @@ def test_contexts_run_together_as_each_alone(monkeypatch):
     logits = torch.full((12, max(lengths[e, c] for e, c in chosen)), -torch.inf)
     values = torch.zeros(12)
     for row, (e, c) in enumerate(chosen):
-        span = slice(*memory[e].offsets[c:c + 2])
         n = lengths[e, c]
-        alone = policy(memory[e].hidden[None, span].float(), torch.ones(1, n, dtype=torch.bool),
-                       memory[e].maskable[None, span])
+        hidden, maskable = memory[e][c]
+        alone = policy(hidden[None].float(), torch.ones(1, n, dtype=torch.bool), maskable[None])
         logits[row, :n], values[row] = alone[0][0], alone[1][0]
     expected = with_gradients(logits, values)
-    found = with_gradients(*train_nmg.policy_forward(policy, [(memory[e], c) for e, c in chosen]))
+    found = with_gradients(*train_nmg.policy_forward(policy, [memory[e][c] for e, c in chosen]))
     torch.testing.assert_close(found, expected)
 
 
@@ -270,10 +267,10 @@ def test_states_are_the_lms_of_each_context_alone(tmp_path):
     states = train_nmg.encode(lm, pieces)
     assert lm.training
     for i in range(len(pieces)):
-        alone, span = collate(pieces, np.array([i])), slice(*states.offsets[i:i + 2])
-        hidden = models.LMReader(lm)(alone)[0]
-        torch.testing.assert_close(states.hidden[span].float(), hidden, atol=2e-3, rtol=2e-3)
-        assert states.maskable[span].tolist() == alone.maskable[0].tolist()
+        alone = collate(pieces, np.array([i]))
+        hidden, maskable = states[i]
+        torch.testing.assert_close(hidden.float(), models.LMReader(lm)(alone)[0], atol=2e-3, rtol=2e-3)
+        assert maskable.tolist() == alone.maskable[0].tolist()
 
 
 # ---------------------------------------------------------------- plays
@@ -296,8 +293,7 @@ def test_an_agent_masks_within_the_budget_of_all_maskers(explore, agent, subtask
 def test_log_probabilities_are_those_of_the_policy_that_acts(subtask):
     """The policy's own; uniform while it explores, and of the random player."""
     batch, states, agent, play = acting(subtask, explore=False)
-    contexts = [(states, i) for i in range(len(batch.indices))]
-    logits, values = train_nmg.policy_forward(agent.policy, contexts)
+    logits, values = train_nmg.policy_forward(agent.policy, states)
     torch.testing.assert_close(torch.from_numpy(play.log_prob), logits.detach().log_softmax(1))
     torch.testing.assert_close(torch.from_numpy(play.value), values.detach())
     uniform = np.where(batch.maskable, -np.log(batch.maskable.sum(1))[:, None], -np.inf)
@@ -335,8 +331,7 @@ def test_an_inner_loop_trains_a_copy_on_its_own_masks(subtask, monkeypatch):
     assert sorted(seen) == sorted(2 * expected)
     flags = {"epochs": 1, "lr": 1e-3, "batch_size": 1, "seed": subtask.seed}
     assert tuned == [(adapted, subtask.train, flags)]
-    assert {metric: values.tolist() for metric, values in scored.items()} == {
-        "accuracy": [1, 0], "likelihood": [-0.5, -3]}
+    assert scored == {"accuracy": 0.5, "likelihood": -1.75}
     for name, weight in lm.state_dict().items():
         assert torch.equal(weight, before[name])
     assert not torch.equal(adapted.base_model.embeddings.word_embeddings.weight,
@@ -366,22 +361,22 @@ def test_only_masks_differ_between_the_players_of_an_episode(subtask):
         return train_nmg.inner_loop(lm, subtask, mask, finetune_cls, some_config())[1]["likelihood"]
 
     scores = [likelihood(mask) for mask in masks]
-    assert np.array_equal(scores[0], scores[1]) and not np.array_equal(scores[0], scores[2])
+    assert scores[0] == scores[1] != scores[2]
     subtask.seed += 1
-    assert not np.array_equal(scores[0], likelihood(masks[0]))
+    assert scores[0] != likelihood(masks[0])
 
 
 # ---------------------------------------------------------------- replay
 
 def small_agent(lr):
     torch.manual_seed(0)
-    agent, ones = Agent(Policy(8), lr), torch.ones(30, dtype=torch.bool)
-    return agent, {0: States(torch.randn(30, 8).half(), ones, torch.tensor([0, 9, 15, 30]))}
+    agent, hidden = Agent(Policy(8), lr), torch.randn(30, 8).half()
+    return agent, {0: [(part, torch.ones(len(part), dtype=torch.bool)) for part in hidden.split([9, 6, 15])]}
 
 
 def value_of(agent, memory):
     with torch.no_grad():
-        return train_nmg.policy_forward(agent.policy, [(memory[0], i) for i in range(3)])[1].numpy()
+        return train_nmg.policy_forward(agent.policy, memory[0])[1].numpy()
 
 
 def test_an_agent_learns_the_value_of_a_context():
@@ -444,7 +439,7 @@ def test_episodes_are_the_papers(self_play, cls_folder, lm_folder, tmp_path, mon
         plays.append((mask, lm.cls.predictions.bias[0].round().item(), subtask))
         configs.append(cfg)
         mean = score[players[(len(plays) - 1) % n]]
-        return adapted, {"accuracy": np.full(4, -mean), "likelihood": np.full(4, mean)}
+        return adapted, {"accuracy": -mean, "likelihood": mean}
 
     def store(*args):
         stored.append(actions_of(*args))
@@ -510,12 +505,12 @@ def test_the_papers_own_rule_learns(sign):
         good = rng.random((N, L)) < 0.25
         hidden = torch.randn(N * L, 8).half()
         hidden[:, 0] = torch.from_numpy(np.where(good, 2.0, -2.0)).flatten().half()
-        memory[e] = States(hidden, torch.ones(N * L, dtype=torch.bool), torch.arange(0, N * L + 1, L))
+        memory[e] = [(context, torch.ones(L, dtype=torch.bool)) for context in hidden.split(L)]
         plays = {}
         for name in ("random", *agents):
             stream = RowRandom(0, name, e, np.arange(N))
             plays[name] = train_nmg.act(agents.get(name), memory[e], batch, stream, 2 / L, explore=False)
-            plays[name].scores = np.array([sign * (plays[name].mask & good).sum()])
+            plays[name].score = sign * (plays[name].mask & good).sum()
         for name, agent in agents.items():
             R, counts = train_nmg.rewards(plays, name)
             ids = np.arange(N * L).reshape(N, L)
@@ -562,7 +557,8 @@ def test_a_small_run(finished):
 
 def test_what_a_policy_was_trained_on(finished):
     about = runs.read_run(finished[0] / "o")["settings"]
-    edited = (train_nmg.act, train_nmg.rewards, train_nmg.actions_of, Agent, train_nmg.losses)
+    edited = (train_nmg.inner_loop, train_nmg.policy_forward, train_nmg.act, train_nmg.rewards,
+              train_nmg.priority, train_nmg.actions_of, Agent, train_nmg.losses, Policy, finetune_cls)
     world = data_prep.load("toycls", toy.tokenizer())
     assert about == about | {"lm": "tiny", "dataset": "toycls", "episodes": 4, "seed": 0, "self_play": True,
                              "continual": True, "data": world.checksum,

@@ -25,6 +25,7 @@ from subtasks import SubTaskSampler
 
 @dataclass
 class Config(train_nmg.BaseConfig):
+    val_share: float = 0.5              # of train, whole documents, for validation
     maskers: str = "random,none,punct,frequent,rare,label,marked"   # all are compared with random
     seeds: int = 6                      # sub-tasks, with seeds from --seed on
     spacy_model: str | None = None      # finds entities
@@ -32,7 +33,7 @@ class Config(train_nmg.BaseConfig):
 
 
 def main(cfg: Config) -> None:
-    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model, low_noise=True)
+    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model, graded=True)
     chosen = {name: maskers.find(name) for name in cfg.maskers.split(",")}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     settings = train_nmg.log_settings(cfg, data, without=("maskers", "seeds", "seed"))
@@ -55,7 +56,7 @@ def main(cfg: Config) -> None:
                 started = time.time()
                 mask = choose_masks(subtask.contexts, masker, cfg.p, seed, LMReader(lm))
                 _, measured = train_nmg.inner_loop(lm, subtask, mask, task, cfg)
-                scores = {metric: 100 * float(values.mean()) for metric, values in measured.items()}
+                scores = {metric: 100 * score for metric, score in measured.items()}
                 # A policy is a row of its own, called like its folder.
                 lines.append({"dataset": settings["dataset"], "lm": settings["lm"], "masker": name,
                               "row": Path(name).name, "seed": seed, "split": "val", "metrics": list(scores),
