@@ -11,9 +11,10 @@ import functools
 import hashlib
 import itertools
 import json
+import re
 import string
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ import toy
 from data import ARRAYS, TOKEN_ARRAYS, Data, SpecialTokens, Split, cut_docs, starts
 from models import load_tokenizer
 from runs import UserError
-from sources import CACHE, SPLITS, Source, find_source, located, with_docs
+from sources import CACHE, SPLITS, Source, find_source, located
 
 FORMAT = 3              # goes up when the arrays change, so that old caches are not read
 KINDS = {"label": "cls", "qas": "qa"}   # the kind of a data set by a field of its records; "text" without
@@ -42,8 +43,8 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     dev_share: share of train to cut as dev where there is none; kind: what the caller can work with ("cls",
     "qa"), None for all. Raises UserError."""
     source = find_source(name)
-    if dev_share is not None and "dev" not in source.readers:
-        if "train" not in source.readers:
+    if dev_share is not None and "dev" not in source.splits:
+        if "train" not in source.splits:
             raise UserError(f"--dev_share={dev_share}: {name} has no train split to cut from; text in a "
                             "file named train.txt, in a folder, is one")
         source.cut["dev"] = dev_share
@@ -53,7 +54,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     special = SpecialTokens.of(tokenizer)
 
     # What was prepared is found by the checksum of all that went into it.
-    how = [FORMAT, source.cut, list(source.readers), source.kind, tokenizer.backend_tokenizer.to_str()]
+    how = [FORMAT, source.cut, list(source.splits), source.kind, tokenizer.backend_tokenizer.to_str()]
     how += [(file.name, runs.checksum(file)) for file in source.files]
     key = hashlib.sha256(json.dumps(how).encode()).hexdigest()
     folder = CACHE / "prepared" / f"{Path(name).stem}-{key[:12]}"
@@ -104,48 +105,53 @@ def describe(name: str, split: Split, unknown: int | None) -> None:
 
 def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     """Writes the arrays of every split and, last, meta.json."""
-    # Without a split there are no records of it.
-    train = source.readers.get("train", list)
-    corpus = source.readers.get("corpus", list)
-    labels = set()
-    docs = []
-    with located(f"{name}, train"):
-        # The first record tells which fields there are.
-        first = next(iter(train()), {})
-        fields = KINDS.keys() & first.keys()
-        # One pass over train: its labels, and which part each of its texts goes to.
-        for record in with_docs(train):
-            docs.append(record["doc"])
-            if "label" in fields:
-                labels.add(record["label"])
-    labels = sorted(labels)
-    part_of = cut_parts(np.array(docs), source.cut)                                 # (N,)
+    # Train is read at once: it tells which fields and labels there are, and other splits are cut from it.
+    train = list(source.records("train"))
+    first = train[0] if train else {}
+    fields = KINDS.keys() & first.keys()
+    labels = sorted({record["label"] for record in train if "label" in record})
+    joined = "doc" in first and "doc" in next(iter(source.records("corpus")), {})
 
-    records = {split: with_docs(reader) for split, reader in source.readers.items()}
-    for part in np.unique(part_of):
-        records[part] = itertools.compress(with_docs(train), part_of == part)
-    splits = [split for split in SPLITS if split in records]
-    for split in splits:
+    # The others are read as they are written.
+    splits = {split: with_docs(source.records(split)) for split in source.splits}
+    if "train" in splits:
+        splits |= cut_parts(list(with_docs(train)), source.cut)
+    names = [split for split in SPLITS if split in splits]
+    for split in names:
         # A corpus is text only.
         wanted = fields if split != "corpus" else set()
-        write_split(records[split], tokenizer, folder / split, wanted, labels, f"{name}, {split}")
+        write_split(splits[split], tokenizer, folder / split, wanted, labels, f"{name}, {split}")
 
     kind = source.kind or next((KINDS[field] for field in KINDS if field in fields), "text")
-    joined = "doc" in first and "doc" in next(iter(corpus()), {})
-    meta = {"kind": kind, "labels": labels, "splits": splits, "joined": joined}
+    meta = {"kind": kind, "labels": labels, "splits": names, "joined": joined}
     (folder / "meta.json").write_text(json.dumps(meta))
 
 
-def cut_parts(docs: np.ndarray, cut: dict[str, float]) -> np.ndarray:
-    """(N,) str: the split of each text of train, of which whole documents are cut."""
-    part_of = np.full(len(docs), "train", object)
+def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]:
+    """What is left of train, and the splits that are cut from it: whole documents."""
+    parts = {}
     for part, share in cut.items():
-        left = np.flatnonzero(part_of == "train")
-        held_out = left[cut_docs(docs[left], share)]
+        held_out = cut_docs(np.array([record["doc"] for record in train]), share)       # (N,)
         # Of a single document there is no part.
-        if len(held_out) < len(left):
-            part_of[held_out] = part
-    return part_of
+        if not held_out.all():
+            parts[part] = [record for record, out in zip(train, held_out, strict=True) if out]
+            train = [record for record, out in zip(train, held_out, strict=True) if not out]
+    return parts | {"train": train}
+
+
+def with_docs(records: Iterable[dict]) -> Iterator[dict]:
+    """The records with "doc", which is the article, or else the same for texts that are equal up to entity
+    markers (<< >>, [[ ]]) and white space."""
+    seen = {}
+    for i, record in enumerate(records):
+        doc = record.get("doc", record.get("article"))
+        # A corpus may be long: nothing is remembered of it.
+        if doc is None and record.keys() == {"text"}:
+            doc = i
+        elif doc is None:
+            plain = re.sub(r"<<|>>|\[\[|\]\]|\s+", "", record["text"]).lower()
+            doc = seen.setdefault(plain, i)
+        yield record | {"doc": doc}
 
 
 def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[str], labels: list[str],
