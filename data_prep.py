@@ -7,6 +7,7 @@
 Formats, also gzipped: .json (SQuAD 1.1, or emrQA), .jsonl (text, with label and doc where you have them, or
 MRQA), .csv and .tsv (text and label, or text alone), .txt (a corpus, one document per line; or JSON lines).
 """
+import collections
 import functools
 import hashlib
 import itertools
@@ -24,7 +25,7 @@ from tqdm import tqdm
 
 import runs
 import toy
-from data import ARRAYS, TOKEN_ARRAYS, Data, SpecialTokens, Split, cut_docs, starts
+from data import ARRAYS, Data, SpecialTokens, Split, cut_docs, starts
 from models import load_tokenizer
 from runs import UserError
 from sources import CACHE, SPLITS, Source, find_source, located
@@ -160,29 +161,28 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
 
     fields: "label" and "qas", where they are to be written; every record must have them."""
     folder.mkdir(parents=True)
-    tables = vocabulary_tables(tokenizer)
-    n, n_questions = 0, 0
+    is_punct, is_special = vocabulary_tables(tokenizer)
+    n = 0
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
     while chunk := list(itertools.islice(records, 1000)):
-        arrays = text_arrays(chunk, tokenizer, *tables)
+        arrays = text_arrays(chunk, tokenizer, is_punct, is_special)
         with located(what):
             # A task of another shape: its arrays go here, and their names into data.ARRAYS.
             if "label" in fields:
                 arrays["label"] = [label_id(record["label"], labels) for record in chunk]
             if "qas" in fields:
                 arrays |= question_arrays(chunk, arrays, tokenizer, folder, n)
-                n_questions += len(arrays["answer"])
         append(folder, arrays)
         n += len(chunk)
     if n == 0:
         raise UserError(f"{what}: there is no text in it")
+    if "qas" in fields and (folder / "answer.bin").stat().st_size == 0:
+        raise UserError(f"{what}: there is no question in it")
     # Where each text, its characters and each question start, from how long they are.
     for name in ("token_start", "byte_start", "question_start"):
         file = folder / f"{name}.bin"
         if file.exists():
             starts(np.fromfile(file, ARRAYS[name])).tofile(file)
-    if "qas" in fields and n_questions == 0:
-        raise UserError(f"{what}: there is no question in it")
 
 
 def append(folder: Path, arrays: dict[str, Iterable]) -> None:
@@ -204,9 +204,10 @@ def vocabulary_tables(tokenizer) -> tuple[np.ndarray, np.ndarray]:
 
 def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: np.ndarray) -> dict:
     """The arrays of some texts: NAME -> one array per text."""
-    arrays = {name: [] for name in [*TOKEN_ARRAYS, "token_start", "byte_start", "utf8", "doc"]}
+    arrays = collections.defaultdict(list)
     texts = [record["text"] for record in chunk]
-    for record, encoding in zip(chunk, encode(tokenizer, texts), strict=True):
+    encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    for record, encoding in zip(chunk, encodings, strict=True):
         text, ids = record["text"], np.array(encoding.ids, np.int32)
         # Special tokens that stand in a text may have no word: None, which becomes nan, and that -1.
         word_ids = np.nan_to_num(np.array(encoding.word_ids, float), nan=-1)
@@ -227,10 +228,6 @@ def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: 
         arrays["utf8"].append(utf8)
         arrays["doc"].append(record["doc"])
     return arrays
-
-
-def encode(tokenizer, texts: list[str]) -> list:
-    return tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
 
 
 def after_marks(text: str) -> np.ndarray:
@@ -269,7 +266,8 @@ def question_arrays(chunk: list[dict], arrays: dict, tokenizer, folder: Path, n:
             references = qa.get("references") or [answer["text"] for answer in qa["answers"]]
             questions.append({"id": qa["id"], "question": qa["question"], "references": references})
     asked = [question["question"] for question in questions]
-    found["question_tokens"] = [encoding.ids for encoding in encode(tokenizer, asked)]
+    encodings = tokenizer.backend_tokenizer.encode_batch(asked, add_special_tokens=False)
+    found["question_tokens"] = [encoding.ids for encoding in encodings]
     found["question_start"] = [len(ids) for ids in found["question_tokens"]]
     with open(folder / "questions.jsonl", "a", encoding="utf-8") as f:
         f.writelines(json.dumps(question) + "\n" for question in questions)

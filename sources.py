@@ -48,8 +48,7 @@ def located(where: object) -> Iterator[None]:
     except KeyError as e:
         raise UserError(f"{where}: the field {e} is missing") from e
     except json.JSONDecodeError as e:
-        several = e.msg == "Extra data" and e.lineno > 1
-        advice = "; one object per line? Then call the file .jsonl" if several else ""
+        advice = "; one object per line? Then call the file .jsonl" if e.msg == "Extra data" else ""
         raise UserError(f"{where}: not valid JSON: {e}{advice}") from e
     except BROKEN as e:
         raise UserError(f"{where}: {e}") from e
@@ -230,7 +229,7 @@ class Source:
     """Where the records of a data set come from. It is prepared again when one of its files changes (if you
     edit a reader, remove the folder that load() names)."""
     splits: dict[str, Path | list[dict]]                        # split -> its file, or its records
-    files: list[Path]
+    files: list[Path] = field(default_factory=list)
     cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> its share
     kind: str | None = None                                     # None: found by the fields (KINDS)
 

@@ -356,7 +356,7 @@ def test_two_processes_prepare_the_same_thing(tmp_path):
 def test_a_third_kind_of_task(tmp_path, tok, monkeypatch):
     """A source may name its kind; its arrays follow from the fields of its records."""
     rows = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(4)]
-    own = sources.Source({"train": rows}, [], kind="ranking")
+    own = sources.Source({"train": rows}, kind="ranking")
     monkeypatch.setitem(sources.DATASETS, "own", lambda: own)
     data = load("own", tok, kind="ranking")
     assert data.kind == "ranking" and data["train"].label.tolist() == [0, 1, 0, 1]
@@ -802,5 +802,5 @@ def test_documents_by_number(tmp_path, tok, capsys, monkeypatch):
     assert not b.joined and b.corpus.doc.tolist() == [0, 1, 2]
     # A source in memory, whose records stay as they are.
     rows = {"train": [{"text": "alpha", "label": "x"}], "corpus": [{"text": "beta"}]}
-    monkeypatch.setitem(sources.DATASETS, "in_memory", lambda: sources.Source(rows, []))
+    monkeypatch.setitem(sources.DATASETS, "in_memory", lambda: sources.Source(rows))
     assert not load("in_memory", tok).joined and set(rows["corpus"][0]) == {"text"}

@@ -89,7 +89,7 @@ def counting(tmp_path, monkeypatch):
     rows = []
     for i in range(60):
         rows.append({"text": f"text {i}: tom" + " nas" * (i % 4), "label": str(i % 4)})
-    source = sources.Source({"train": rows}, [], kind="score")
+    source = sources.Source({"train": rows}, kind="score")
     monkeypatch.setitem(sources.DATASETS, "counting", lambda: source)
 
 
