@@ -131,7 +131,6 @@ class Data:
     kind: str                   # "cls", "qa", or "text": which finetune_*.py is its task
     splits: dict[str, Split]
     checksum: str               # of the raw files, the tokenizer, and how they were prepared
-    block_len: int              # tokens of a block of text in pre-training, by default
     joined: bool                # whether train and a corpus number their documents alike: both give "doc"
 
     def __getitem__(self, split: str) -> Split:
@@ -141,6 +140,11 @@ class Data:
             raise UserError(f"{self.name} has no {split} split. Allowed: {', '.join(self.splits)}"
                             f"{hints.get(split, '')}")
         return self.splits[split]
+
+    @property
+    def block_len(self) -> int:
+        """Tokens of a block of text in pre-training, by default (section 4.1)."""
+        return 512 if self.kind == "qa" else 256
 
     @property
     def corpus(self) -> Split:

@@ -32,7 +32,8 @@ from sources import CACHE, SPLITS, Source, find_source, located
 
 FORMAT = 3              # goes up when the arrays change, so that old caches are not read
 KINDS = {"label": "cls", "qas": "qa"}   # the kind of a data set by a field of its records; "text" without
-BLOCK_LEN = {"qa": 512}                 # of a kind (section 4.1); 256 for any other
+# Parts of spaCy pipelines that take time and that named entities do not depend on.
+NOT_FOR_ENTITIES = ["tagger", "morphologizer", "parser", "attribute_ruler", "lemmatizer"]
 
 
 # ---------------------------------------------------------------- load
@@ -76,8 +77,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     splits = {split: Split(folder / split, special, meta["labels"], entities) for split in meta["splits"]}
     for split in splits.values():
         split.train = splits.get("train", split)
-    block_len = BLOCK_LEN.get(meta["kind"], 256)
-    data = Data(name, meta["kind"], splits, key, block_len, meta["joined"])
+    data = Data(name, meta["kind"], splits, key, meta["joined"])
     if runs.is_main_process():
         print(f"{name} ({data.kind}) in {folder}")
         for split in splits:
@@ -96,10 +96,10 @@ def describe(name: str, split: Split, unknown: int | None) -> None:
         counted = [f"{label} {n:,}" for label, n in zip(split.labels, counts, strict=True)]
         text += f"  {len(split.labels)} labels: {', '.join(counted)}"
     print(text, flush=True)
-    sample = split.input_ids[:1_000_000]
-    if np.count_nonzero(sample == unknown) > 0.2 * len(sample):
-        print(f"WARNING: {np.mean(sample == unknown):.0%} of the tokens of {name} are unknown to the "
-              "tokenizer: is the LM one for this language?", flush=True)
+    unknown_share = np.mean(split.input_ids[:1_000_000] == unknown)
+    if unknown_share > 0.2:
+        print(f"WARNING: {unknown_share:.0%} of the tokens of {name} are unknown to the tokenizer: is the LM "
+              "one for this language?", flush=True)
 
 
 # ---------------------------------------------------------------- records -> token arrays
@@ -129,7 +129,9 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
 
 
 def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]:
-    """What is left of train, and the splits that are cut from it: whole documents."""
+    """What is left of train, and the splits that are cut from it, whole documents each.
+
+    cut: split -> its share of the texts that are left by then"""
     parts = {}
     for part, share in cut.items():
         held_out = cut_docs(np.array([record["doc"] for record in train]), share)       # (N,)
@@ -141,8 +143,8 @@ def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]
 
 
 def with_docs(records: Iterable[dict]) -> Iterator[dict]:
-    """The records with "doc", which is the article, or else the same for texts that are equal up to entity
-    markers (<< >>, [[ ]]) and white space."""
+    """The records, each with the number of its document: its "doc", its article, or else a number that texts
+    share which are equal up to entity markers (<< >>, [[ ]]) and white space."""
     seen = {}
     for i, record in enumerate(records):
         doc = record.get("doc", record.get("article"))
@@ -291,7 +293,7 @@ def find_entities(split: Split, model: str) -> np.ndarray:
     """(T,) int32: the n-th named entity of its text for every token that overlaps one, else -1.
 
     spaCy reads the raw texts once; the result is kept in the split's folder."""
-    nlp = toy.entity_pipeline() if model == "toy" else load_spacy(model)
+    nlp = toy.entity_pipeline() if model == "toy" else load_spacy(model, exclude=NOT_FOR_ENTITIES)
     file = split.folder / f"ent-{Path(model).name}-{runs.digest(nlp.meta)}.bin"
     with FileLock(f"{file}.lock"):
         if not file.exists():
@@ -311,11 +313,6 @@ def load_spacy(name: str, **options):
 
 
 def run_spacy(split: Split, nlp) -> np.ndarray:
-    finders = [pipe for pipe in nlp.pipe_names if "doc.ents" in nlp.get_pipe_meta(pipe).assigns]
-    if not finders:
-        raise UserError(f"the spaCy model {nlp.meta['name']!r} finds no named entities; its components: "
-                        f"{', '.join(nlp.pipe_names) or 'none'}")
-    nlp.select_pipes(enable=["tok2vec", "transformer", *finders])
     entity_ids = np.full(len(split.input_ids), -1, np.int32)
     texts = (split.text(i) for i in range(len(split)))
     docs = tqdm(nlp.pipe(texts, batch_size=64), desc="named entities", total=len(split), disable=None)

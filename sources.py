@@ -129,8 +129,8 @@ def read_jsonl(path: Path) -> Iterator[dict]:
 def text_record(row: dict) -> dict:
     record = {"text": nonempty(row, "text")}
     if "label" in row:
-        numbered = isinstance(row["label"], int)
-        record["label"] = str(row["label"]) if numbered else nonempty(row, "label").strip()
+        is_number = isinstance(row["label"], int)
+        record["label"] = str(row["label"]) if is_number else nonempty(row, "label").strip()
     if "doc" in row:
         record["doc"] = row["doc"]
         if not isinstance(row["doc"], int) or not 0 <= row["doc"] < 2**31:
@@ -229,7 +229,7 @@ class Source:
     """Where the records of a data set come from. It is prepared again when one of its files changes (if you
     edit a reader, remove the folder that load() names)."""
     splits: dict[str, Path | list[dict]]                        # split -> its file, or its records
-    files: list[Path] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)             # what its checksum is made of
     cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> its share
     kind: str | None = None                                     # None: found by the fields (KINDS)
 
@@ -318,7 +318,8 @@ def find_source(name: str) -> Source:
 
 
 def from_files(files: dict[str, Path], **cut: float) -> Source:
-    """The source of some files; cut: the share of train that becomes a split which has no file."""
+    """The source of some files; cut: the share of train for each split that is cut from it where it has no
+    file."""
     missing = {split: share for split, share in cut.items() if split not in files}
     return Source(files, list(files.values()), missing)
 
