@@ -17,15 +17,16 @@ import torch
 
 from runs import UserError, stream
 
-# What a split's folder holds, NAME.bin each. T tokens, N texts, Q questions. Every data set has all of
-# TOKEN_ARRAYS; what one task alone has, such as a label per token, goes into TEXT_ARRAYS.
-TOKEN_ARRAYS = {"input_ids": np.int32, "word_ids": np.int32, "char_begin": np.int32, "char_end": np.int32,
-                "is_punct": np.bool_}
-TEXT_ARRAYS = {"token_start": np.int64, "byte_start": np.int64, "doc": np.int32, "label": np.int32,
-               "utf8": np.uint8}
-QUESTION_ARRAYS = {"question_tokens": np.int32, "question_start": np.int64, "question_text": np.int32,
-                   "answer": np.int32}
-ARRAYS = TOKEN_ARRAYS | TEXT_ARRAYS | QUESTION_ARRAYS
+# What a split's folder holds, NAME.bin each; `Split` says what they are. What one task alone has, such as a
+# label per token, is added here.
+ARRAYS = {
+    # Of every token.
+    "input_ids": np.int32, "word_ids": np.int32, "char_begin": np.int32, "char_end": np.int32,
+    "is_punct": np.bool_,
+    # Of every text.
+    "token_start": np.int64, "byte_start": np.int64, "utf8": np.uint8, "doc": np.int32, "label": np.int32,
+    # Of every question.
+    "question_tokens": np.int32, "question_start": np.int64, "question_text": np.int32, "answer": np.int32}
 
 
 @dataclass
@@ -130,7 +131,6 @@ class Data:
     kind: str                   # "cls", "qa", or "text": which finetune_*.py is its task
     splits: dict[str, Split]
     checksum: str               # of the raw files, the tokenizer, and how they were prepared
-    block_len: int              # tokens of a block of text in pre-training, by default
     joined: bool                # whether train and a corpus number their documents alike: both give "doc"
 
     def __getitem__(self, split: str) -> Split:
@@ -140,6 +140,11 @@ class Data:
             raise UserError(f"{self.name} has no {split} split. Allowed: {', '.join(self.splits)}"
                             f"{hints.get(split, '')}")
         return self.splits[split]
+
+    @property
+    def block_len(self) -> int:
+        """Tokens of a block of text in pre-training, by default (section 4.1)."""
+        return 512 if self.kind == "qa" else 256
 
     @property
     def corpus(self) -> Split:
@@ -215,8 +220,7 @@ def numbered(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of things with count (N,) pieces each: which thing each piece belongs to, and its number there from 0,
     (M,) int32 both."""
     thing = np.repeat(np.arange(len(count), dtype=np.int32), count)
-    first = np.cumsum(count) - count
-    return thing, (np.arange(len(thing)) - first[thing]).astype(np.int32)
+    return thing, (np.arange(len(thing)) - starts(count)[thing]).astype(np.int32)
 
 
 def blocks(split: Split, max_len: int) -> Pieces:

@@ -7,13 +7,15 @@
 Formats, also gzipped: .json (SQuAD 1.1, or emrQA), .jsonl (text, with label and doc where you have them, or
 MRQA), .csv and .tsv (text and label, or text alone), .txt (a corpus, one document per line; or JSON lines).
 """
+import collections
 import functools
 import hashlib
 import itertools
 import json
+import re
 import string
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +25,15 @@ from tqdm import tqdm
 
 import runs
 import toy
-from data import ARRAYS, TOKEN_ARRAYS, Data, SpecialTokens, Split, cut_docs, starts
+from data import ARRAYS, Data, SpecialTokens, Split, cut_docs, starts
 from models import load_tokenizer
 from runs import UserError
-from sources import CACHE, SPLITS, Source, find_source, located, with_docs
+from sources import CACHE, SPLITS, Source, find_source, located
 
 FORMAT = 3              # goes up when the arrays change, so that old caches are not read
 KINDS = {"label": "cls", "qas": "qa"}   # the kind of a data set by a field of its records; "text" without
-BLOCK_LEN = {"qa": 512}                 # of a kind (section 4.1); 256 for any other
+# Parts of spaCy pipelines that take time and that named entities do not depend on.
+NOT_FOR_ENTITIES = ["tagger", "morphologizer", "parser", "attribute_ruler", "lemmatizer"]
 
 
 # ---------------------------------------------------------------- load
@@ -42,8 +45,8 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     dev_share: share of train to cut as dev where there is none; kind: what the caller can work with ("cls",
     "qa"), None for all. Raises UserError."""
     source = find_source(name)
-    if dev_share is not None and "dev" not in source.readers:
-        if "train" not in source.readers:
+    if dev_share is not None and "dev" not in source.splits:
+        if "train" not in source.splits:
             raise UserError(f"--dev_share={dev_share}: {name} has no train split to cut from; text in a "
                             "file named train.txt, in a folder, is one")
         source.cut["dev"] = dev_share
@@ -53,7 +56,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     special = SpecialTokens.of(tokenizer)
 
     # What was prepared is found by the checksum of all that went into it.
-    how = [FORMAT, source.cut, list(source.readers), source.kind, tokenizer.backend_tokenizer.to_str()]
+    how = [FORMAT, source.cut, list(source.splits), source.kind, tokenizer.backend_tokenizer.to_str()]
     how += [(file.name, runs.checksum(file)) for file in source.files]
     key = hashlib.sha256(json.dumps(how).encode()).hexdigest()
     folder = CACHE / "prepared" / f"{Path(name).stem}-{key[:12]}"
@@ -74,8 +77,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     splits = {split: Split(folder / split, special, meta["labels"], entities) for split in meta["splits"]}
     for split in splits.values():
         split.train = splits.get("train", split)
-    block_len = BLOCK_LEN.get(meta["kind"], 256)
-    data = Data(name, meta["kind"], splits, key, block_len, meta["joined"])
+    data = Data(name, meta["kind"], splits, key, meta["joined"])
     if runs.is_main_process():
         print(f"{name} ({data.kind}) in {folder}")
         for split in splits:
@@ -94,58 +96,65 @@ def describe(name: str, split: Split, unknown: int | None) -> None:
         counted = [f"{label} {n:,}" for label, n in zip(split.labels, counts, strict=True)]
         text += f"  {len(split.labels)} labels: {', '.join(counted)}"
     print(text, flush=True)
-    sample = split.input_ids[:1_000_000]
-    if np.count_nonzero(sample == unknown) > 0.2 * len(sample):
-        print(f"WARNING: {np.mean(sample == unknown):.0%} of the tokens of {name} are unknown to the "
-              "tokenizer: is the LM one for this language?", flush=True)
+    unknown_share = np.mean(split.input_ids[:1_000_000] == unknown)
+    if unknown_share > 0.2:
+        print(f"WARNING: {unknown_share:.0%} of the tokens of {name} are unknown to the tokenizer: is the LM "
+              "one for this language?", flush=True)
 
 
 # ---------------------------------------------------------------- records -> token arrays
 
 def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     """Writes the arrays of every split and, last, meta.json."""
-    # Without a split there are no records of it.
-    train = source.readers.get("train", list)
-    corpus = source.readers.get("corpus", list)
-    labels = set()
-    docs = []
-    with located(f"{name}, train"):
-        # The first record tells which fields there are.
-        first = next(iter(train()), {})
-        fields = KINDS.keys() & first.keys()
-        # One pass over train: its labels, and which part each of its texts goes to.
-        for record in with_docs(train):
-            docs.append(record["doc"])
-            if "label" in fields:
-                labels.add(record["label"])
-    labels = sorted(labels)
-    part_of = cut_parts(np.array(docs), source.cut)                                 # (N,)
+    # Train is read at once: it tells which fields and labels there are, and other splits are cut from it.
+    train = list(source.records("train"))
+    first = train[0] if train else {}
+    fields = KINDS.keys() & first.keys()
+    labels = sorted({record["label"] for record in train if "label" in record})
+    joined = "doc" in first and "doc" in next(iter(source.records("corpus")), {})
 
-    records = {split: with_docs(reader) for split, reader in source.readers.items()}
-    for part in np.unique(part_of):
-        records[part] = itertools.compress(with_docs(train), part_of == part)
-    splits = [split for split in SPLITS if split in records]
-    for split in splits:
+    # The others are read as they are written.
+    splits = {split: with_docs(source.records(split)) for split in source.splits}
+    if "train" in splits:
+        splits |= cut_parts(list(with_docs(train)), source.cut)
+    names = [split for split in SPLITS if split in splits]
+    for split in names:
         # A corpus is text only.
         wanted = fields if split != "corpus" else set()
-        write_split(records[split], tokenizer, folder / split, wanted, labels, f"{name}, {split}")
+        write_split(splits[split], tokenizer, folder / split, wanted, labels, f"{name}, {split}")
 
     kind = source.kind or next((KINDS[field] for field in KINDS if field in fields), "text")
-    joined = "doc" in first and "doc" in next(iter(corpus()), {})
-    meta = {"kind": kind, "labels": labels, "splits": splits, "joined": joined}
+    meta = {"kind": kind, "labels": labels, "splits": names, "joined": joined}
     (folder / "meta.json").write_text(json.dumps(meta))
 
 
-def cut_parts(docs: np.ndarray, cut: dict[str, float]) -> np.ndarray:
-    """(N,) str: the split of each text of train, of which whole documents are cut."""
-    part_of = np.full(len(docs), "train", object)
+def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]:
+    """What is left of train, and the splits that are cut from it, whole documents each.
+
+    cut: split -> its share of the texts that are left by then"""
+    parts = {}
     for part, share in cut.items():
-        left = np.flatnonzero(part_of == "train")
-        held_out = left[cut_docs(docs[left], share)]
+        held_out = cut_docs(np.array([record["doc"] for record in train]), share)       # (N,)
         # Of a single document there is no part.
-        if len(held_out) < len(left):
-            part_of[held_out] = part
-    return part_of
+        if not held_out.all():
+            parts[part] = [record for record, out in zip(train, held_out, strict=True) if out]
+            train = [record for record, out in zip(train, held_out, strict=True) if not out]
+    return parts | {"train": train}
+
+
+def with_docs(records: Iterable[dict]) -> Iterator[dict]:
+    """The records, each with the number of its document: its "doc", its article, or else a number that texts
+    share which are equal up to entity markers (<< >>, [[ ]]) and white space."""
+    seen = {}
+    for i, record in enumerate(records):
+        doc = record.get("doc", record.get("article"))
+        # A corpus may be long: nothing is remembered of it.
+        if doc is None and record.keys() == {"text"}:
+            doc = i
+        elif doc is None:
+            plain = re.sub(r"<<|>>|\[\[|\]\]|\s+", "", record["text"]).lower()
+            doc = seen.setdefault(plain, i)
+        yield record | {"doc": doc}
 
 
 def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[str], labels: list[str],
@@ -154,29 +163,28 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
 
     fields: "label" and "qas", where they are to be written; every record must have them."""
     folder.mkdir(parents=True)
-    tables = vocabulary_tables(tokenizer)
-    n, n_questions = 0, 0
+    is_punct, is_special = vocabulary_tables(tokenizer)
+    n = 0
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
     while chunk := list(itertools.islice(records, 1000)):
-        arrays = text_arrays(chunk, tokenizer, *tables)
+        arrays = text_arrays(chunk, tokenizer, is_punct, is_special)
         with located(what):
             # A task of another shape: its arrays go here, and their names into data.ARRAYS.
             if "label" in fields:
                 arrays["label"] = [label_id(record["label"], labels) for record in chunk]
             if "qas" in fields:
                 arrays |= question_arrays(chunk, arrays, tokenizer, folder, n)
-                n_questions += len(arrays["answer"])
         append(folder, arrays)
         n += len(chunk)
     if n == 0:
         raise UserError(f"{what}: there is no text in it")
+    if "qas" in fields and (folder / "answer.bin").stat().st_size == 0:
+        raise UserError(f"{what}: there is no question in it")
     # Where each text, its characters and each question start, from how long they are.
     for name in ("token_start", "byte_start", "question_start"):
         file = folder / f"{name}.bin"
         if file.exists():
             starts(np.fromfile(file, ARRAYS[name])).tofile(file)
-    if "qas" in fields and n_questions == 0:
-        raise UserError(f"{what}: there is no question in it")
 
 
 def append(folder: Path, arrays: dict[str, Iterable]) -> None:
@@ -198,9 +206,10 @@ def vocabulary_tables(tokenizer) -> tuple[np.ndarray, np.ndarray]:
 
 def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: np.ndarray) -> dict:
     """The arrays of some texts: NAME -> one array per text."""
-    arrays = {name: [] for name in [*TOKEN_ARRAYS, "token_start", "byte_start", "utf8", "doc"]}
+    arrays = collections.defaultdict(list)
     texts = [record["text"] for record in chunk]
-    for record, encoding in zip(chunk, encode(tokenizer, texts), strict=True):
+    encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    for record, encoding in zip(chunk, encodings, strict=True):
         text, ids = record["text"], np.array(encoding.ids, np.int32)
         # Special tokens that stand in a text may have no word: None, which becomes nan, and that -1.
         word_ids = np.nan_to_num(np.array(encoding.word_ids, float), nan=-1)
@@ -221,10 +230,6 @@ def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: 
         arrays["utf8"].append(utf8)
         arrays["doc"].append(record["doc"])
     return arrays
-
-
-def encode(tokenizer, texts: list[str]) -> list:
-    return tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
 
 
 def after_marks(text: str) -> np.ndarray:
@@ -263,7 +268,8 @@ def question_arrays(chunk: list[dict], arrays: dict, tokenizer, folder: Path, n:
             references = qa.get("references") or [answer["text"] for answer in qa["answers"]]
             questions.append({"id": qa["id"], "question": qa["question"], "references": references})
     asked = [question["question"] for question in questions]
-    found["question_tokens"] = [encoding.ids for encoding in encode(tokenizer, asked)]
+    encodings = tokenizer.backend_tokenizer.encode_batch(asked, add_special_tokens=False)
+    found["question_tokens"] = [encoding.ids for encoding in encodings]
     found["question_start"] = [len(ids) for ids in found["question_tokens"]]
     with open(folder / "questions.jsonl", "a", encoding="utf-8") as f:
         f.writelines(json.dumps(question) + "\n" for question in questions)
@@ -287,7 +293,7 @@ def find_entities(split: Split, model: str) -> np.ndarray:
     """(T,) int32: the n-th named entity of its text for every token that overlaps one, else -1.
 
     spaCy reads the raw texts once; the result is kept in the split's folder."""
-    nlp = toy.entity_pipeline() if model == "toy" else load_spacy(model)
+    nlp = toy.entity_pipeline() if model == "toy" else load_spacy(model, exclude=NOT_FOR_ENTITIES)
     file = split.folder / f"ent-{Path(model).name}-{runs.digest(nlp.meta)}.bin"
     with FileLock(f"{file}.lock"):
         if not file.exists():
@@ -307,11 +313,6 @@ def load_spacy(name: str, **options):
 
 
 def run_spacy(split: Split, nlp) -> np.ndarray:
-    finders = [pipe for pipe in nlp.pipe_names if "doc.ents" in nlp.get_pipe_meta(pipe).assigns]
-    if not finders:
-        raise UserError(f"the spaCy model {nlp.meta['name']!r} finds no named entities; its components: "
-                        f"{', '.join(nlp.pipe_names) or 'none'}")
-    nlp.select_pipes(enable=["tok2vec", "transformer", *finders])
     entity_ids = np.full(len(split.input_ids), -1, np.int32)
     texts = (split.text(i) for i in range(len(split)))
     docs = tqdm(nlp.pipe(texts, batch_size=64), desc="named entities", total=len(split), disable=None)

@@ -16,7 +16,6 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from pathlib import Path
 
 import torch
@@ -28,6 +27,8 @@ from runs import UserError
 
 CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent / "cache"))
 SPLITS = ("train", "dev", "test", "corpus")
+# The split of a file by the first word of its name.
+SPLIT_NAMES = {split: split for split in SPLITS} | {"val": "dev", "valid": "dev", "validation": "dev"}
 
 # What reading a broken file raises; anything else is a defect of the program.
 BROKEN = (TypeError, ValueError, AttributeError, EOFError, csv.Error, zlib.error, gzip.BadGzipFile)
@@ -47,8 +48,7 @@ def located(where: object) -> Iterator[None]:
     except KeyError as e:
         raise UserError(f"{where}: the field {e} is missing") from e
     except json.JSONDecodeError as e:
-        several = e.msg == "Extra data" and e.lineno > 1
-        advice = "; one object per line? Then call the file .jsonl" if several else ""
+        advice = "; one object per line? Then call the file .jsonl" if e.msg == "Extra data" else ""
         raise UserError(f"{where}: not valid JSON: {e}{advice}") from e
     except BROKEN as e:
         raise UserError(f"{where}: {e}") from e
@@ -68,14 +68,13 @@ def format_of(path: Path) -> str:
     if suffix in (".json", ".jsonl", ".csv", ".tsv"):
         return suffix[1:]
     first = next((line for _, line in lines(path) if line.strip()), "")
-    # An opening brace, and then a quote, the closing brace, or the end of the line.
-    return "jsonl" if re.match(r'\s*\{\s*(["}]|$)', first) else "txt"
+    return "jsonl" if re.match(r'\s*\{\s*"', first) else "txt"
 
 
 def read(path: Path) -> Iterator[dict]:
     """The records of one file in any of the formats."""
-    readers = {"json": read_squad, "jsonl": read_jsonl, "csv": read_table, "tsv": read_table,
-               "txt": read_lines}
+    readers = {"json": read_squad, "jsonl": read_jsonl, "csv": read_table, "txt": read_lines,
+               "tsv": functools.partial(read_table, delimiter="\t")}
     with located(path):
         yield from readers[format_of(path)](path)
 
@@ -86,8 +85,8 @@ def read_lines(path: Path) -> Iterator[dict]:
             yield {"text": line.strip()}
 
 
-def read_table(path: Path) -> Iterator[dict]:
-    delimiter = "\t" if format_of(path) == "tsv" else ","
+def read_table(path: Path, delimiter: str = ",") -> Iterator[dict]:
+    # Texts may be longer than what the csv module allows.
     csv.field_size_limit(2**31 - 1)
     table = csv.DictReader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
     columns = ["text"] if table.fieldnames == ["text"] else ["text", "label"]
@@ -96,7 +95,7 @@ def read_table(path: Path) -> Iterator[dict]:
                         f"has {', '.join(table.fieldnames)}; rename yours")
     while True:
         # A quoted cell may run over lines: the place of a row is where it begins.
-        with located(f"{path}:{table.reader.line_num + 1}"):
+        with located(f"{path}:{table.line_num + 1}"):
             row = next(table, None)
             if row is None:
                 return
@@ -118,7 +117,7 @@ def read_jsonl(path: Path) -> Iterator[dict]:
             if not isinstance(row, dict):
                 raise ValueError(f"a line must be one JSON object, but this is a {type(row).__name__}")
             # MRQA begins with a header.
-            if "header" in row and "text" not in row:
+            if row.keys() == {"header"}:
                 continue
             record = mrqa_record(row) if "context" in row else text_record(row)
             fields = fields or record.keys()
@@ -130,8 +129,8 @@ def read_jsonl(path: Path) -> Iterator[dict]:
 def text_record(row: dict) -> dict:
     record = {"text": nonempty(row, "text")}
     if "label" in row:
-        numbered = isinstance(row["label"], int)
-        record["label"] = str(row["label"]) if numbered else nonempty(row, "label").strip()
+        is_number = isinstance(row["label"], int)
+        record["label"] = str(row["label"]) if is_number else nonempty(row, "label").strip()
     if "doc" in row:
         record["doc"] = row["doc"]
         if not isinstance(row["doc"], int) or not 0 <= row["doc"] < 2**31:
@@ -188,25 +187,24 @@ def read_squad(path: Path) -> Iterator[dict]:
 
 
 def read_note(note: dict) -> Iterator[dict]:
-    """A clinical note of emrQA, with the questions that have one piece of evidence in it. Lists, yes/no
-    questions, and the classes that the smoking and obesity parts ask for are dropped."""
+    """A clinical note of emrQA, with the questions that have one piece of evidence in it, which is taken
+    where it first occurs. Lists, yes/no questions, and the classes that the smoking and obesity parts ask for
+    are dropped."""
     note_lines = note["context"]
     if isinstance(note_lines, str):
         note_lines = note_lines.splitlines()
-    text = "\n".join(line.strip() for line in note_lines).encode("utf-8", "replace").decode()
+    text = "\n".join(line.strip() for line in note_lines)
     qas = []
     for i, qa in enumerate(note["qas"]):
-        words = evidence_of(qa)
-        if not words:
+        evidence = evidence_of(qa)
+        if not evidence:
             continue
-        # Where they stand in the note, up to white space.
-        found = list(re.finditer(r"(?<!\w)" + r"\s+".join(map(re.escape, words)) + r"(?!\w)", text))
+        # White space may differ, and a part of a longer word does not count.
+        words = r"\s+".join(map(re.escape, evidence.split()))
+        found = re.search(rf"(?<!\w){words}(?!\w)", text)
         if not found:
             continue
-        line = line_of(qa["answers"][-1].get("evidence_start"), note_lines)
-        if line is not None:
-            found.sort(key=lambda match: abs(text.count("\n", 0, match.start()) - line))
-        answer = {"text": found[0][0], "start": found[0].start()}
+        answer = {"text": found[0], "start": found.start()}
         questions = [qa["question"]] if isinstance(qa["question"], str) else qa["question"]
         for j, question in enumerate(questions):
             if question.strip():
@@ -215,38 +213,13 @@ def read_note(note: dict) -> Iterator[dict]:
         yield {"text": text, "qas": qas}
 
 
-def evidence_of(qa: dict) -> list[str]:
-    """The words of the one piece of evidence for the answers of a question; none where there is not one."""
+def evidence_of(qa: dict) -> str:
+    """The one piece of evidence for the answers of a question; "" where there is not one."""
     evidence = {str(answer.get("evidence") or "").strip() for answer in qa["answers"]}
     said = {str(a.get("text", a.get("evidence")) or "").strip().lower() for a in qa["answers"]}
     if len(evidence) != 1 or said <= {"", "yes", "no"}:
-        return []
-    return evidence.pop().split()
-
-
-def line_of(place: object, note_lines: list[str]) -> int | None:
-    """The line, from 0, in which emrQA says that evidence starts; None where it does not say."""
-    if not isinstance(place, int):
-        return None
-    if place <= len(note_lines):
-        return place - 1
-    # The part on risk counts characters, not lines from 1.
-    return "\n".join(note_lines).count("\n", 0, place)
-
-
-def with_docs(reader: Callable[[], Iterable[dict]]) -> Iterator[dict]:
-    """The records with "doc", which is the article, or else the same for texts that are equal up to entity
-    markers (<< >>, [[ ]]) and white space."""
-    seen = {}
-    for i, record in enumerate(reader()):
-        doc = record.get("doc", record.get("article"))
-        # A corpus may be long: nothing is remembered of it.
-        if doc is None and record.keys() == {"text"}:
-            doc = i
-        elif doc is None:
-            plain = re.sub(r"<<|>>|\[\[|\]\]|\s+", "", record["text"]).lower()
-            doc = seen.setdefault(hash(plain), i)
-        yield record | {"doc": doc}
+        return ""
+    return evidence.pop()
 
 
 # ---------------------------------------------------------------- data sets by name or path
@@ -255,10 +228,15 @@ def with_docs(reader: Callable[[], Iterable[dict]]) -> Iterator[dict]:
 class Source:
     """Where the records of a data set come from. It is prepared again when one of its files changes (if you
     edit a reader, remove the folder that load() names)."""
-    readers: dict[str, Callable[[], Iterable[dict]]]            # split -> its records
-    files: list[Path]
+    splits: dict[str, Path | list[dict]]                        # split -> its file, or its records
+    files: list[Path] = field(default_factory=list)             # what its checksum is made of
     cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> its share
     kind: str | None = None                                     # None: found by the fields (KINDS)
+
+    def records(self, split: str) -> Iterable[dict]:
+        """The records of a split, read anew from its file each time; none where there is no such split."""
+        found = self.splits.get(split, [])
+        return read(found) if isinstance(found, Path) else found
 
 
 MRQA = "https://s3.us-east-2.amazonaws.com/mrqa/release/v2/"
@@ -300,7 +278,7 @@ def download(url: str, file: Path, sha256: str | None, folder: Path) -> None:
     """Fetches a file with a progress bar, and checks it. folder: where files of one's own would go"""
     try:
         torch.hub.download_url_to_file(url, str(file), hash_prefix=sha256)
-    except (OSError, RuntimeError, HTTPException) as e:
+    except (OSError, RuntimeError) as e:
         raise UserError(f"{url}: cannot be downloaded ({e}); files of your own go into {folder}, or use "
                         "--dataset=PATH") from e
 
@@ -316,7 +294,7 @@ def emrqa() -> Source:
 
 def toy_source(name: str) -> Source:
     records = toy.TASKS[name]()
-    return Source({split: functools.partial(iter, records[split]) for split in SPLITS}, [Path(toy.__file__)])
+    return Source({split: records[split] for split in SPLITS}, [Path(toy.__file__)])
 
 
 # Every data set that has a name: a function () -> Source.
@@ -340,33 +318,25 @@ def find_source(name: str) -> Source:
 
 
 def from_files(files: dict[str, Path], **cut: float) -> Source:
-    """The source of some files; cut: the share of train that becomes a split which has no file."""
-    readers = {split: functools.partial(read, file) for split, file in files.items()}
+    """The source of some files; cut: the share of train for each split that is cut from it where it has no
+    file."""
     missing = {split: share for split, share in cut.items() if split not in files}
-    return Source(readers, list(files.values()), missing)
+    return Source(files, list(files.values()), missing)
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
-    """Files named train, dev, test or corpus, also dev-v1.1.json, val-00000-of-00001.jsonl and the like; a
-    file that is alone is train."""
-    files = []
+    """Files named train, dev, test or corpus, also dev-v1.1.json, val-00000-of-00001.jsonl and the like."""
     found = {}
     for file in sorted(folder.iterdir()):
         name = file.name.lower()
-        if not re.search(r"\.(jsonl?|csv|tsv|txt)(\.gz)?$", name):
+        split = SPLIT_NAMES.get(re.split(r"[\W_]", name)[0])
+        if split is None or not re.search(r"\.(jsonl?|csv|tsv|txt)(\.gz)?$", name):
             continue
-        files.append(file)
-        split = re.split(r"[\W_]", name)[0]
-        if split in ("val", "valid", "validation"):
-            split = "dev"
         if split in found:
             raise UserError(f"{folder}: {found[split].name} and {file.name} could be {split}; join them, or "
                             "keep one")
-        if split in SPLITS:
-            found[split] = file
-    if not found and len(files) == 1:
-        found["train"] = files[0]
+        found[split] = file
     if not found:
         raise UserError(f"{folder}: no file named train, dev, test or corpus (.json .jsonl .csv .tsv .txt, "
-                        "also .gz) in this folder")
+                        "also .gz) in this folder; or give the path of one file")
     return found

@@ -1,5 +1,4 @@
 """A third kind of task, beside classification and questions: one file, and a source of that kind."""
-import functools
 import re
 
 import numpy as np
@@ -92,7 +91,7 @@ def counting(tmp_path, monkeypatch):
     rows = []
     for i in range(60):
         rows.append({"text": f"text {i}: tom" + " nas" * (i % 4), "label": str(i % 4)})
-    source = sources.Source({"train": functools.partial(iter, rows)}, [], kind="score")
+    source = sources.Source({"train": rows}, kind="score")
     monkeypatch.setitem(sources.DATASETS, "counting", lambda: source)
 
 
