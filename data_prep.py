@@ -322,6 +322,9 @@ def run_spacy(split: Split, nlp) -> np.ndarray:
             first = np.searchsorted(split.char_end[tokens], entity.start_char, "right")
             stop = np.searchsorted(split.char_begin[tokens], entity.end_char)
             entity_ids[tokens][first:stop] = n
+    if (entity_ids < 0).all():
+        raise UserError(f"the spaCy model {nlp.meta['name']!r} finds no named entity in this text; its "
+                        f"components: {', '.join(nlp.pipe_names) or 'none'}")
     return entity_ids
 
 

@@ -447,10 +447,12 @@ def test_entities_are_where_spacy_finds_them(tmp_path, tok):
     assert len(kept) == 1 and (again.entity_ids == corpus.entity_ids).all()
 
 
-def test_a_spacy_model_that_is_not_installed(tmp_path, tok):
+def test_a_spacy_model_that_finds_no_entities(tmp_path, tok):
+    spacy.blank("en").to_disk(tmp_path / "blank")
     (tmp_path / "c.txt").write_text("Berlin\n")
-    with pytest.raises(UserError, match="'no_model' is not installed"):
-        load(str(tmp_path / "c.txt"), tok, spacy_model="no_model").corpus.entity_ids  # noqa: B018
+    for model, said in ((tmp_path / "blank", "finds no named entity"), ("no_model", "is not installed")):
+        with pytest.raises(UserError, match=said):
+            load(str(tmp_path / "c.txt"), tok, spacy_model=str(model)).corpus.entity_ids  # noqa: B018
 
 
 def test_the_entities_of_the_toy_world_are_its_names():
