@@ -45,10 +45,10 @@ class Config:
 # ---------------------------------------------------------------- lines
 
 def read(files: list[str], split: str | None) -> pd.DataFrame:
-    """The lines of one split, a row and seed once, the paper's rows first. UserError where they contradict.
+    """The lines of one split, one for each data set, LM, row and seed; the paper's rows first.
 
-    Columns: those of the file, with short names of data set and LM; the name of the "row", the "hours" of
-    all stages, "where" a line stands, and "facts": what should be the same in lines that are compared."""
+    Columns: those of the files, with short names of data set and LM, and row (its name), hours (of all
+    stages), where (file:line), facts (scores and settings by name). UserError where lines contradict."""
     found = []
     for file in files:
         if not Path(file).is_file():
@@ -77,7 +77,7 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
                              f"{', '.join(splits)}")
     lines = lines[lines["split"] == split]
 
-    # Rows that are not the paper's have no place in it, and come last.
+    # In the paper's order; what is not in the paper has no place, and comes last.
     place = {row: i for i, row in enumerate(PAPER.columns)}
     lines = lines.assign(place=lines["row"].map(place)).sort_values(["place", "seed"])
     # Where a seed stands twice, also its scores must be the same.
@@ -162,12 +162,13 @@ def holm(p: pd.Series) -> pd.Series:
 
 
 def compare(scores: pd.DataFrame, primary: str | None = None) -> pd.DataFrame:
-    """Every row of several seeds against random. The primary comparison is tested alone, uncorrected; all
-    others are corrected among themselves.
+    """Every row of several seeds against random: a table with a line per row.
 
-    scores: rows x seeds. Columns: n seeds that both have; mean difference, its standard deviation sd, low and
-    high end of its Student's t 95 % interval, in points; tests: over how many p is corrected; p, and the
-    difference that so many seeds would find: NaN of too few seeds."""
+    The primary row is tested alone, uncorrected; all others are corrected among themselves.
+
+    scores: rows x seeds
+    Columns: n, the seeds that both have; difference (mean), sd, low and high (Student's t 95 % interval), in
+    points; tests, over which p is corrected; p and detectable, NaN where there are too few seeds."""
     d = differences(scores)
     d = d[d.count(axis=1) > 1]
     found = pd.DataFrame({"n": d.count(axis=1), "difference": d.mean(axis=1), "sd": d.std(axis=1)})
@@ -221,8 +222,8 @@ def planned(compared: pd.DataFrame, metric: str, points: float) -> str:
 
 
 def notes(lines: pd.DataFrame, primary: str | None) -> list[str]:
-    """What was compared: the settings of random (else of the first row) that decide most, and rows that
-    differ from it in more than their maskers."""
+    """What was compared: the settings of random (without it, of the first row), and rows that differ from it
+    in more than their maskers."""
     firsts = lines.drop_duplicates("row").set_index("row")
     base = firsts.loc["random"] if "random" in firsts.index else firsts.iloc[0]
     facts = base["facts"]
@@ -247,8 +248,7 @@ def formatted(numbers: pd.Series, form: str) -> pd.Series:
 
 
 def score_table(lines: pd.DataFrame, metric: str, compared: pd.DataFrame) -> pd.DataFrame:
-    """The paper's table of one data set, LM and metric, as text: its own figures beside ours, and the
-    evidence."""
+    """The table of one data set, LM and metric, as text: our scores, the paper's figures, the evidence."""
     dataset, lm, split = lines.iloc[0][["dataset", "lm", "split"]]
     scores = scores_of(lines, metric)
     d = differences(scores)
@@ -287,7 +287,7 @@ def forest(compared: dict[str, pd.DataFrame], title: str, file: Path) -> None:
     for ax, (metric, found) in zip(panels, compared.items(), strict=True):
         ax.axvline(0, color="grey", linestyle=":", linewidth=1)
         half = found["high"] - found["difference"]
-        ax.errorbar(found["difference"], found.index, xerr=half, fmt="o", color="#1f3b57", linewidth=2)
+        ax.errorbar(found["difference"], found.index, xerr=half, fmt="o", color=plots.BLUE, linewidth=2)
         ax.set(ylim=(n_rows - 0.5, -0.5), xlabel=f"{metric}, points above random")
     fig.suptitle(f"{title}: 95 % intervals", fontsize=11)
     plots.save(fig, file)
