@@ -7,6 +7,9 @@ from scipy import stats
 
 from runs import atomic_write
 
+BLUE = "#1f3b57"
+ORANGE = "#d08c3c"
+
 
 def save(fig: Figure, file: Path) -> None:
     """Writes a picture as PNG, its axes without a frame."""
@@ -20,23 +23,25 @@ def curves(metrics: list[dict], file: Path) -> None:
     """The paper's learning curves, from the records of metrics.jsonl, one per episode."""
     fig = Figure(figsize=(12, 3.4), layout="constrained")
     regret, entropy, loss = fig.subplots(1, 3)
-    x = np.arange(1, len(metrics) + 1)
-    regret.plot(x, x, color="grey", linewidth=1, label="worst case")
-    entropy.plot(x, [m["random_entropy"] for m in metrics], color="grey", linewidth=1, label="uniform")
-    for name, color in (("learner", "#1f3b57"), ("opponent", "#d08c3c")):
+    episodes = range(1, len(metrics) + 1)
+    uniform = [m["random_entropy"] for m in metrics]
+    regret.plot(episodes, episodes, color="grey", linewidth=1, label="worst case")
+    entropy.plot(episodes, uniform, color="grey", linewidth=1, label="uniform")
+    for name, color in (("learner", BLUE), ("opponent", ORANGE)):
         # Without self-play there is no opponent.
         if f"{name}_score" in metrics[0]:
             lost = np.cumsum([m[f"{name}_score"] < m["random_score"] for m in metrics])
             losses = [m[f"{name}_policy_loss"] + m[f"{name}_value_loss"] for m in metrics]
-            regret.plot(x, lost, ".-", color=color, label=name)
-            entropy.plot(x, [m[f"{name}_entropy"] for m in metrics], ".-", color=color, label=name)
-            loss.plot(x, losses, ".-", color=color, label=name)
-    loss.set(title="loss of an action in replay")
+            entropies = [m[f"{name}_entropy"] for m in metrics]
+            regret.plot(episodes, lost, ".-", color=color, label=name)
+            entropy.plot(episodes, entropies, ".-", color=color, label=name)
+            loss.plot(episodes, losses, ".-", color=color, label=name)
     regret.set(title="episodes lost against random, so far", ylim=(0, None))
     regret.yaxis.get_major_locator().set_params(integer=True)
-    entropy.set(title="mean entropy of the policy, nats", ylim=(0, 1.1 * metrics[0]["random_entropy"]))
+    entropy.set(title="mean entropy of the policy, nats", ylim=(0, 1.1 * uniform[0]))
+    loss.set(title="loss of an action in replay")
     for ax in (regret, entropy, loss):
-        ax.set(xlabel="episode", xlim=(0, len(x) + 1))
+        ax.set(xlabel="episode", xlim=(0, len(metrics) + 1))
         ax.xaxis.get_major_locator().set_params(integer=True)
         ax.legend(frameon=False, fontsize=8)
     save(fig, file)
@@ -46,8 +51,9 @@ def held_out_curve(rows: list[dict], file: Path) -> None:
     """Perplexity of held-out text against steps, from rows with "step" and "held_out_loss"."""
     fig = Figure(figsize=(5, 3.2), layout="constrained")
     ax = fig.subplots()
+    steps = [row["step"] for row in rows]
     perplexity = np.exp([row["held_out_loss"] for row in rows])
-    ax.plot([row["step"] for row in rows], perplexity, ".-", color="#1f3b57")
+    ax.plot(steps, perplexity, ".-", color=BLUE)
     ax.set(xlabel="step", ylabel="perplexity of held-out text")
     save(fig, file)
 
@@ -55,10 +61,10 @@ def held_out_curve(rows: list[dict], file: Path) -> None:
 def worth_table(names: list[str], worth: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
     """What a search found, best first: a row per feature, its worth and 95 % interval in each metric.
 
-    worth: {metric: (mean (d,), half of the interval (d,))}, the first of them decides about the order."""
+    worth: {metric: (mean (d,), half of the interval (d,))}; the first metric decides about the order."""
     lines = [f"{'worth of 1 sd, x 100':20}" + "".join(f"{metric:>29}" for metric in worth)]
-    first, _ = next(iter(worth.values()))
-    for i in np.argsort(-first):
+    first_mean, _ = next(iter(worth.values()))
+    for i in np.argsort(-first_mean):
         line = f"{names[i]:20}"
         for mean, half in worth.values():
             low, high = 100 * (mean[i] - half[i]), 100 * (mean[i] + half[i])
@@ -72,12 +78,14 @@ def predicted(expected: np.ndarray, y: np.ndarray) -> str:
 
     The correlation falls again once a search has learned, as then it expects the same of every pair; so the
     share of winners that were foreseen comes first."""
-    told = (expected * y)[expected * y != 0]
-    if len(told) < 4:
+    # Positive where the winner was foreseen; 0 where nothing was expected, or nobody won.
+    agreement = expected * y
+    right = int(np.sum(agreement > 0))
+    pairs = np.count_nonzero(agreement)
+    if pairs < 4:
         return "too few pairs to say how well outcomes were predicted"
-    right = int((told > 0).sum())
-    p = stats.binomtest(right, len(told), 0.5, "greater").pvalue
-    return (f"the player that was expected to win won in {right} of {len(told)} pairs (p = {p:.2g}); "
+    p = stats.binomtest(right, pairs, 0.5, "greater").pvalue
+    return (f"the player that was expected to win won in {right} of {pairs} pairs (p = {p:.2g}); "
             f"correlation of expectations and outcomes {np.corrcoef(expected, y)[0, 1]:.2f}")
 
 
@@ -89,10 +97,10 @@ def draw_worth(names: list[str], worth: np.ndarray, half: np.ndarray, expected: 
     left, right = fig.subplots(1, 2, width_ratios=(3, 2))
     order = np.argsort(worth)
     left.axvline(0, color="grey", linestyle=":", linewidth=1)
-    left.errorbar(100 * worth[order], range(len(names)), xerr=100 * half[order], fmt="o", color="#1f3b57")
+    left.errorbar(100 * worth[order], range(len(names)), xerr=100 * half[order], fmt="o", color=BLUE)
     left.set_yticks(range(len(names)), [names[i] for i in order])
     left.set(xlabel="worth of masking 1 sd more of it, x 100; 95 % intervals")
     right.axhline(0, color="grey", linestyle=":", linewidth=1)
-    right.plot(100 * expected, 100 * y, "o", color="#d08c3c")
+    right.plot(100 * expected, 100 * y, "o", color=ORANGE)
     right.set(xlabel="expected difference of a pair", ylabel="outcome")
     save(fig, file)

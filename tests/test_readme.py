@@ -50,7 +50,5 @@ def test_the_readmes_table_is_that_of_report_py():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = text.partition("<!-- results -->\n")[2].partition("\n<!-- /results -->")[0]
     lines = report.read([str(ROOT / "results/study-chemprot-1000.jsonl")], "test")
-    rows = report.grouped(lines)["chemprot", "minilm"]
-    tested = report.compare(rows, "accuracy", "sampled")
-    table = report.score_table("chemprot", "minilm", rows, "accuracy", tested)
-    assert shown == report.markdown_table(table)
+    tested = report.compare(report.scores_of(lines, "accuracy"), "sampled")
+    assert shown == report.markdown_table(report.score_table(lines, "accuracy", tested))

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT, SHARED, call, needs_shared
 from matplotlib.figure import Figure
@@ -15,7 +16,7 @@ from scipy import stats
 import plots
 import report
 import train_nmg
-from report import half_width, holm, sign_flips
+from report import holm, sign_flips
 from runs import UserError
 
 
@@ -44,29 +45,46 @@ def add(folder, masker="random", seed=0, score=75.0, dataset="reviews", lm="mini
         f.write(json.dumps(line | changed) + "\n")
 
 
-def groups_of(folder, split="test", files=("results.jsonl",)):
-    return report.grouped(report.read([str(folder / file) for file in files], split))
+def read(folder, split="test", files=("results.jsonl",)):
+    return report.read([str(folder / file) for file in files], split)
 
 
-def score_table(dataset, lm, rows, metric):
-    return report.score_table(dataset, lm, rows, metric, report.compare(rows, metric))
+def compare(lines, metric="accuracy", primary=None):
+    return report.compare(report.scores_of(lines, metric), primary)
+
+
+def score_table(lines, metric="accuracy"):
+    return report.score_table(lines, metric, compare(lines, metric))
+
+
+def differences(lines):
+    """{row: its differences to random in accuracy, of the seeds that both have}"""
+    found = report.differences(report.scores_of(lines, "accuracy"))
+    return {row: d.dropna().to_numpy() for row, d in found.iterrows()}
 
 
 def table_of(folder, metric="accuracy"):
     """{row: {column: cell}} of the only table of this metric."""
-    ((dataset, lm), rows), = groups_of(folder).items()
-    header, *body = score_table(dataset, lm, rows, metric)
-    return {cells[0]: dict(zip(header[1:], cells[1:], strict=True)) for cells in body}
+    lines = read(folder)
+    assert len(lines.groupby(["dataset", "lm"])) == 1
+    return score_table(lines, metric).to_dict("index")
 
 
 def notes_of(folder):
-    rows, = groups_of(folder).values()
-    return report.rows_unlike_random(rows)
+    """The settings, and the rows that differ in them."""
+    settings, *differing = report.notes(read(folder), None)
+    return settings, differing
+
+
+def against_zero(ds):
+    """Of differences (rows, seeds) the comparison with a random that always scores 0."""
+    scores = pd.DataFrame(np.vstack([ds, np.zeros((1, ds.shape[1]))]))
+    return report.compare(scores.rename(index={len(ds): "random"}))
 
 
 def refused(folder, **how):
     with pytest.raises(UserError) as error:
-        groups_of(folder, **how)
+        read(folder, **how)
     return str(error.value)
 
 
@@ -97,31 +115,36 @@ def test_beyond_16_seeds_flips_are_drawn(rng):
 
 
 def test_the_interval_is_that_of_scipys_t_test(rng):
-    d = rng.normal(1, 2, 6)
-    low, high = stats.ttest_1samp(d, 0).confidence_interval(0.95)
-    assert (d.mean() - half_width(d), d.mean() + half_width(d)) == pytest.approx((low, high))
+    d = rng.normal(1, 2, (4, 6))
+    found = against_zero(d)
+    low, high = stats.ttest_1samp(d, 0, axis=1).confidence_interval(0.95)
+    np.testing.assert_allclose(found["low"], low)
+    np.testing.assert_allclose(found["high"], high)
     # t(.975) of 2 degrees of freedom is 4.303; the standard error of 1, 2, 3 is 1 / sqrt(3).
-    assert half_width(np.array([1.0, 2.0, 3.0])) == pytest.approx(4.303 / math.sqrt(3), abs=1e-3)
+    found = against_zero(np.array([[1.0, 2.0, 3.0]])).loc[0]
+    assert found["high"] - 2 == pytest.approx(4.303 / math.sqrt(3), abs=1e-3)
+    assert 2 - found["low"] == pytest.approx(4.303 / math.sqrt(3), abs=1e-3)
 
 
 @pytest.mark.parametrize("seeds", [3, 6])
 def test_coverage_with_few_seeds(seeds, rng):
     """The interval holds the truth 95 times in 100; a plain bootstrap of three seeds far less often."""
-    ours = bootstrap = 0
-    for _ in range(1000):
-        d = 1 + 2 * rng.normal(size=seeds)
-        ours += abs(d.mean() - 1) <= half_width(d)
+    studies = 1 + 2 * rng.normal(size=(1000, seeds))
+    found = against_zero(studies)
+    ours = (found["low"] <= 1) & (found["high"] >= 1)
+    bootstrap = 0
+    for d in studies:
         low, high = np.percentile(d[rng.integers(seeds, size=(200, seeds))].mean(1), [2.5, 97.5])
         bootstrap += low <= 1 <= high
-    assert 0.93 < ours / 1000 < 0.97
+    assert 0.93 < ours.mean() < 0.97
     assert bootstrap / 1000 < 0.91
 
 
 def test_holm_by_hand():
     # .01 x 4, .02 x 3, then .03 x 2 may not be less than .06, .5 x 1
-    assert holm([0.5, 0.01, 0.03, 0.02]) == pytest.approx([0.5, 0.04, 0.06, 0.06])
-    assert holm([0.6, 0.7]) == pytest.approx([1, 1])
-    assert list(holm([])) == []
+    assert list(holm(pd.Series([0.5, 0.01, 0.03, 0.02]))) == pytest.approx([0.5, 0.04, 0.06, 0.06])
+    assert list(holm(pd.Series([0.6, 0.7]))) == pytest.approx([1, 1])
+    assert list(holm(pd.Series([], dtype=float))) == []
 
 
 def test_holm_is_that_of_the_textbook_loop(rng):
@@ -132,7 +155,7 @@ def test_holm_is_that_of_the_textbook_loop(rng):
                 if p[i] > level / (5 - step):
                     break
                 rejected.add(int(i))
-            assert set(np.flatnonzero(holm(p) <= level)) == rejected
+            assert set(np.flatnonzero(holm(pd.Series(p)) <= level)) == rejected
 
 
 # ---------------------------------------------------------------- tables
@@ -156,7 +179,7 @@ def study(tmp_path):
 
 def test_known_differences_are_found(study):
     found = table_of(study)
-    assert list(found) == report.ORDER[:7]
+    assert list(found) == list(report.PAPER.columns[:7])
     for row, points in zip(found, MASKERS.values(), strict=True):
         if row == "random":
             continue
@@ -183,10 +206,10 @@ def test_scores_paper_and_hours(study):
 
 
 def test_detectable_is_what_a_paired_t_test_finds(study):
-    rows = groups_of(study)["chemprot", "bert-base-uncased"]
-    d = report.differences(rows, "accuracy")["nmg"]
+    lines = read(study)
+    d = differences(lines)["nmg"]
     shown = float(table_of(study)["nmg"]["detectable"])
-    threshold = stats.t.ppf(1 - 0.05 / 2 / len(report.compare(rows, "accuracy")), 8)
+    threshold = stats.t.ppf(1 - 0.05 / 2 / len(compare(lines)), 8)
     power = 1 - stats.nct.cdf(threshold, 8, shown / stats.sem(d))
     assert shown == pytest.approx((threshold + stats.t.ppf(0.8, 8)) * stats.sem(d), abs=0.005)
     assert power == pytest.approx(0.8, abs=0.03)
@@ -276,9 +299,8 @@ def test_other_lms_have_no_figures_of_the_paper(tmp_path):
     add(tmp_path, dataset="ChemProt", lm="org/bert-base-uncased")
     add(tmp_path, dataset="ChemProt", lm="org/bert-base-uncased", split="dev")
     for split in ("test", "dev"):
-        for (dataset, lm), rows in groups_of(tmp_path, split).items():
-            header = score_table(dataset, lm, rows, "accuracy")[0]
-            assert ("paper" in header) == ((lm, split) == ("bert-base-uncased", "test"))
+        for (_, lm), lines in read(tmp_path, split).groupby(["dataset", "lm"]):
+            assert ("paper" in score_table(lines)) == ((lm, split) == ("bert-base-uncased", "test"))
 
 
 def test_no_random_row(tmp_path):
@@ -292,8 +314,7 @@ def test_no_random_row(tmp_path):
 def test_the_papers_figures():
     text = (SHARED / "design/PAPER.md").read_text()
     theirs = Counter(re.findall(r"\d+\.\d+±\d*\.\d+", text[text.index("## Tables"):]))
-    for figures in report.PAPER.values():
-        theirs.subtract(figures.values())
+    theirs.subtract(report.PAPER.stack().dropna())
     # NMG's row, again in table 3
     assert +theirs == Counter(["48.75±.08", "63.55±.14"])
     assert not -theirs
@@ -320,7 +341,7 @@ def test_the_same_settings_with_another_score(tmp_path):
     assert "accuracy 60.0 (50.0)" in refused(tmp_path)
 
 
-@pytest.mark.parametrize("changed", [{"config": {"lr": 1e-3}}, {"pretraining": {"p": 0.3}}, {"version": 1},
+@pytest.mark.parametrize("changed", [{"config": {"lr": 1e-3}}, {"pretraining": {"p": 0.3}},
                                      {"pretraining": {"masker_code": "b"}}])
 def test_a_row_has_the_same_settings_for_all_seeds(tmp_path, changed):
     add(tmp_path, "my.py:rare", 0, pretraining=None if "pretraining" not in changed else {"masker_code": "a"})
@@ -340,9 +361,9 @@ def test_policies_of_another_seed(tmp_path):
     """Each seed of a row may have a policy of its own, but no seed two."""
     add(tmp_path, "nmg:a", 0, policy={"seed": 0, "checksum": "a"})
     add(tmp_path, "nmg:b", 1, policy={"seed": 1, "checksum": "b"})
-    assert len(groups_of(tmp_path)["reviews", "minilm"]["nmg"]) == 2
+    assert list(read(tmp_path)["seed"]) == [0, 1]
     add(tmp_path, "nmg:b", 0, policy={"seed": 1, "checksum": "b"})
-    assert "policy.seed 1 (0), policy.checksum b (a)" in refused(tmp_path)
+    assert "pretraining.policy.seed 1 (0), pretraining.policy.checksum b (a)" in refused(tmp_path)
 
 
 def test_rows_with_other_settings_are_named(tmp_path):
@@ -350,10 +371,10 @@ def test_rows_with_other_settings_are_named(tmp_path):
         add(tmp_path, "none", seed)
         add(tmp_path, "random", seed)
         add(tmp_path, "my.py:rare", seed, pretraining={"masker_code": "a"})
-    assert notes_of(tmp_path) == []
+    assert notes_of(tmp_path)[1] == []
     add(tmp_path, "nmg:a", 0, pretraining={"p": 0.05, "epochs": 3}, policy={"self_play": True})
     add(tmp_path, "whole", 0, config={"lr": 1e-3})
-    assert notes_of(tmp_path) == [
+    assert notes_of(tmp_path)[1] == [
         "- whole (random) differs in more than its masker: lr 0.001 (0.0002).",
         "- nmg (random) differs in more than its masker: pretraining.p 0.05 (0.15), "
         "pretraining.epochs 3 (1)."]
@@ -361,11 +382,9 @@ def test_rows_with_other_settings_are_named(tmp_path):
 
 def test_the_settings_of_random_are_named(tmp_path):
     add(tmp_path, "none", 0, config={"lr": 1e-3})
-    rows, = groups_of(tmp_path).values()
-    assert report.settings_note(rows) == "- Settings: epochs 3, lr 0.001."
+    assert notes_of(tmp_path)[0] == "- Settings: epochs 3, lr 0.001."
     add(tmp_path, "random", 0, config={"labelled": 500}, pretraining={"p": "0.3-0.15"})
-    rows, = groups_of(tmp_path).values()
-    assert report.settings_note(rows) == (
+    assert notes_of(tmp_path)[0] == (
         "- Settings: pretraining.p 0.3-0.15, pretraining.epochs 1, labelled 500, epochs 3, lr 0.0002.")
 
 
@@ -390,9 +409,9 @@ def test_splits_and_several_files(tmp_path):
     add(tmp_path / "b", "whole", 0, 90.0, split="dev")
     both = ("a/results.jsonl", "b/results.jsonl")
     assert "--split=train: no line of this split in" in refused(tmp_path, split="train", files=both)
-    rows = groups_of(tmp_path, files=both)["reviews", "minilm"]
-    assert {seed: line["accuracy"] for seed, line in rows["random"].items()} == {0: 50.0, 1: 70.0}
-    assert list(groups_of(tmp_path, "dev", both)["reviews", "minilm"]) == ["whole"]
+    scores = report.scores_of(read(tmp_path, files=both), "accuracy")
+    assert scores.loc["random"].to_dict() == {0: 50.0, 1: 70.0}
+    assert list(read(tmp_path, "dev", both)["row"]) == ["whole"]
     assert "c.jsonl: no such file" in refused(tmp_path, files=[*both, "c.jsonl"])
 
 
@@ -444,26 +463,27 @@ def test_learning_curves_without_an_opponent(tmp_path, shown):
 
 
 def test_forest(study, shown):
-    rows = groups_of(study)["chemprot", "bert-base-uncased"]
-    del rows["punct"][8]
-    rows["entity"] = {0: rows["entity"][0]}
-    report.forest(rows, ("accuracy", "macro_f1"), "title", study / "forest.png")
-    ax = shown[0].axes[0]
-    names = [label.get_text() for label in ax.get_yticklabels()]
-    assert names == [row for row in rows if row != "random"]
+    lines = read(study)
+    lines = lines[(lines["row"] != "punct") | (lines["seed"] != 8)]
     # One seed is no evidence: no interval
-    assert len(ax.containers) == len(names) - 1
-    found = report.differences(rows, "accuracy")
-    for name, bar in zip([n for n in names if n != "entity"], ax.containers, strict=True):
-        (low, y), (high, _) = bar.lines[2][0].get_segments()[0]
-        d = found[name]
-        assert (low, high) == pytest.approx((d.mean() - half_width(d), d.mean() + half_width(d)))
-        assert names[round(y)] == name
+    lines = lines[(lines["row"] != "entity") | (lines["seed"] == 0)]
+    compared = {metric: compare(lines, metric) for metric in ("accuracy", "macro_f1")}
+    report.forest(compared, "title", study / "forest.png")
+    for ax, metric in zip(shown[0].axes, compared, strict=True):
+        shown[0].canvas.draw()
+        names = [label.get_text() for label in shown[0].axes[0].get_yticklabels()]
+        assert names == ["none", "whole", "span", "punct", "nmg"]
+        assert ax.get_xlabel() == f"{metric}, points above random"
+        bars = ax.containers[0].lines[2][0].get_segments()
+        scores = report.scores_of(lines, metric)
+        for name, ((low, y), (high, _)) in zip(names, bars, strict=True):
+            d = (scores.loc[name] - scores.loc["random"]).dropna()
+            assert (low, high) == pytest.approx(stats.ttest_1samp(d, 0).confidence_interval())
+            assert names[round(y)] == name
 
 
 def test_forest_of_a_task_with_one_metric(study, shown):
-    rows = groups_of(study)["chemprot", "bert-base-uncased"]
-    report.forest(rows, ("accuracy",), "title", study / "forest.png")
+    report.forest({"accuracy": compare(read(study))}, "title", study / "forest.png")
     assert [ax.get_xlabel() for ax in shown[0].axes] == ["accuracy, points above random"]
 
 
@@ -506,8 +526,7 @@ def test_the_picture_of_a_search(tmp_path, shown):
 # ---------------------------------------------------------------- what may be concluded
 
 def concluded(folder):
-    rows, = groups_of(folder).values()
-    return report.conclusion(report.compare(rows, "accuracy"), "accuracy")
+    return report.conclusion(compare(read(folder)), "accuracy")
 
 
 def test_one_sentence_says_what_may_be_concluded(tmp_path):
@@ -536,15 +555,15 @@ def test_a_comparison_that_was_fixed_in_advance(tmp_path, rng):
         add(tmp_path, "random", seed, 70.0)
         for masker, mean in (("tfidf", 4), ("punct", 1), ("whole", 1)):
             add(tmp_path, masker, seed, 70.0 + rng.normal(mean, 1))
-    rows, = groups_of(tmp_path).values()
-    p = {row: sign_flips(d) for row, d in report.differences(rows, "accuracy").items()}
-    tested = report.compare(rows, "accuracy", "tfidf")
+    lines = read(tmp_path)
+    p = {row: sign_flips(d) for row, d in differences(lines).items()}
+    tested = compare(lines, primary="tfidf")
     low, high = sorted(("whole", "punct"), key=p.get)
-    assert tested["tfidf"].p == p["tfidf"] and tested["tfidf"].n_tests == 1
-    assert tested[low].p == pytest.approx(2 * p[low]) and tested[low].n_tests == 2
-    assert tested[high].p == pytest.approx(max(2 * p[low], p[high]))
-    unfixed = report.compare(rows, "accuracy")
-    assert [test.n_tests for test in unfixed.values()] == [3] * 3 and unfixed["tfidf"].p > tested["tfidf"].p
+    assert tested["p"]["tfidf"] == p["tfidf"] and tested["tests"]["tfidf"] == 1
+    assert tested["p"][low] == pytest.approx(2 * p[low]) and tested["tests"][low] == 2
+    assert tested["p"][high] == pytest.approx(max(2 * p[low], p[high]))
+    unfixed = compare(lines)
+    assert list(unfixed["tests"]) == [3] * 3 and unfixed["p"]["tfidf"] > tested["p"]["tfidf"]
     result = call("report.py", "--primary=tfidf", cwd=tmp_path)
     assert "- The test of tfidf was fixed in advance: its p is not corrected." in result.stdout
     assert result.stdout.startswith("Made by `python report.py --results=results.jsonl --primary=tfidf")
@@ -558,8 +577,8 @@ def test_one_seed_or_no_random_concludes_nothing(tmp_path):
     assert concluded(tmp_path) == ""
 
 
-def planned(rows):
-    return report.planned(report.compare(rows, "accuracy"), "accuracy", 0.5)
+def planned(lines):
+    return report.planned(compare(lines), "accuracy", 0.5)
 
 
 def test_planned_seeds_find_the_difference(tmp_path, rng):
@@ -568,24 +587,23 @@ def test_planned_seeds_find_the_difference(tmp_path, rng):
     for seed in range(8):
         add(tmp_path, "random", seed, 70.0)
         add(tmp_path, "whole", seed, 70.0 + scatter[seed])
-    rows, = groups_of(tmp_path).values()
-    said = planned(rows)
+    lines = read(tmp_path)
+    said = planned(lines)
     n = int(re.search(r"whole (\d+)\.", said)[1])
     drawn = rng.normal(0.5, scatter.std(ddof=1), (4000, n))
     found = stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05
     assert 0.77 < found.mean() < 0.85
     # Without scatter: what a sign-flip test of one row needs at least.
-    alike = {seed: line | {"accuracy": 71.0} for seed, line in rows["random"].items()}
-    assert "whole 6." in planned(rows | {"whole": alike})
-    assert planned({"random": rows["random"]}).endswith("not known from one seed.")
+    alike = lines.assign(accuracy=lines["accuracy"].where(lines["row"] == "random", 71.0))
+    assert "whole 6." in planned(alike)
+    assert planned(lines[lines["row"] == "random"]).endswith("not known from one seed.")
 
 
 def test_a_plan_from_few_seeds_is_a_guess(tmp_path):
     for seed in range(3):
         add(tmp_path, "random", seed, 70.0)
         add(tmp_path, "whole", seed, 70.0 + seed)
-    rows, = groups_of(tmp_path).values()
-    assert planned(rows).endswith(" (a guess, from 3 seeds).")
+    assert planned(read(tmp_path)).endswith(" (a guess, from 3 seeds).")
 
 
 def test_a_row_with_flags_of_its_own(tmp_path):
@@ -599,10 +617,9 @@ def test_a_row_with_flags_of_its_own(tmp_path):
 
 def test_dev_is_shown_where_nothing_is_of_test(tmp_path):
     add(tmp_path, "random", 0, split="dev")
-    assert groups_of(tmp_path, split=None) == groups_of(tmp_path, split="dev")
+    pd.testing.assert_frame_equal(read(tmp_path, split=None), read(tmp_path, split="dev"))
     add(tmp_path, "whole", 0)
-    rows, = groups_of(tmp_path, split=None).values()
-    assert list(rows) == ["whole"]
+    assert list(read(tmp_path, split=None)["row"]) == ["whole"]
 
 
 # ---------------------------------------------------------------- the script
@@ -618,10 +635,8 @@ def test_the_script(study):
     assert f"]({picture})" in page
     assert (study / "some/where" / picture).read_bytes().startswith(b"\x89PNG")
     assert page.count("\n| --- ") == 2
-    rows = groups_of(study)["chemprot", "bert-base-uncased"]
     for metric in ("accuracy", "macro_f1"):
-        table = score_table("chemprot", "bert-base-uncased", rows, metric)
-        assert report.markdown_table(table) in page
+        assert report.markdown_table(score_table(read(study), metric)) in page
 
 
 def test_mistakes_are_one_sentence(tmp_path):
