@@ -186,7 +186,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     model.to(device()).train()
     module = LossOf(model, loss_fn)
     if world > 1:
-        module = DistributedDataParallel(module, find_unused_parameters=True, broadcast_buffers=False)
+        module = DistributedDataParallel(module, static_graph=True, forward_sync_buffers=False)
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=0.0, fused=True)
     steps = steps_of(length, batch_size, epochs, max_steps)
@@ -202,10 +202,9 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     for epoch, indices in bar:
         # Each process takes its share of the batch. One without any must take part in the backward pass, too:
         # it runs a piece that weighs nothing.
-        share = indices[rank::world]
-        weight = int(len(share) > 0)
-        if not weight:
-            share = indices[:1]
+        share, weight = indices[rank::world], 1
+        if not len(share):
+            share, weight = indices[:1], 0
         tensors = to_device(make_batch(done, epoch, share))
         n_labels = (tensors["labels"] != -100).sum() * weight
         if world > 1:
