@@ -7,6 +7,7 @@
 What was found is shown twice: masks drawn from it (sampled), and its most probable tokens (greedy).
 """
 import importlib
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,6 @@ class Config:
     maskers: str | None = None          # with commas between; None: none, random, what was found, oracle
     seeds: int = 1                      # how many: of policy, masks, order and head
     seed: int = 0                       # the first of them
-    fast: bool = True                   # bf16 where native, cheaper attention on a CPU
     out: str = "runs/toy.png"           # the picture
 
 
@@ -85,25 +85,27 @@ def draw(scores: dict[str, list[float]], chance: float, measure: str, file: Path
 
 
 def main(cfg: Config) -> None:
-    loop.use_fast_path(cfg.fast)
+    loop.use_fast_path(True)
     if cfg.dataset not in toy.TASKS:
         raise UserError(f"--dataset={cfg.dataset}: must be {' or '.join(toy.TASKS)}")
     data = data_prep.load(cfg.dataset, load_tokenizer("tiny"))
 
-    # 1. A policy that is missing is told before any training.
-    seeds = range(cfg.seed, cfg.seed + cfg.seeds)
-    maskers_of = {seed: maskers_shown(cfg, seed) for seed in seeds}
-    for seed in seeds:
-        for masker in maskers_of[seed].values():
+    # 1. What will be compared. A policy that is missing is told before any training.
+    plays = []
+    for seed in range(cfg.seed, cfg.seed + cfg.seeds):
+        for name, masker in maskers_shown(cfg, seed).items():
             maskers.find(masker)
+            plays.append((seed, name, masker))
 
     # 2. Pre-train, fine-tune, score, seed by seed.
-    scores = {name: [] for name in maskers_of[cfg.seed]}
-    width = max(map(len, scores))
-    for seed in seeds:
-        for name, masker in maskers_of[seed].items():
-            scores[name].append(score_on_test(data, masker, seed))
-            print(f"seed {seed}  {name:{width}} {scores[name][-1]:6.2f}", flush=True)
+    scores, shares = defaultdict(list), defaultdict(list)
+    width = max(len(name) for _, name, _ in plays)
+    for seed, name, masker in plays:
+        score = score_on_test(data, masker, seed)
+        scores[name].append(score)
+        if masker != "none":
+            shares[name].append(informative_share(data, masker))
+        print(f"seed {seed}  {name:{width}} {score:6.2f}", flush=True)
 
     # 3. The table and the picture. By chance one of six labels is right, or of three names.
     measure, chance = "test accuracy", 100 / 6
@@ -114,10 +116,9 @@ def main(cfg: Config) -> None:
     for name, each in scores.items():
         line = f"{name:{width}} {np.mean(each):6.2f}"
         if cfg.seeds > 1:
-            line += "  " + "".join(f"{x:7.2f}" for x in each)
-        if name != "none":
-            shares = [informative_share(data, maskers_of[seed][name]) for seed in seeds]
-            line += "     " + " ".join(f"{share:.0f}" for share in shares)
+            line += "  " + "".join(f"{score:7.2f}" for score in each)
+        if shares[name]:
+            line += "     " + " ".join(f"{share:.0f}" for share in shares[name])
         print(line)
     draw(scores, chance, measure, Path(cfg.out))
     print(f"picture: {cfg.out}")
