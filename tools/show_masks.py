@@ -168,7 +168,7 @@ def draw(tags: list[str], percent: dict[str, list[float]], title: str, file: Pat
     ax.set_xticks(x, tags)
     ax.yaxis.grid(color="#e3e3e3")
     ax.set_axisbelow(True)
-    fig.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    fig.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     plots.save(fig, file)
 
 
