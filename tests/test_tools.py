@@ -567,7 +567,6 @@ def test_what_a_search_found_is_compared_by_seed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("flags", "said"), [
     (["--seeds=0"], "--seeds=0: must be 1 or more"),
     (["--maskers=none,rndom"], "did you mean 'random'?"),
-    (["--dataset=imdb"], "must be toycls or toyqa"),
     (["--seed=3"], "runs/search-toycls-tiny-3: no policy"),
 ])
 def test_wrong_flags_of_toy_compare(flags, said, tmp_path):
