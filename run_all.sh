@@ -18,102 +18,108 @@
 #                  other flags the same rows need another OUT, as one table compares equal settings only
 #
 # shellcheck disable=SC2086       # names have no spaces
-set -eo pipefail
-# Paths are those of where you are; the scripts lie beside this file.
-here=${0%run_all.sh}
-[[ ! "${here:-.}" -ef . ]] || here=""
-# Where data sets of one kind are chosen, those of the other are none, unless they are chosen, too.
-if [ "${QA+x}${CLS+x}" ]; then
-    QA=${QA-} CLS=${CLS-}
+set -e
+here=$(dirname "$0")
+if [[ $* && $* != --list ]]; then
+    echo "error: $*: give --list or nothing; all else are environment variables" >&2
+    exit 2
 fi
-if [ "${QUICK:-}" ]; then
-    LMS=${LMS:-tiny} QA=${QA-toyqa} CLS=${CLS-toycls} SEEDS=${SEEDS:-0} JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
+
+# ---------------------------------------------------------------- what was not chosen
+if [ -z "${QA+set}${CLS+set}" ]; then
+    # Who sets one of them wants no data of the other kind.
+    QA="squad emrqa newsqa" CLS="chemprot imdb"
+    [ -z "$QUICK" ] || QA=toyqa CLS=toycls
+fi
+if [ "$QUICK" ]; then
+    LMS=${LMS:-tiny} SEEDS=${SEEDS:-0} JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
     # So few validation examples tie in accuracy; a tie is no reward.
-    NMG_FLAGS=${NMG_FLAGS:---episodes=2 --explore=1 --contexts=240 --docs=20 --metric=likelihood}
+    few="--episodes=2 --explore=1 --contexts=240 --docs=20 --metric=likelihood"
+    NMG_FLAGS=${NMG_FLAGS:-$few}
 fi
 SEEDS=${SEEDS:-0 1 2} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
-QA=${QA-squad emrqa newsqa} CLS=${CLS-chemprot imdb}
+
+# ---------------------------------------------------------------- the commands of a row
 policies=() rows=() finished=0
-fail() { echo "error: $*" >&2; exit 2; }
-[[ -z $* || $* == --list ]] || fail "$*: give --list or nothing; all else are environment variables"
-[[ "$OUT$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, PYTHON and this path must be without spaces"
 
 # WORD ...: a checksum of the words; of a path, of what its files hold, so that they may lie elsewhere later
 checksum() {
-    for word; do
-        [ -e "$word" ] || echo "$word"
-        [ ! -e "$word" ] || find -L "$word" -type f -print0 | sort -z | xargs -0 cat
+    for word in "$@"; do
+        if [ -e "$word" ]; then
+            find -L "$word" -type f -print0 | sort -z | xargs -0 cat
+        else
+            echo "$word"
+        fi
     done | cksum | cut -d " " -f 1
 }
 
-# SCRIPT DATASET LM MASKER[,--flag=value,...]: a row of a table, all seeds but for those in the results
+# SCRIPT DATASET LM MASKER[,--flag=value,...]: adds a row of a table, all seeds but for those in the results
 row() {
     local script=$1 data=$2 base=$3 row=$4 name=${4%%,*}
-    local masker=$name read=--dataset=$data place=$(basename $data)-$(basename $base)
-    local files=$(checksum "$data" "$base") learn="" policy flags before after key run pretrain lm
+    local masker=$name learn="" policy="" flags="" pretrain=""
+    place=$(basename $data)-$(basename $base)
+    files=$(checksum "$data" "$base")
 
     # What its masker learns, once for all seeds.
     case $name in
-        nmg) learn="train_nmg.py $NMG_FLAGS" masker=nmg ;;
+        nmg) learn="train_nmg.py $NMG_FLAGS" ;;
         nmg-alone) learn="train_nmg.py $NMG_FLAGS --self_play=False" masker=nmg ;;
         nmg-fresh) learn="train_nmg.py $NMG_FLAGS --continual=False" masker=nmg ;;
         search | sampled) learn="search_masks.py $SEARCH_FLAGS" ;;
     esac
     if [ "$learn" ]; then
-        masker+=:$OUT/policy-$place-$(checksum "$files $learn")
-        policy="$PYTHON $here$learn $read --lm=$base --out=${masker#*:}"
+        folder=$OUT/policy-$place-$(checksum "$files $learn")
+        masker=$masker:$folder
+        policy="$PYTHON $here/$learn --dataset=$data --lm=$base --out=$folder"
     fi
 
-    # No pre-training depends on no flags of it.
-    [ $name = none ] || flags="$PRETRAIN_FLAGS $(tr "," " " <<< ${row#"$name"})"
+    # Without pre-training its flags change nothing.
+    if [ $name != none ]; then
+        flags="$PRETRAIN_FLAGS $(tr "," " " <<< "${row#"$name"}")"
+    fi
     for seed in $SEEDS; do
         # A row is found again by its words, and by the file in its masker: FILE.py:function or KIND:FOLDER.
-        before=${name%:*} after=${name#*:}
-        key=$(checksum "$script $row $learn $files $seed $flags : $FINETUNE_FLAGS" "$before" "$after")
+        key=$(checksum "$script $row $learn $files $seed $flags : $FINETUNE_FLAGS" "${name%:*}" "${name#*:}")
         if grep -qs "\"key\": \"$key\"" "$OUT/results.jsonl"; then
             finished=$((finished + 1))
             continue
         fi
-        [[ -z $learn || " ${policies[*]} " == *" $policy "* ]] || policies+=("$policy")
-        # With other flags it is another row, in another folder.
-        run=$place-$(tr ":/" "-" <<< ${row//,--/-})-$seed-$key lm=$base pretrain=""
-        if [ $name != none ]; then
-            lm=$OUT/pretrain-$run
-            pretrain="$PYTHON ${here}pretrain.py $read --lm=$base --masker=$masker --seed=$seed $flags"
-            pretrain+=" --out=$lm && "
+        # Several rows may mask with one policy.
+        if [[ $policy && " ${policies[*]} " != *" $policy "* ]]; then
+            policies+=("$policy")
         fi
-        rows+=("$pretrain$PYTHON $here$script $read --lm=$lm --seed=$seed $FINETUNE_FLAGS --row=$row --key=$key \
-                --results=$OUT/results.jsonl --out=$OUT/score-$run")
+        # With other flags it is another row, in another folder.
+        run=$place-${row//[,:\/]/-}-$seed-$key
+        adapted=$base
+        if [ $name != none ]; then
+            adapted=$OUT/pretrain-$run
+            pretrain="$PYTHON $here/pretrain.py --dataset=$data --lm=$base --masker=$masker \
+                --seed=$seed $flags --out=$adapted &&"
+        fi
+        rows+=("$pretrain $PYTHON $here/$script --dataset=$data --lm=$adapted --seed=$seed $FINETUNE_FLAGS \
+                --row=$row --key=$key --results=$OUT/results.jsonl --out=$OUT/score-$run")
     done
 }
 
-# ---------------------------------------------------------------- table 1: question answering, EM / F1
-for lm in ${LMS:-bert-base-uncased distilbert-base-uncased}; do
-    for data in $QA; do
-        for masker in ${MASKERS:-none random whole span entity punct nmg}; do
-            row finetune_qa.py $data $lm $masker
+# SCRIPT LMS DATASETS MASKERS: adds the rows of a table
+table() {
+    for lm in $2; do
+        for data in $3; do
+            for masker in $4; do
+                row $1 $data $lm $masker
+            done
         done
     done
-done
+}
 
-# ---------------------------------------------------------------- table 2: classification, accuracy
-for lm in ${LMS:-bert-base-uncased}; do
-    for data in $CLS; do
-        for masker in ${MASKERS:-none random whole span entity punct nmg}; do
-            row finetune_cls.py $data $lm $masker
-        done
-    done
-done
-
-# ---------------------------------------------------------------- table 3: ablations, on the last of QA
-if [ -z "$MASKERS" ]; then
-    for lm in ${LMS:-distilbert-base-uncased}; do
-        for data in ${QA##* }; do
-            row finetune_qa.py $data $lm nmg-alone
-            row finetune_qa.py $data $lm nmg-fresh
-        done
-    done
-fi
+# ---------------------------------------------------------------- the tables of the paper
+all="none random whole span entity punct nmg"
+# 1: question answering, EM / F1
+table finetune_qa.py "${LMS:-bert-base-uncased distilbert-base-uncased}" "$QA" "${MASKERS:-$all}"
+# 2: classification, accuracy
+table finetune_cls.py "${LMS:-bert-base-uncased}" "$CLS" "${MASKERS:-$all}"
+# 3: ablations, on the last of QA
+[ "$MASKERS" ] || table finetune_qa.py "${LMS:-distilbert-base-uncased}" "${QA##* }" "nmg-alone nmg-fresh"
 
 # ---------------------------------------------------------------- list them, or run them
 if [ "$*" ]; then
@@ -122,11 +128,6 @@ if [ "$*" ]; then
     done
     exit
 fi
-[ $((${#rows[@]} + finished)) -gt 0 ] || fail "no row is left: check LMS, QA, CLS and MASKERS"
-[ $finished = 0 ] || echo "$finished rows are in $OUT/results.jsonl already; for edited code choose another OUT"
-echo "what the commands print goes to $OUT/logs"
-mkdir -p $OUT/logs
-rm -f $OUT/logs/failed
 
 # COMMAND: runs it, with a log of its own, named like what it makes
 run_one() {
@@ -140,25 +141,37 @@ run_one() {
         echo "$name FAILED ($?), see $log: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2
     fi
 }
-# COMMAND ...: runs them all, $JOBS at once
-run_each() { [ $# = 0 ] || printf '%s\0' "$@" | xargs -0 -n 1 -P $JOBS bash -c 'run_one "$0"'; }
-export -f run_one
-export OUT
 
+# COMMAND ...: runs them all, JOBS at once
+run_each() {
+    for command in "$@"; do
+        while [ $(jobs -r | wc -l) -ge $JOBS ]; do
+            sleep 0.1
+        done
+        run_one "$command" &
+    done
+    wait
+}
+# Ctrl-C ends those at work, too.
+trap "kill 0" INT
+
+[ $finished = 0 ] || echo "$finished rows are in $OUT/results.jsonl; for edited code choose another OUT"
+echo "what the commands print goes to $OUT/logs"
+mkdir -p $OUT/logs
+rm -f $OUT/logs/failed
 # By itself each of several would take all cores.
-threads=$(($(getconf _NPROCESSORS_ONLN) / JOBS))
-[ $JOBS = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
+cores=$(getconf _NPROCESSORS_ONLN)
+[ $JOBS = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > JOBS ? cores / JOBS : 1))}
 # Policies first, as rows mask with them; a row without its policy fails by itself.
 run_each "${policies[@]}"
 run_each "${rows[@]}"
 
-code=0
-[ ! -s $OUT/results.jsonl ] || $PYTHON ${here}report.py --results=$OUT/results.jsonl || code=$?
+if [ -s $OUT/results.jsonl ]; then
+    $PYTHON $here/report.py --results=$OUT/results.jsonl || echo "report.py FAILED" >> $OUT/logs/failed
+fi
 # Last, where one looks first.
 if [ -e $OUT/logs/failed ]; then
-    echo >&2
     echo "$(grep -c "" $OUT/logs/failed) failed; the same command runs them again:" >&2
     cat $OUT/logs/failed >&2
-    code=1
+    exit 1
 fi
-exit $code

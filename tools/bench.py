@@ -12,19 +12,16 @@ An episode is three plays of MLM, fine-tuning and scoring; what the policies add
 Each side has a process of its own; they take turns on sub-tasks as train_nmg.py draws them. Ratios
 carry over to other machines, seconds do not. Needs `pip install accelerate`.
 """
-import contextlib
 import copy
-import importlib
 import importlib.util
-import io
-import re
+import resource
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -37,13 +34,14 @@ import finetune_qa
 import loop
 import maskers
 import pretrain
+import report
 import runs
 import train_nmg
 from data import Batch, Pieces, collate
 from loop import device
 from models import load_tokenizer, with_head
 from runs import UserError, stream
-from subtasks import SubTaskSampler
+from subtasks import SubTask, SubTaskSampler
 
 STAGES = ("MLM", "fine-tuning", "scoring")
 
@@ -58,46 +56,38 @@ class Config(train_nmg.BaseConfig):
     repeats: int = 3                # sub-tasks, with seeds from --seed on; the table shows medians
 
 
-# ---------------------------------------------------------------- the work, in three ways
-
-class Ours:
-    """The stages of a play, with the functions that train_nmg.py calls."""
-    fast = True
-
-    def __init__(self, cfg: Config, repeat: int):
-        self.tokenizer = load_tokenizer(cfg.lm)
-        self.cfg = replace(cfg, seed=cfg.seed + repeat, fast=cfg.fast and self.fast)
-        data, self.lm, self.task = train_nmg.open_task(self.cfg)
-
-        # The first sub-task with this seed.
-        sampler = SubTaskSampler(data, self.task, self.cfg.max_len, self.cfg.ft_max_len, self.cfg.val_share)
-        rng = stream(self.cfg.seed, "sub-task 0")
-        self.subtask = sampler.sample(rng, cfg.contexts, self.cfg.docs, cfg.examples, cfg.validation)
-
-    def mlm(self) -> None:
-        self.adapted = copy.deepcopy(self.lm)
-        pretrain.pretrain(self.adapted, self.subtask.contexts, maskers.random, p=self.cfg.p,
-                          epochs=self.cfg.mlm_epochs, lr=self.cfg.mlm_lr, batch_size=self.cfg.batch_size)
-
-    def finetune(self) -> None:
-        self.model = self.task.finetune(self.adapted, self.subtask.train, epochs=self.cfg.ft_epochs,
-                                        lr=self.cfg.ft_lr, batch_size=self.cfg.batch_size)
-
-    def score(self) -> list[dict]:
-        return self.task.predictions(self.model, self.subtask.val)
+def open_subtask(cfg: Config) -> tuple[torch.nn.Module, ModuleType, SubTask]:
+    """The LM, the module of the task, and the first sub-task that train_nmg.py draws with this seed."""
+    data, lm, task = train_nmg.open_task(cfg)
+    sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
+    rng = stream(cfg.seed, "sub-task 0")
+    return lm, task, sampler.sample(rng, cfg.contexts, cfg.docs, cfg.examples, cfg.validation)
 
 
-class Padded(Ours):
+# ---------------------------------------------------------------- a play, in three ways
+# Each yields when it is ready to start, and then what each of STAGES has made.
+
+def ours(cfg: Config, lm: torch.nn.Module, task: ModuleType, subtask: SubTask) -> Iterator:
+    """A play with the functions that train_nmg.py calls."""
+    yield
+    adapted = copy.deepcopy(lm)
+    pretrain.pretrain(adapted, subtask.contexts, maskers.random, p=cfg.p, epochs=cfg.mlm_epochs,
+                      lr=cfg.mlm_lr, batch_size=cfg.batch_size)
+    yield adapted
+    model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr,
+                          batch_size=cfg.batch_size)
+    yield model
+    yield task.predictions(model, subtask.val)
+
+
+def padded(cfg: Config, lm: torch.nn.Module, task: ModuleType, subtask: SubTask) -> Iterator:
     """The same functions, with padded batches and without what makes MLM fast.
 
     They stay patched, as each side has a process of its own."""
-    fast = False
-
-    def __init__(self, cfg: Config, repeat: int):
-        super().__init__(cfg, repeat)
-        pretrain.collate = padded_to(self.cfg.max_len)
-        pretrain.mlm_loss = mlm_loss_everywhere
-        self.task.collate = padded_to(self.cfg.ft_max_len)
+    pretrain.collate = padded_to(cfg.max_len)
+    pretrain.mlm_loss = mlm_loss_everywhere
+    task.collate = padded_to(cfg.ft_max_len)
+    return ours(cfg, lm, task, subtask)
 
 
 def padded_to(length: int) -> Callable[[Pieces, np.ndarray], Batch]:
@@ -108,8 +98,8 @@ def padded_to(length: int) -> Callable[[Pieces, np.ndarray], Batch]:
         missing = length - batch.input_ids.shape[1]
         for name, array in vars(batch).items():
             if isinstance(array, np.ndarray) and array.ndim == 2:
-                padded = np.pad(array, ((0, 0), (0, missing)), constant_values=fill.get(name, 0))
-                setattr(batch, name, padded)
+                wider = np.pad(array, ((0, 0), (0, missing)), constant_values=fill.get(name, 0))
+                setattr(batch, name, wider)
         return batch
     return collate_padded
 
@@ -122,41 +112,27 @@ def mlm_loss_everywhere(model: torch.nn.Module, tensors: dict[str, torch.Tensor]
     return F.cross_entropy(logits, labels, reduction="sum")
 
 
-class Trainer(Ours):
+def with_trainer(cfg: Config, lm: torch.nn.Module, task: ModuleType, subtask: SubTask) -> Iterator:
     """The same with Hugging Face's Trainer."""
-    fast = False
-
-    def __init__(self, cfg: Config, repeat: int):
-        super().__init__(cfg, repeat)
-        self.corpus = examples_of(self.subtask.contexts)
-        self.train = examples_of(self.subtask.train, self.task)
-        self.val = examples_of(self.subtask.val, self.task)
-
-    def trainer(self, model: torch.nn.Module, examples: list[dict], epochs: int, lr: float,
-                collator: Callable | None = None) -> transformers.Trainer:
-        options = transformers.TrainingArguments(
-            tempfile.mkdtemp(), num_train_epochs=epochs, learning_rate=lr, bf16=loop.has_bf16(),
-            per_device_train_batch_size=self.cfg.batch_size, use_cpu=device().type == "cpu",
-            per_device_eval_batch_size=4 * self.cfg.batch_size, dataloader_pin_memory=False,
-            save_strategy="no", logging_strategy="no", report_to="none", disable_tqdm=True)
-        collator = collator or transformers.DataCollatorWithPadding(self.tokenizer)
-        return transformers.Trainer(model, options, train_dataset=examples, data_collator=collator)
-
-    def mlm(self) -> None:
-        self.adapted = copy.deepcopy(self.lm)
-        masking = transformers.DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.cfg.p)
-        self.trainer(self.adapted, self.corpus, self.cfg.mlm_epochs, self.cfg.mlm_lr, masking).train()
-
-    def finetune(self) -> None:
-        auto_class, labels = transformers.AutoModelForQuestionAnswering, 2
-        if self.task is finetune_cls:
-            auto_class = transformers.AutoModelForSequenceClassification
-            labels = len(self.subtask.train.split.labels)
-        self.model = with_head(self.adapted, auto_class, 0, num_labels=labels)
-        self.trainer(self.model, self.train, self.cfg.ft_epochs, self.cfg.ft_lr).train()
-
-    def score(self) -> None:
-        self.trainer(self.model, [], 1, self.cfg.ft_lr).predict(self.val)
+    tokenizer = load_tokenizer(cfg.lm)
+    masking = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=cfg.p)
+    padding = transformers.DataCollatorWithPadding(tokenizer)
+    corpus = examples_of(subtask.contexts)
+    train = examples_of(subtask.train, task)
+    val = examples_of(subtask.val, task)
+    yield
+    adapted = copy.deepcopy(lm)
+    trainer_of(adapted, corpus, masking, cfg.mlm_epochs, cfg.mlm_lr, cfg.batch_size).train()
+    yield adapted
+    if task is finetune_cls:
+        labels = len(subtask.train.split.labels)
+        model = with_head(adapted, transformers.AutoModelForSequenceClassification, 0, num_labels=labels)
+    else:
+        model = with_head(adapted, transformers.AutoModelForQuestionAnswering, 0, num_labels=2)
+    trainer = trainer_of(model, train, padding, cfg.ft_epochs, cfg.ft_lr, cfg.batch_size)
+    trainer.train()
+    yield model
+    yield trainer.predict(val)
 
 
 def examples_of(pieces: Pieces, task: ModuleType | None = None) -> list[dict]:
@@ -167,41 +143,48 @@ def examples_of(pieces: Pieces, task: ModuleType | None = None) -> list[dict]:
         example = {name: tensor[0].tolist() for name, tensor in batch.tensors().items()}
         if task is finetune_cls:
             example["labels"] = int(finetune_cls.labels_of(pieces)[i])
-        elif task:
+        elif task is finetune_qa:
             first, last = finetune_qa.targets(batch, pieces)[0].tolist()
             example |= {"start_positions": first, "end_positions": last}
         found.append(example)
     return found
 
 
-SIDES = {"ours": Ours, "padded": Padded, "Trainer": Trainer}
+def trainer_of(model: torch.nn.Module, examples: list[dict], collator: Callable, epochs: int, lr: float,
+               batch_size: int) -> transformers.Trainer:
+    options = transformers.TrainingArguments(
+        tempfile.mkdtemp(), num_train_epochs=epochs, learning_rate=lr, bf16=loop.has_bf16(),
+        per_device_train_batch_size=batch_size, per_device_eval_batch_size=4 * batch_size,
+        use_cpu=device().type == "cpu", dataloader_pin_memory=False, save_strategy="no",
+        logging_strategy="no", report_to="none", disable_tqdm=True)
+    trainer = transformers.Trainer(model, options, train_dataset=examples, data_collator=collator)
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+SIDES = {"ours": ours, "padded": padded, "Trainer": with_trainer}
 
 
 # ---------------------------------------------------------------- measuring
 
 def measure(side: str, cfg: Config, repeat: int) -> tuple[list[float], float]:
     """The seconds of each stage, and the peak memory of this process in GB."""
-    seconds = []
-    # Trainer prints every result.
-    with contextlib.redirect_stdout(io.StringIO()):
-        work = SIDES[side](cfg, repeat)
-        for stage in (work.mlm, work.finetune, work.score):
-            started = time.perf_counter()
-            stage()
-            if device().type == "cuda":
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - started)
-    return seconds, peak_gb()
+    cfg = replace(cfg, seed=cfg.seed + repeat, fast=cfg.fast and side == "ours")
+    times = []
+    for _ in SIDES[side](cfg, *open_subtask(cfg)):
+        if device().type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter())
+    return np.diff(times).tolist(), peak_gb()
 
 
 def peak_gb() -> float:
-    """The peak of the GPU, or else of this process; 0 on a system that does not tell it."""
+    """The peak of the GPU, or else of this process."""
     if device().type == "cuda":
         return torch.cuda.max_memory_allocated() / 1e9
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return 0.0
-    return int(re.search(r"VmHWM:\s*(\d+) kB", status.read_text())[1]) * 1024 / 1e9
+    # Bytes on macOS, elsewhere kB.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
 
 
 # ---------------------------------------------------------------- the script
@@ -215,10 +198,10 @@ def main(cfg: Config) -> None:
         raise UserError("Trainer needs a package that is not installed: pip install accelerate")
     if torch.cuda.device_count() > 1:
         raise UserError("Trainer would take all GPUs, ours takes one; set CUDA_VISIBLE_DEVICES=0")
-    work = Ours(cfg, 0)
-    length = work.subtask.contexts.length
-    print(f"\n{len(length)} contexts of {length.mean():.0f} tokens on average, at most {work.cfg.max_len}; "
-          f"{len(work.subtask.train)} labelled pieces, {len(work.subtask.val)} to score; {device()}, "
+    _, _, subtask = open_subtask(cfg)
+    length = subtask.contexts.length
+    print(f"\n{len(length)} contexts of {length.mean():.0f} tokens on average, at most {cfg.max_len}; "
+          f"{len(subtask.train)} labelled pieces, {len(subtask.val)} to score; {device()}, "
           f"{torch.get_num_threads()} threads", flush=True)
 
     # 1. each side in a process of its own; another one is first in every repeat
@@ -233,14 +216,13 @@ def main(cfg: Config) -> None:
             print(f"repeat {repeat}, {side}: a play of {sum(seconds):.1f} s", flush=True)
 
     # 2. the table, in Markdown
-    others = [side for side in SIDES if side != "ours"]
-    heading = ["seconds", *SIDES, *(f"{side} / ours" for side in others)]
-    print(f"\n| {' | '.join(heading)} |\n|{' --- |' * len(heading)}")
+    columns = {side: np.array(seconds) for side, seconds in measured.items()}       # (repeats, 4) each
+    for side in list(SIDES)[1:]:
+        columns[f"{side} / ours"] = columns[side] / columns["ours"]
+    table = [["seconds", *columns]]
     for i, stage in enumerate([*STAGES, "episode"]):
-        seconds = {side: np.array(found)[:, i] for side, found in measured.items()}         # (repeats,) each
-        ratios = [seconds[side] / seconds["ours"] for side in others]
-        cells = map(median_and_range, [*seconds.values(), *ratios])
-        print("|", " | ".join([stage, *cells]), "|")
+        table.append([stage, *(median_and_range(column[:, i]) for column in columns.values())])
+    print("\n" + report.markdown_table(table))
     peaks = ", ".join(f"{side} {gb[side]:.2f}" for side in SIDES)
     print(f"\nmedian of {cfg.repeats} (least to most); peak GB: {peaks}")
 

@@ -24,13 +24,11 @@ import maskers
 import plots
 import runs
 from data import Pieces, Split, blocks
-from finetune_qa import answer_text
 from loop import length_batches
 from models import LMReader, load_lm, load_tokenizer, max_len_of
 from pretrain import mask_batch
-from runs import UserError, stream
+from runs import stream
 
-TAGGED = 1000               # texts whose parts of speech are counted, at most
 COLORS = ("#9db8d2", "#1f3b57", "#d08c3c", "#7d9c6c", "#8c5a7c", "#b9b09a")
 ALL = "in the text"         # the name of all maskable tokens, beside the maskers
 
@@ -41,7 +39,7 @@ class Config:
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name
     maskers: str = "random,whole,span,punct"    # with commas between, each as --masker of pretrain.py
     p: float = 0.15                 # share of tokens to mask
-    contexts: int = 40              # texts on the page, drawn by seed
+    contexts: int = 100             # texts to show and to count in, drawn by seed
     seed: int = 0                   # of the drawn texts and of the masks
     split: str | None = None        # train dev test corpus; None: the text that pretrain.py reads
     spacy_model: str | None = None  # for the picture, and entities; None: no picture
@@ -50,9 +48,9 @@ class Config:
 
 # ---------------------------------------------------------------- what is chosen
 
-def choices(pieces: Pieces, indices: np.ndarray, masker: maskers.Masker, cfg: Config,
+def choices(pieces: Pieces, masker: maskers.Masker, indices: np.ndarray, cfg: Config,
             lm: LMReader) -> np.ndarray:
-    """(T,) bool: the tokens of the split that a masker chooses in some of its pieces."""
+    """(T,) bool: the tokens of the split that a masker chooses in the pieces of these indices."""
     masked = np.zeros(len(pieces.split.input_ids), bool)
     for some in length_batches(pieces.length[indices]):
         batch, mask, _ = mask_batch(pieces, masker, cfg.p, cfg.seed, 0, indices[some], lm)
@@ -64,14 +62,14 @@ def most_masked(split: Split, texts: np.ndarray, masked: np.ndarray) -> list[tup
     """Of the tokens that occur 10 times or more in some texts, the ten that are masked most beyond chance, in
     standard deviations of a Poisson count, and the share of their occurrences that is. masked: (T,) bool"""
     here = np.concatenate([np.arange(*split.token_start[i:i + 2]) for i in texts])
-    count, taken = np.zeros((2, split.special.vocabulary_size))
-    np.add.at(count, split.input_ids[here], 1)
-    np.add.at(taken, split.input_ids[here], masked[here])
+    size = split.special.vocabulary_size
+    count = np.bincount(split.input_ids[here], minlength=size)
+    taken = np.bincount(split.input_ids[here[masked[here]]], minlength=size)
     expected = count * taken.sum() / count.sum()
     often = np.flatnonzero((count >= 10) & (taken > expected))
     beyond = (taken[often] - expected[often]) / np.sqrt(expected[often])
     top = often[np.argsort(-beyond, kind="stable")[:10]]
-    return list(zip(top.tolist(), (taken / np.maximum(count, 1))[top].tolist(), strict=True))
+    return list(zip(top.tolist(), (taken[top] / count[top]).tolist(), strict=True))
 
 
 # ---------------------------------------------------------------- the page
@@ -96,22 +94,14 @@ def page(title: str, about: str, split: Split, texts: np.ndarray, masked: dict[s
             name += f", {split.labels[split.label[i]]}"
         parts.append(f"<h2>{escape(name)}</h2>")
         if hasattr(split, "question_text"):
-            parts += [f"<p>{escape(asked)}</p>" for asked in questions_of(split, i)]
+            for question in np.flatnonzero(split.question_text == i):
+                asked = split.questions[question]
+                parts.append(f"<p>{escape(asked['question'])} → {escape(asked['references'][0])}</p>")
         parts.append("<dl>")
         for masker, mask in masked.items():
             parts.append(f"<dt>{escape(masker)}</dt><dd dir=auto>{marked(split, i, mask)}</dd>")
         parts.append("</dl>")
     return "\n".join(parts)
-
-
-def questions_of(split: Split, i: int) -> list[str]:
-    """The questions about text i, each with its answer."""
-    found = []
-    for question in np.flatnonzero(split.question_text == i):
-        first, last = split.token_start[i] + split.answer[question]
-        answer = answer_text(split, question, first, last)
-        found.append(f"{split.questions[question]['question']} → {answer}")
-    return found
 
 
 def marked(split: Split, i: int, mask: np.ndarray) -> str:
@@ -135,30 +125,27 @@ def plain(html: str) -> str:
 
 # ---------------------------------------------------------------- parts of speech
 
-def parts_of_speech(split: Split, texts: np.ndarray, masked: dict[str, np.ndarray],
-                    nlp) -> dict[str, Counter]:
-    """How many masked tokens of some texts are of each part of speech, by masker, and of ALL tokens.
+def parts_of_speech(split: Split, texts: np.ndarray, nlp) -> np.ndarray:
+    """(T,) the part of speech of each token of some texts, "" in all others.
 
     spaCy reads the raw text; a token belongs to the word in which its last character stands."""
-    masked = masked | {ALL: split.word_ids >= 0}
-    counts = {name: Counter() for name in masked}
+    tags = np.full(len(split.input_ids), "", "U8")
     docs = nlp.pipe(split.text(i) for i in texts)
     for i, doc in zip(texts, docs, strict=True):
-        tokens = slice(split.token_start[i], split.token_start[i + 1])
+        tokens = slice(*split.token_start[i:i + 2])
         word = np.searchsorted([w.idx for w in doc], split.char_end[tokens] - 1, "right") - 1
-        tags = np.array([w.pos_ for w in doc])[word]
-        for name, mask in masked.items():
-            counts[name].update(tags[mask[tokens]].tolist())
-    if set(counts[ALL]) == {""}:
-        raise UserError("--spacy_model: this pipeline tells no parts of speech (pos_); en_core_web_sm does")
-    return counts
+        tags[tokens] = np.array([w.pos_ for w in doc])[word]
+    return tags
 
 
 def shares(counts: dict[str, Counter]) -> tuple[list[str], dict[str, list[float]]]:
-    """The six commonest parts of speech of the learned masker, or else of the first, and "other"; their
-    shares by masker, in percent."""
-    main = next((name for name in counts if maskers.is_learned(name)), next(iter(counts)))
-    top = [tag for tag, _ in counts[main].most_common(6)]
+    """The six commonest parts of speech of all masked tokens, and "other"; their shares by masker, in
+    percent."""
+    total = Counter()
+    for name, count in counts.items():
+        if name != ALL:
+            total += count
+    top = [tag for tag, _ in total.most_common(6)]
     percent = {}
     for name, count in counts.items():
         row = [count[tag] for tag in top]
@@ -181,7 +168,7 @@ def draw(tags: list[str], percent: dict[str, list[float]], title: str, file: Pat
     ax.set_xticks(x, tags)
     ax.yaxis.grid(color="#e3e3e3")
     ax.set_axisbelow(True)
-    fig.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    fig.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     plots.save(fig, file)
 
 
@@ -202,35 +189,37 @@ def main(cfg: Config) -> None:
 
     # 2. what they choose in some texts
     order = stream(cfg.seed, "contexts").permutation(np.flatnonzero(np.diff(split.token_start)))
-    page_texts = np.sort(order[:cfg.contexts])
-    tagged_texts = order[:TAGGED] if nlp else page_texts
-    indices = np.flatnonzero(np.isin(pieces.text_ids, np.union1d(page_texts, tagged_texts)))
+    texts = np.sort(order[:cfg.contexts])
+    indices = np.flatnonzero(np.isin(pieces.text_ids, texts))
     masked = {}
     for name, masker in found.items():
-        masked[name] = choices(pieces, indices, masker, cfg, LMReader(model))
-    for name, mask in masked.items():
-        tokens = most_masked(split, page_texts, mask)
-        each = [f"{tokenizer.convert_ids_to_tokens(token)!r} {share:.0%}" for token, share in tokens]
-        print(f"{name} masks most of: {', '.join(each) or 'no token that is frequent; try more --contexts'}")
-        print(f"    {plain(marked(split, page_texts[0], mask))}")
+        masked[name] = choices(pieces, masker, indices, cfg, LMReader(model))
+        top = []
+        for token, share in most_masked(split, texts, masked[name]):
+            top.append(f"{tokenizer.convert_ids_to_tokens(token)!r} {share:.0%}")
+        print(f"{name} masks most of: {', '.join(top) or 'no token that occurs ten times'}")
+        print(f"    {plain(marked(split, texts[0], masked[name]))}")
 
     # 3. the page
     title = f"{Path(data.name).name}, {Path(cfg.lm).name}"
-    about = (f"{len(page_texts)} of {len(order):,} texts; {100 * cfg.p:g} % of the tokens masked, in blocks "
+    about = (f"{len(texts)} of {len(order):,} texts; {100 * cfg.p:g} % of the tokens masked, in blocks "
              f"as in pre-training; seed {cfg.seed}")
     with runs.atomic_write(Path(cfg.out) / "masks.html") as partial:
-        partial.write_text(page(title, about, split, page_texts, masked), "utf-8")
+        partial.write_text(page(title, about, split, texts, masked), "utf-8")
     print(f"page: {cfg.out}/masks.html")
 
     # 4. the picture
     if not nlp:
         print("no picture of parts of speech: it needs --spacy_model=en_core_web_sm, or another spaCy model")
         return
-    tags, percent = shares(parts_of_speech(split, tagged_texts, masked, nlp))
+    tags = parts_of_speech(split, texts, nlp)
+    masked[ALL] = (tags != "") & (split.word_ids >= 0)
+    counts = {name: Counter(tags[mask].tolist()) for name, mask in masked.items()}
+    top, percent = shares(counts)
     for name, row in percent.items():
-        each = [f"{tag} {x:.1f} %" for tag, x in zip(tags, row, strict=True)]
+        each = [f"{tag} {x:.1f} %" for tag, x in zip(top, row, strict=True)]
         print(f"{name:16}", *each, sep="  ")
-    draw(tags, percent, f"Parts of speech of masked words: {title}", Path(cfg.out) / "parts_of_speech.png")
+    draw(top, percent, f"Parts of speech of masked words: {title}", Path(cfg.out) / "parts_of_speech.png")
     print(f"picture: {cfg.out}/parts_of_speech.png")
 
 
