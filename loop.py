@@ -193,8 +193,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     done, seconds = 0, 0.0
     if checkpoint and checkpoint.exists():
         done, seconds = load_checkpoint(checkpoint, model, optimizer)
-        if rank == 0:
-            print(f"going on after step {done} of {steps} from {checkpoint}", flush=True)
+        print(f"going on after step {done} of {steps} from {checkpoint}", flush=True)
 
     started = saved = time.time()
     order = itertools.islice(batches(length, batch_size, epochs, seed), done, steps)
