@@ -265,8 +265,8 @@ def windows(split: Split, max_len: int, overlap: int, max_question: int) -> Piec
 class Batch:
     """B pieces padded to L tokens: numpy arrays (B, L), read-only for maskers.
 
-    The characters of a token, where in_text, are split.char_begin[token_at] to split.char_end[token_at] of
-    the raw text."""
+    The raw text of row b is split.text(text_ids[b]); the characters of a token in it, where in_text, are
+    split.char_begin[token_at] to split.char_end[token_at]."""
     input_ids: np.ndarray
     attention_mask: np.ndarray      # bool: not padding
     maskable: np.ndarray            # bool: may be masked; False on padding, special tokens and questions
@@ -274,6 +274,7 @@ class Batch:
     is_punct: np.ndarray            # bool
     token_type_ids: np.ndarray | None
     indices: np.ndarray             # (B,) which pieces these are
+    text_ids: np.ndarray            # (B,) the texts that they are from
     token_at: np.ndarray            # index of the token in the split, 0 where `in_text` is False
     in_text: np.ndarray             # bool: a token of the text, not special, padding or question
     split: Split
@@ -324,7 +325,7 @@ def collate(pieces: Pieces, indices: np.ndarray) -> Batch:
     is_punct = in_text & split.is_punct[token_at]
     batch = Batch(input_ids=input_ids, attention_mask=attention_mask, maskable=word_ids >= 0,
                   word_ids=word_ids, is_punct=is_punct, token_type_ids=token_type_ids, indices=indices,
-                  token_at=token_at, in_text=in_text, split=split)
+                  text_ids=pieces.text_ids[indices], token_at=token_at, in_text=in_text, split=split)
     # A masker that changed a batch in place would change what the LM is trained on.
     for array in (batch.input_ids, batch.attention_mask, batch.maskable, batch.word_ids, batch.is_punct):
         array.flags.writeable = False

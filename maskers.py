@@ -130,18 +130,17 @@ def whole(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.nda
 def span(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
     """Spans of whole words, lengths geometric (0.2) up to 10 (SpanBERT); the last is cut to the budget."""
     B, L = batch.input_ids.shape
-    # Lengths in words.
-    share = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)                                            # of 1 to 10
-    length = 1 + np.searchsorted(share.cumsum()[:-1], rng.random((B, L)), "right")
-    # The first span begins before the row, so that a span may begin at any word.
-    words_before = (rng.random((B, 1))[:, 0] * length[:, 0]).astype(np.int64)                   # (B,)
+    # Spans one behind the other, with lengths in words.
+    p_length = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)                                         # of 1 to 10
+    length = 1 + np.searchsorted(p_length.cumsum()[:-1], rng.random((B, L)), "right")
+    # Some words of the first span are cut off, or every row would begin with the first word of a span.
+    cut_off = (rng.random((B, 1))[:, 0] * length[:, 0]).astype(np.int64)                        # (B,)
     first_of_word = (units_of(batch.word_ids) == np.arange(L)) & batch.maskable
-    word = np.maximum(np.cumsum(first_of_word, 1) - 1, 0)                                       # (B, L)
+    word_index = np.maximum(np.cumsum(first_of_word, 1) - 1, 0)                                 # (B, L)
     span_ids = np.zeros((B, L), np.int64)
     for row in range(B):
-        # Which span each word is in; the first `words_before` words lie before the row.
-        span_of_word = np.repeat(np.arange(L), length[row])[words_before[row]:]
-        span_ids[row] = span_of_word[word[row]]
+        span_of_word = np.repeat(np.arange(L), length[row])[cut_off[row]:]
+        span_ids[row] = span_of_word[word_index[row]]
     # All tokens of a span share one score.
     score = np.take_along_axis(rng.random((B, L)), span_ids, 1)
     # Equal scores are picked from left to right, so that the last span is cut where the budget ends.
@@ -170,7 +169,7 @@ MASKERS |= {name: drawn_by(score) for name, score in SCORES.items()}
 # ---------------------------------------------------------------- what maskers are made of
 
 def budget_of(batch: Batch, p: float) -> np.ndarray:
-    """(B,) max(1, round(p n)) of the n maskable tokens of each row; 0 where there is none."""
+    """(B,) max(1, round(p n)) of the n maskable tokens of each row; 0 where n is 0."""
     n = batch.maskable.sum(1)
     return np.minimum(n, np.maximum(1, np.round(p * n))).astype(np.int64)
 

@@ -134,7 +134,7 @@ def difference(batch: Batch, lm=None, general: Path = GENERAL) -> np.ndarray:
 
     What is typical of the task, after Difference-Masking (Wilf et al. 2023), which ranks words by TF-ICF.
     general: a file of words and their counts, "word<TAB>count" a line; as a masker, difference:FILE"""
-    return typical(batch.split, general)[words_of(batch.split).at[batch.token_at]]
+    return typical(batch.split, general)[words_of(batch.split).word_of_token[batch.token_at]]
 
 
 # ---------------------------------------------------------------- what is counted once over a split
@@ -194,10 +194,10 @@ def in_markers(split: Split) -> np.ndarray:
 
 class Words(NamedTuple):
     """The words of a split, as its tokenizer cuts them; W different ones, in the order of their first use."""
-    at: np.ndarray          # (T,) which of them each token belongs to
-    first: np.ndarray       # of every word of the split in turn, the index of its first token
-    count: np.ndarray       # (W,) how often each occurs
-    text: list[str]         # (W,) in lower case
+    word_of_token: np.ndarray   # (T,)
+    first_token: np.ndarray     # of every word of the split in turn
+    count: np.ndarray           # (W,) how often each occurs
+    text: list[str]             # (W,) in lower case
 
     def have_letters(self) -> np.ndarray:
         """(W,) bool"""
@@ -210,8 +210,9 @@ def has_letter(word: str) -> bool:
 
 @functools.cache
 def words_of(split: Split) -> Words:
-    index, first = {}, []
-    at = np.zeros(len(split.input_ids), np.int64)
+    index = {}
+    first_token = []
+    word_of_token = np.zeros(len(split.input_ids), np.int64)
     for i in range(len(split)):
         text = split.text(i)
         start, stop = split.token_start[i:i + 2]
@@ -219,9 +220,10 @@ def words_of(split: Split) -> Words:
         begins = start + np.flatnonzero(np.diff(split.word_ids[start:stop], prepend=-2))
         for a, b in itertools.pairwise([*begins.tolist(), stop]):
             word = text[split.char_begin[a]:split.char_end[b - 1]].strip().lower()
-            at[a:b] = index.setdefault(word, len(index))
-        first.extend(begins.tolist())
-    return Words(at, np.array(first), np.bincount(at[first]), list(index))
+            word_of_token[a:b] = index.setdefault(word, len(index))
+        first_token.extend(begins.tolist())
+    count = np.bincount(word_of_token[first_token])
+    return Words(word_of_token, np.array(first_token), count, list(index))
 
 
 @functools.cache
@@ -257,8 +259,8 @@ def collocations(split: Split) -> np.ndarray:
     mutual information, which is the least log p(n-gram) / (p(segment) p(segment) ...) over all ways to cut
     the n-gram; here the better half of them."""
     words = words_of(split)
-    ends = np.searchsorted(words.first, split.token_start[1:-1])
-    texts = [text.tolist() for text in np.split(words.at[words.first], ends)]
+    ends = np.searchsorted(words.first_token, split.token_start[1:-1])
+    texts = [text.tolist() for text in np.split(words.word_of_token[words.first_token], ends)]
     kept = high_pmi(texts, set(np.flatnonzero(words.have_letters()).tolist()))
 
     # From left to right, the longest collocation that begins at a word.
@@ -272,7 +274,7 @@ def collocations(split: Split) -> np.ndarray:
             begins += [True] + [False] * (length - 1)
             i += length
     first = np.zeros(len(split.input_ids), np.int64)
-    first[words.first[begins]] = 1
+    first[words.first_token[begins]] = 1
     return np.cumsum(first)
 
 
@@ -280,13 +282,16 @@ def high_pmi(texts: list[list[int]], words: set[int]) -> set[tuple[int, ...]]:
     """The collocations among the n-grams of some texts that consist of the given words."""
     total = sum(map(len, texts))
     # log p of the likeliest way to put an n-gram together of segments, or to take it as a whole.
-    likeliest, pmi = {}, {}
+    likeliest = {}
+    pmi = {}
     for n in range(1, LONGEST + 1):
         count = Counter()
         for text in texts:
-            # An n-gram is no more frequent than its parts.
-            grams = (tuple(text[i:i + n]) for i in range(len(text) - n + 1))
-            count.update(gram for gram in grams if n == 1 or {gram[1:], gram[:-1]} <= likeliest.keys())
+            for i in range(len(text) - n + 1):
+                gram = tuple(text[i:i + n])
+                # An n-gram is no more frequent than its parts.
+                if n == 1 or (gram[1:] in likeliest and gram[:-1] in likeliest):
+                    count[gram] += 1
         for gram, times in count.items():
             if times < 10 or (n == 1 and gram[0] not in words):
                 continue

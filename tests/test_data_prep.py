@@ -435,6 +435,7 @@ def test_entities_are_where_spacy_finds_them(tmp_path, tok):
     # In a batch: what stands there, in any block.
     pieces = blocks(corpus, 16)
     batch = all_of(pieces)
+    assert (batch.text_ids == pieces.text_ids).all()
     for b, (i, begin) in enumerate(zip(pieces.text_ids, pieces.begin, strict=True)):
         at = batch.token_at[b][batch.entity_ids[b] >= 0]
         assert (at >= begin).all()

@@ -54,7 +54,8 @@ def batch_of(input_ids, maskable, word_ids, is_punct, entity_ids):
     attention_mask = np.arange(input_ids.shape[1]) < maskable.sum(1)[:, None] + 2
     token_at = np.arange(input_ids.size).reshape(input_ids.shape)
     split = Corpus(input_ids, word_ids, entity_ids)
-    return Batch(input_ids, attention_mask, maskable, word_ids, is_punct, None, np.arange(len(input_ids)),
+    indices = np.arange(len(input_ids))
+    return Batch(input_ids, attention_mask, maskable, word_ids, is_punct, None, indices, indices,
                  token_at, maskable, split)
 
 

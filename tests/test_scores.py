@@ -143,10 +143,10 @@ def test_words_against_a_plain_loop(kind, tmp_path):
     assert every[:3] + every[-3:] == ["the", "unbelievable", "cat", "cat", "7", "unbelievable"]
     assert words.text == list(dict.fromkeys(every))
     assert words.count.tolist() == [every.count(word) for word in words.text]
-    assert words.first.tolist() == [first for _, first, _ in expected]
-    assert len(words.at) == len(split.input_ids) > len(every)
+    assert words.first_token.tolist() == [first for _, first, _ in expected]
+    assert len(words.word_of_token) == len(split.input_ids) > len(every)
     for word, first, last in expected:
-        assert {words.text[w] for w in words.at[first:last + 1]} == {word}
+        assert {words.text[w] for w in words.word_of_token[first:last + 1]} == {word}
 
 
 def test_words_with_a_letter():
