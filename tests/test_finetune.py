@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import TEXTS, call, fast_tokenizer, random_lm, squad, torchrun, write_rows
+from conftest import ROOT, TEXTS, call, fast_tokenizer, random_lm, squad, torchrun, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
@@ -395,6 +395,21 @@ def test_every_flag_reaches_the_training(script, lm_folder, cls_folder, qa_folde
         expected = {"epochs": 4, "lr": 0.002, "batch_size": 3, "seed": seed, "distributed": True}
         assert seen[-1] == seen[-1] | expected
     assert not torch.equal(*heads)
+
+
+@pytest.mark.parametrize("script", ["finetune_cls", "finetune_qa"])
+def test_a_copy_of_a_script_runs_its_own_functions(script, lm_folder, cls_folder, qa_folder, tmp_path,
+                                                   monkeypatch):
+    edited = (ROOT / f"{script}.py").read_text() + """
+
+def loss_fn(model, tensors):
+    raise runs.UserError("the loss of the copy")
+"""
+    (tmp_path / f"my_{script}.py").write_text(edited)
+    monkeypatch.syspath_prepend(tmp_path)
+    data = cls_folder if script == "finetune_cls" else qa_folder
+    result = call(f"my_{script}.py", f"--dataset={data}", f"--lm={lm_folder}", "--max_len=64", cwd=tmp_path)
+    assert result.returncode == 2 and "the loss of the copy" in result.stderr, result.stderr
 
 
 @pytest.mark.parametrize("script", ["finetune_cls", "finetune_qa"])
