@@ -245,7 +245,8 @@ def after_marks(text: str) -> np.ndarray:
 
 def label_id(label: str, labels: list[str]) -> int:
     if label not in labels:
-        raise ValueError(f"the label {label!r} is not among those of train: {', '.join(labels)}")
+        raise ValueError(f"the label {label!r} is not among those of train ({', '.join(labels)}); mend it "
+                         "or remove its rows")
     return labels.index(label)
 
 

@@ -105,6 +105,9 @@ def summary(lines: list[dict]) -> dict[str, float]:
     """Accuracy (which is micro F1) and macro F1 of all predictions, in percent."""
     gold = np.array([line["gold"] for line in lines])
     predicted = np.array([line["predicted"] for line in lines])
+    if len(set(predicted)) == 1 < len(set(gold)):
+        print(f"WARNING: all texts were given the label {predicted[0]}: fine-tuning learned nothing; more "
+              "--epochs or a larger --lr may help")
     f1 = []
     for label in np.union1d(gold, predicted):
         hits = ((gold == label) & (predicted == label)).sum()

@@ -5,7 +5,8 @@
         return pick(rng.random(batch.input_ids.shape), batch, budget)
 
 A masker gets
-    batch    numpy arrays (B, L): input_ids, maskable, word_ids, is_punct, entity_ids (see data.Batch)
+    batch    numpy arrays (B, L): input_ids, maskable, word_ids, entity_ids, is_punct, and the way to the raw
+             text (see data.Batch)
     budget   (B,) how many tokens to mask in each row, the same for every masker
     rng      random numbers (B, L) on demand; a row's depend on seed, epoch and row alone
     lm       the LM as it is now: lm(batch) are hidden states (B, L, H), lm.logits(batch) (B, L, V); tensors
@@ -83,9 +84,12 @@ def find(name: str) -> Masker:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    if not callable(getattr(module, function, None)):
+    masker = getattr(module, function, None)
+    if not callable(masker):
         raise UserError(f"--masker={name}: {file} has no function {function!r}")
-    return getattr(module, function)
+    if len(inspect.signature(masker).parameters) < 4:
+        raise UserError(f"--masker={name}: it must take (batch, budget, rng, lm)")
+    return masker
 
 
 def checksum(name: str) -> str:

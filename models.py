@@ -18,6 +18,9 @@ def open_lm(name: str, auto_class: type, **options: object):
     """What auto_class.from_pretrained makes of an LM: the embedded `tiny`, a folder, or a hub name. UserError
     where it fails, in one of many ways."""
     place = toy.TINY if name == "tiny" else Path(name)
+    if (place / "policy.json").exists():
+        raise UserError(f"--lm={name}: this is a policy, for pretrain.py --masker=sampled:{name}; an LM is "
+                        "needed here")
     if (place / "started.json").exists() and not (place / "run.json").exists():
         raise UserError(f"--lm={name}: the run that makes it has not finished; start its command again")
     if place.exists() and not (place / "config.json").exists():

@@ -165,14 +165,16 @@ def fill_in(cfg: Config) -> None:
         cfg.out = f"runs/pretrain-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{masker}-{cfg.seed}"
 
 
-def try_masker(cfg: Config, pieces: Pieces, masker: maskers.Masker, lm: LMReader) -> None:
-    """Masks 16 blocks at most, and says how many tokens that are; warns where they are fewer than half of
-    those that may be masked."""
+def try_masker(cfg: Config, pieces: Pieces, masker: maskers.Masker, lm: LMReader, tokenizer) -> None:
+    """Masks 16 blocks at most, and says how many tokens that are, and which; warns where they are fewer than
+    half of those that may be masked."""
     some = pieces.spread(16)
     rate = maskers.masking_rate(cfg.p, 0, 1, cfg.seed)
     batch, mask, _ = mask_batch(pieces, masker, rate, cfg.seed, 0, some, lm)
     wanted = maskers.budget_of(batch, rate).sum()
-    print(f"{cfg.masker} masks {mask.sum() / len(some):.1f} tokens of a block at p = {rate:g}")
+    masked = tokenizer.convert_ids_to_tokens(batch.input_ids[mask][:12])
+    print(f"{cfg.masker} masks {mask.sum() / len(some):.1f} tokens of a block at p = {rate:g}: "
+          f"{' '.join(masked)} ...")
     if cfg.masker != "none" and 2 * mask.sum() < wanted:
         print(f"WARNING: in {len(some)} blocks {cfg.masker} masks {mask.sum()} of the {wanted} tokens that "
               "it may; do its units (words?) suit this text?")
@@ -246,7 +248,7 @@ def main(cfg: Config) -> None:
           f"on {device()}")
 
     # 2. a masker that fails, or whose units do not fit this text, shows it now
-    try_masker(cfg, pieces, masker, LMReader(model))
+    try_masker(cfg, pieces, masker, LMReader(model), tokenizer)
 
     # 3. pre-train; the loss of held-out text before and after, and on the way where that is asked for
     held_out = blocks(data.splits["dev"], cfg.max_len) if "dev" in data.splits else None

@@ -22,8 +22,7 @@ PAPER = pd.read_csv(Path(__file__).parent / "results/paper.txt", sep=" ", index_
 READING = """- Mean ± standard deviation over seeds. hours: median of a seed, without meta-training.
 - minus random: paired by seed, with Student's t 95 % interval. p: sign-flip test (exact up to 16 seeds),
   Holm-corrected over rows; "too few seeds" where 2 / 2^n, its least, is above .05 / rows. detectable: by a
-  t test at .05 / rows, power .8. What seeds show holds for these examples, which all of them share.
-"""
+  t test at .05 / rows, power .8. What seeds show holds for these examples, which all of them share."""
 # Settings that differ between the rows of a table, or say where things lie, and so are not compared.
 NOT_COMPARED = {"masker", "dataset", "lm", "split", "spacy_model", "eval_every", "weights"}
 # What may differ between the seeds of a row, besides its scores.
@@ -203,8 +202,8 @@ def conclusion(compared: pd.DataFrame, metric: str) -> str:
     too_few = compared[compared["p"].isna()]
     if len(too_few):
         least = least_seeds(too_few["tests"].max())
-        said.append(f"too few seeds to say anything of {', '.join(too_few.index)}: at least {least:g} are "
-                    "needed")
+        said.append(f"too few seeds to say anything of {', '.join(too_few.index)}: fewer than {least:g} can "
+                    "show nothing, and --plan=0.5 tells how many find half a point")
     return f"**{metric}**: {'; '.join(said)}." if said else ""
 
 
@@ -215,8 +214,9 @@ def planned(compared: pd.DataFrame, metric: str, points: float) -> str:
         n = least_seeds(found.tests)
         while detectable(found.sd, n, found.tests) > points and n < 10_000:
             n += 1
+        number = f"{n:g}" if n < 10_000 else "more than 10,000"
         guess = f" (a guess, from {found.n:g} seeds)" if found.n < 6 else ""
-        needed.append(f"{row} {n:g}{guess}")
+        needed.append(f"{row} {number}{guess}")
     return (f"Seeds that would find {points:g} points of {metric} (power .8, a t test at 5 % / "
             f"rows): {', '.join(needed) or 'not known from one seed'}.")
 
@@ -297,7 +297,7 @@ def main(cfg: Config) -> None:
     flags = [f"--{name}={value}" for name, value in vars(cfg).items() if value]
     if cfg.out is None:
         cfg.out = str(Path(cfg.results.split(",")[0]).with_name("report"))
-    page = [f"Made by `{shlex.join(['python', 'report.py', *flags])}`."]
+    page = [f"Made by `{shlex.join(['python', 'report.py', *flags])}`.", READING]
     all_lines = read(cfg.results.split(","), cfg.split)
     known = set(all_lines["row"]) - {"random"}
     if cfg.primary and cfg.primary not in known:
@@ -305,21 +305,21 @@ def main(cfg: Config) -> None:
     for (dataset, lm), lines in all_lines.groupby(["dataset", "lm"]):
         title = f"{dataset}, {lm}"
         page.append(f"## {title}")
+        page.append("\n".join(notes(lines, cfg.primary)))
         compared = {}
         for metric in lines.iloc[0]["metrics"]:
-            found = compare(scores_of(lines, metric), cfg.primary)
-            compared[metric] = found
+            compared[metric] = compare(scores_of(lines, metric), cfg.primary)
+        # A picture, where any row has several seeds.
+        if any(map(len, compared.values())):
+            picture = f"forest-{dataset}-{lm}.png"
+            forest(compared, title, Path(cfg.out, picture))
+            page.append(f"![Differences to random]({picture})")
+        for metric, found in compared.items():
             page.append(markdown_table(score_table(lines, metric, found)))
             page.append(conclusion(found, metric))
             if cfg.plan:
                 page.append(planned(found, metric, cfg.plan))
-        page.append("\n".join(notes(lines, cfg.primary)))
-        # A picture, where any row has several seeds.
-        if len(found):
-            picture = f"forest-{dataset}-{lm}.png"
-            forest(compared, title, Path(cfg.out, picture))
-            page.append(f"![Differences to random]({picture})")
-    text = "\n\n".join([*filter(None, page), READING])
+    text = "\n\n".join(filter(None, page)) + "\n"
     with runs.atomic_write(Path(cfg.out, "results.md")) as partial:
         partial.write_text(text, encoding="utf-8")
     print(text)

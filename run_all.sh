@@ -169,9 +169,10 @@ run_each "${rows[@]}"
 if [ -s $OUT/results.jsonl ]; then
     $PYTHON $here/report.py --results=$OUT/results.jsonl || echo "report.py FAILED" >> $OUT/logs/failed
 fi
-# Last, where one looks first.
+# Last, where one looks first: what logs warn of, and why what failed did; how often each.
+grep -hs "^WARNING" $OUT/logs/*.log | sort | uniq -c >&2 || true
 if [ -e $OUT/logs/failed ]; then
     echo "$(grep -c "" $OUT/logs/failed) failed; the same command runs them again:" >&2
-    cat $OUT/logs/failed >&2
+    sed "s/.*, see [^ ]*: //" $OUT/logs/failed | sort | uniq -c >&2
     exit 1
 fi

@@ -49,10 +49,10 @@ PRIORS = (0.1, 0.3, 1.0)
 class Config(train_nmg.BaseConfig):
     # the search
     val_share: float = 0.5          # of train, whole documents, for D_val; half of them halves the noise
-    metric: str | None = None       # what is compared; None: the log likelihood, in the toy world accuracy
+    metric: str | None = None       # what is compared; None: the log likelihood, of `tiny` accuracy
     features: str = "frequent,punct,subword,marked,label,tfidf,loss"    # of scores.py, with commas
     components: int = 4             # principal components of the LM's hidden states, as more features
-    pairs: int | None = None        # of plays, at most; None: 48 (toy world: 12)
+    pairs: int | None = None        # of plays, at most; None: 48 (`tiny`: 12)
     beta: float = 3.0               # how far a player follows its direction: logits per standard deviation
     spacy_model: str | None = None  # finds the entities of the feature in_entity; None: en_core_web_sm
     log: str | None = None          # a line per pair, from which a search goes on; None: pairs.jsonl in out
@@ -232,7 +232,7 @@ def main(cfg: Config) -> None:
     for name in cfg.features.split(","):
         if name not in SCORES:
             raise UserError(f"--features: {name!r} is no score{runs.nearest(name, SCORES)}")
-    most_pairs = 12 if train_nmg.in_toy_world(cfg) else 48
+    most_pairs = 12 if cfg.lm == "tiny" else 48
     folder = f"runs/search-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     runs.fill(cfg, {"pairs": most_pairs, "out": folder})
     # More pairs may be asked for until it is done; with an edited function of a score it is another search.

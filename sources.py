@@ -311,7 +311,8 @@ def find_source(name: str) -> Source:
     if path.is_dir():
         return from_files(find_splits(path), dev=0.1)
     if not path.is_file():
-        raise UserError(f"--dataset={name}: neither a known name nor a path{runs.nearest(name, DATASETS)}")
+        raise UserError(f"--dataset={name}: no such file or folder, nor a known name"
+                        f"{runs.nearest(name, DATASETS)}")
     if format_of(path) == "txt":
         return from_files({"corpus": path})
     return from_files({"train": path}, dev=0.1)

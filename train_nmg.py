@@ -44,7 +44,7 @@ PLAYERS = ("random", "opponent", "learner")
 @dataclass
 class BaseConfig:
     """The flags that search_masks.py shares: where plays take place, and how they are scored."""
-    # None: the paper's value, which the comment names; in the toy world, that of toy.py
+    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
@@ -409,16 +409,12 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
 # ---------------------------------------------------------------- the script
 
-def in_toy_world(cfg: BaseConfig) -> bool:
-    return cfg.lm == "tiny" and cfg.dataset in toy.TASKS
-
-
 def open_task(cfg: BaseConfig, spacy_model: str | None = None,
               graded: bool = False) -> tuple[Data, torch.nn.Module, ModuleType]:
-    """The data, the LM, and the module of the task. Fills the flags that are None: in the toy world with its
-    own, elsewhere with the paper's.
+    """The data, the LM, and the module of the task. Fills the flags that are None: of the LM `tiny` with the
+    toy world's values, of all others with the paper's.
 
-    graded: outside the toy world the metric is the task's last one, which scatters less than the paper's"""
+    graded: the metric is the task's last one, which scatters less than the paper's; not in the toy world"""
     loop.use_fast_path(cfg.fast)
     tokenizer = load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)
@@ -429,8 +425,8 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
     defaults = INNER_LOOP | task.INNER_LOOP
     if graded:
         defaults |= {"metric": task.METRICS[-1]}
-    if in_toy_world(cfg):
-        defaults |= toy.INNER_LOOP[data.kind]
+    if cfg.lm == "tiny":
+        defaults |= toy.INNER_LOOP.get(data.kind, {})
     runs.fill(cfg, defaults)
     cfg.max_len = max_len_of(lm, cfg.max_len, data.block_len)
     cfg.ft_max_len = max_len_of(lm, cfg.ft_max_len, task.DEFAULTS["max_len"], "ft_max_len")

@@ -79,6 +79,14 @@ def test_em_and_f1_by_hand(predicted, references, em, f1):
     assert finetune_qa.f1_score(predicted, references) == f1
 
 
+@pytest.mark.parametrize(("gold", "predicted", "warned"), [
+    ("abb", "bbb", True), ("abb", "bba", False), ("bbb", "bbb", False)])
+def test_one_label_for_all_texts_is_warned_of(gold, predicted, warned, capsys):
+    """Unless it is the only one there is."""
+    finetune_cls.summary([{"gold": g, "predicted": p} for g, p in zip(gold, predicted, strict=True)])
+    assert ("all texts were given the label b" in capsys.readouterr().out) == warned
+
+
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=40))
 @settings(max_examples=40, deadline=None)
 def test_accuracy_and_macro_f1_are_torchmetrics(pairs):

@@ -434,6 +434,7 @@ def test_a_masker_from_a_file(tmp_path):
 
 @pytest.mark.parametrize(("name", "said"), [
     ("mine.py:rars", "mine.py has no function 'rars'"),
+    ("mine.py:without_lm", r"it must take \(batch, budget, rng, lm\)"),
     ("none.py:rare", "no such file: none.py"),
     ("rndom", "did you mean 'random'"),
     ("rar", "did you mean 'rare'"),
@@ -442,7 +443,7 @@ def test_a_masker_from_a_file(tmp_path):
 ])
 def test_a_masker_that_is_not_there(name, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "mine.py").write_text(MINE + "\n\ndef without_lm(batch, budget, rng):\n    return batch.maskable\n")
     with pytest.raises(UserError, match=said):
         maskers.find(name)
 

@@ -546,7 +546,8 @@ def test_one_sentence_says_what_may_be_concluded(tmp_path):
     assert "too few" not in said
     for seed in range(3):
         add(tmp_path, "span", seed, 99.0)
-    assert concluded(tmp_path).endswith("to say anything of span: at least 8 are needed.")
+    assert concluded(tmp_path).endswith("to say anything of span: fewer than 8 can show nothing, and "
+                                        "--plan=0.5 tells how many find half a point.")
 
 
 def test_a_comparison_that_was_fixed_in_advance(tmp_path, rng):
@@ -596,6 +597,8 @@ def test_planned_seeds_find_the_difference(tmp_path, rng):
     # Without scatter: what a sign-flip test of one row needs at least.
     alike = lines.assign(accuracy=lines["accuracy"].where(lines["row"] == "random", 71.0))
     assert "whole 6." in planned(alike)
+    wild = lines.assign(accuracy=lines["accuracy"] * 1000)
+    assert "whole more than 10,000." in planned(wild)
     assert planned(lines[lines["row"] == "random"]).endswith("not known from one seed.")
 
 

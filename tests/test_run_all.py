@@ -188,6 +188,7 @@ case "$*" in *report.py*) exec $REAL_PYTHON "$@" ;; esac
 echo "$@" >> "$STUB_LOG"
 case "$*" in
     *--dataset=bad*) echo wrong; exit 3;;
+    *--dataset=odd*) echo "WARNING: odd";;
     *slow*) sleep 2; echo ended >> "$STUB_LOG";;
 esac
 """
@@ -215,10 +216,17 @@ def test_a_failed_row_says_so_and_the_rest_go_on(stub, tmp_path):
     assert "no line of results" not in result.stderr
     failed = r"^score-bad-x-none-0-\d+ FAILED \(3\), see \S+: wrong$"
     assert re.search(failed, result.stderr, re.MULTILINE)
+    # Why, at the end, once.
+    assert result.stderr.endswith(" 2 wrong\n")
     assert len(list((tmp_path / "out/logs").glob("score-bad-x-none-0-*.log"))) == 1
     # bad: none and the first half of whole; good: none and both halves
     assert len(ran) == 2 + 3
     assert len(re.findall(r"score-good-x-(?:whole|none)-0-\d+ ends$", result.stdout, re.MULTILINE)) == 2
+
+
+def test_what_logs_warn_of_is_counted_at_the_end(stub):
+    result = run_all(**stub | {"CLS": "odd good", "MASKERS": "none", "SEEDS": "0 1 2"})
+    assert result.returncode == 0 and re.search(r"^ +3 WARNING: odd$", result.stderr, re.MULTILINE)
 
 
 def test_a_report_that_fails_is_told_by_the_exit_code(stub, tmp_path):
@@ -228,7 +236,7 @@ def test_a_report_that_fails_is_told_by_the_exit_code(stub, tmp_path):
     result = run_all(**stub | {"CLS": "bad good", "MASKERS": "none"})
     assert result.returncode == 1 and "results.jsonl:1: not a JSON object" in result.stderr
     assert "2 failed; the same command runs them again" in result.stderr
-    assert re.search(r"^score-bad-.* FAILED .*\nreport.py FAILED$", result.stderr, re.MULTILINE)
+    assert re.search(r"^ +1 report.py FAILED\n +1 wrong$", result.stderr, re.MULTILINE)
 
 
 def test_a_policy_is_learned_before_its_rows_whatever_names_say(stub, tmp_path):

@@ -23,6 +23,7 @@ import loop
 import maskers
 import plots
 import runs
+import toy
 from data import Pieces, Split, blocks
 from loop import length_batches
 from models import LMReader, load_lm, load_tokenizer, max_len_of
@@ -38,7 +39,7 @@ class Config:
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name
     maskers: str = "random,whole,span,punct"    # with commas between, each as --masker of pretrain.py
-    p: float = 0.15                 # share of tokens to mask
+    p: float | None = None          # share of tokens to mask; None: 0.15, of `tiny` 0.05, as in pretrain.py
     contexts: int = 100             # texts to show and to count in, drawn by seed
     seed: int = 0                   # of the drawn texts and of the masks
     split: str | None = None        # train dev test corpus; None: the text that pretrain.py reads
@@ -177,6 +178,8 @@ def draw(tags: list[str], percent: dict[str, list[float]], title: str, file: Pat
 def main(cfg: Config) -> None:
     # 1. the maskers, the text and the LM
     loop.use_fast_path(True)
+    if cfg.p is None:
+        cfg.p = toy.PRETRAIN["p"] if cfg.lm == "tiny" else 0.15
     found = {name: maskers.find(name) for name in cfg.maskers.split(",")}
     nlp = None
     if cfg.spacy_model:
