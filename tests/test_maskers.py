@@ -443,7 +443,7 @@ def test_a_masker_from_a_file(tmp_path):
 ])
 def test_a_masker_that_is_not_there(name, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(MINE + "\n\ndef without_lm(batch, budget, rng):\n    return batch.maskable\n")
+    (tmp_path / "mine.py").write_text(MINE + "\n\ndef without_lm(batch, budget, rng):\n    pass\n")
     with pytest.raises(UserError, match=said):
         maskers.find(name)
 
