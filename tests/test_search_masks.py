@@ -612,7 +612,7 @@ def with_known_worth(monkeypatch, tmp_path, effect):
     def inner_loop(lm, subtask, mask, task, cfg):
         batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))
         share = toy.informative()[batch.input_ids[mask]].mean()
-        return lm, {"accuracy": np.full(4, effect * share + noise.normal(0, 0.02))}
+        return lm, {"accuracy": effect * share + noise.normal(0, 0.02)}
 
     monkeypatch.setattr(train_nmg, "inner_loop", inner_loop)
     result = call("search_masks.py", "--contexts=240", "--docs=60", "--out=o", cwd=tmp_path)

@@ -25,6 +25,7 @@ from multiprocessing import get_context
 from types import ModuleType
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 import transformers
@@ -219,9 +220,9 @@ def main(cfg: Config) -> None:
     columns = {side: np.array(seconds) for side, seconds in measured.items()}       # (repeats, 4) each
     for side in list(SIDES)[1:]:
         columns[f"{side} / ours"] = columns[side] / columns["ours"]
-    table = [["seconds", *columns]]
-    for i, stage in enumerate([*STAGES, "episode"]):
-        table.append([stage, *(median_and_range(column[:, i]) for column in columns.values())])
+    table = pd.DataFrame(index=pd.Index([*STAGES, "episode"], name="seconds"))
+    for name, column in columns.items():
+        table[name] = [median_and_range(seconds) for seconds in column.T]
     print("\n" + report.markdown_table(table))
     peaks = ", ".join(f"{side} {gb[side]:.2f}" for side in SIDES)
     print(f"\nmedian of {cfg.repeats} (least to most); peak GB: {peaks}")
