@@ -13,7 +13,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from data import Batch
+from data import Batch, Pieces, collate
+from loop import length_batches
 from runs import UserError, atomic_write
 from scores import SCORES
 
@@ -119,6 +120,14 @@ class LinearPolicy:
     def features(self, batch: Batch, lm: Callable) -> np.ndarray:
         """(B, L, d) whitened."""
         return (plain_features(batch, lm, self.names, self.components) - self.mean) @ self.whitener
+
+    def features_of(self, contexts: Pieces, lm: Callable) -> np.ndarray:
+        """(N, L, d) of N contexts; of padding they mean nothing."""
+        found = np.zeros((len(contexts), contexts.length.max(), len(self.weight)))
+        for indices in length_batches(contexts.length):
+            batch = collate(contexts, indices)
+            found[indices, :batch.input_ids.shape[1]] = self.features(batch, lm)
+        return found
 
     def logits(self, batch: Batch, lm: Callable) -> np.ndarray:
         """(B, L), -inf where nothing may be masked."""

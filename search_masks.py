@@ -27,7 +27,7 @@ from tqdm import tqdm
 import maskers
 import runs
 import train_nmg
-from data import Data, Pieces, collate
+from data import Data, collate
 from loop import all_gather, broadcast, length_batches, rank_and_world
 from maskers import RowRandom
 from models import LMReader
@@ -146,7 +146,7 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
         direction /= np.linalg.norm(direction)
 
         # 3. Two players mask the same contexts: one what the direction favours, one the opposite.
-        features = features_of(policy, subtask.contexts, reader)                                # (N, L, D)
+        features = policy.features_of(subtask.contexts, reader)                                 # (N, L, D)
         batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))
         masks = []
         for sign in (1, -1):
@@ -177,15 +177,6 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
                         f"{cfg.metric}; --metric=likelihood is graded, and more --validation helps")
     policy.weight = cfg.beta * posterior.mean / np.linalg.norm(posterior.mean)
     return policy, pairs
-
-
-def features_of(policy: LinearPolicy, contexts: Pieces, lm: LMReader) -> np.ndarray:
-    """(N, L, D) of N contexts; of padding they mean nothing."""
-    found = np.zeros((len(contexts), contexts.length.max(), len(policy.weight)))
-    for indices in length_batches(contexts.length):
-        batch = collate(contexts, indices)
-        found[indices, :batch.input_ids.shape[1]] = policy.features(batch, lm)
-    return found
 
 
 def read_pairs(file: Path, settings: dict) -> list[dict]:
