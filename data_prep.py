@@ -58,6 +58,8 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     # What was prepared is found by the checksum of all that went into it.
     how = [FORMAT, source.cut, list(source.splits), source.kind, tokenizer.backend_tokenizer.to_str()]
     how += [(file.name, runs.checksum(file)) for file in source.files]
+    if not source.files:
+        how.append(runs.digest(source.splits))
     key = hashlib.sha256(json.dumps(how).encode()).hexdigest()
     folder = CACHE / "prepared" / f"{Path(name).stem}-{key[:12]}"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +98,8 @@ def describe(name: str, split: Split, unknown: int | None) -> None:
         counted = [f"{label} {n:,}" for label, n in zip(split.labels, counts, strict=True)]
         text += f"  {len(split.labels)} labels: {', '.join(counted)}"
     print(text, flush=True)
-    unknown_share = np.mean(split.input_ids[:1_000_000] == unknown)
+    sample = split.input_ids[:1_000_000]
+    unknown_share = np.count_nonzero(sample == unknown) / max(1, len(sample))
     if unknown_share > 0.2:
         print(f"WARNING: {unknown_share:.0%} of the tokens of {name} are unknown to the tokenizer: is the LM "
               "one for this language?", flush=True)
@@ -107,8 +110,10 @@ def describe(name: str, split: Split, unknown: int | None) -> None:
 def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     """Writes the arrays of every split and, last, meta.json."""
     # Train is read at once: it tells which fields and labels there are, and other splits are cut from it.
-    train = list(source.records("train"))
-    first = train[0] if train else {}
+    with located(f"{name}, train"):
+        records = list(source.records("train"))
+        train = list(with_docs(records))
+    first = records[0] if records else {}
     fields = KINDS.keys() & first.keys()
     labels = sorted({record["label"] for record in train if "label" in record})
     joined = "doc" in first and "doc" in next(iter(source.records("corpus")), {})
@@ -116,7 +121,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     # The others are read as they are written.
     splits = {split: with_docs(source.records(split)) for split in source.splits}
     if "train" in splits:
-        splits |= cut_parts(list(with_docs(train)), source.cut)
+        splits |= cut_parts(train, source.cut)
     names = [split for split in SPLITS if split in splits]
     for split in names:
         # A corpus is text only.

@@ -9,7 +9,7 @@ A kind of task is a file finetune_KIND.py with the names below; train_nmg.py fin
 
     KIND           of the data sets that it is for (data_prep.py)
     DEFAULTS       values for the flags of this script that are None
-    INNER_LOOP     values for the flags of train_nmg.py that are None
+    INNER_LOOP     values for the flags of train_nmg.py that are None, `metric` among them
     METRICS        names of the scores of an example; higher is better
     pieces_of      cuts a split into what the model reads: texts, windows, ...
     finetune       trains a task model around a copy of an LM's encoder (loss_fn as in loop.fit)

@@ -87,8 +87,10 @@ def find(name: str) -> Masker:
     masker = getattr(module, function, None)
     if not callable(masker):
         raise UserError(f"--masker={name}: {file} has no function {function!r}")
-    if len(inspect.signature(masker).parameters) < 4:
-        raise UserError(f"--masker={name}: it must take (batch, budget, rng, lm)")
+    try:
+        inspect.signature(masker).bind("batch", "budget", "rng", "lm")
+    except TypeError:
+        raise UserError(f"--masker={name}: it must take (batch, budget, rng, lm)") from None
     return masker
 
 

@@ -20,10 +20,11 @@
 # shellcheck disable=SC2086       # names have no spaces
 set -e
 here=$(dirname "$0")
-if [[ $* && $* != --list ]]; then
-    echo "error: $*: give --list or nothing; all else are environment variables" >&2
+fail() {
+    echo "error: $*" >&2
     exit 2
-fi
+}
+[[ -z $* || $* = --list ]] || fail "$*: give --list or nothing; all else are environment variables"
 
 # ---------------------------------------------------------------- what was not chosen
 if [ -z "${QA+set}${CLS+set}" ]; then
@@ -38,6 +39,8 @@ if [ "$QUICK" ]; then
     NMG_FLAGS=${NMG_FLAGS:-$few}
 fi
 SEEDS=${SEEDS:-0 1 2} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
+[[ $JOBS =~ ^[1-9][0-9]*$ ]] || fail "JOBS=$JOBS: must be 1 or more"
+[[ "$OUT$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, PYTHON and this path must be without spaces"
 
 # ---------------------------------------------------------------- the commands of a row
 policies=() rows=() finished=0
@@ -128,13 +131,14 @@ if [ "$*" ]; then
     done
     exit
 fi
+[ $((${#rows[@]} + finished)) -gt 0 ] || fail "no row is left: check LMS, QA, CLS and MASKERS"
 
 # COMMAND: runs it, with a log of its own, named like what it makes
 run_one() {
     local name=$(basename ${1##*--out=})
     local log=$OUT/logs/$name.log
     echo "$(date +%T) $name begins"
-    echo "$1" >> $log
+    echo "$1" > $log
     if eval "$1" >> $log 2>&1; then
         echo "$(date +%T) $name ends"
     else
@@ -166,13 +170,13 @@ cores=$(getconf _NPROCESSORS_ONLN)
 run_each "${policies[@]}"
 run_each "${rows[@]}"
 
-if [ -s $OUT/results.jsonl ]; then
-    $PYTHON $here/report.py --results=$OUT/results.jsonl || echo "report.py FAILED" >> $OUT/logs/failed
-fi
+code=0
+[ ! -s $OUT/results.jsonl ] || $PYTHON $here/report.py --results=$OUT/results.jsonl || code=$?
 # Last, where one looks first: what logs warn of, and why what failed did; how often each.
 grep -hs "^WARNING" $OUT/logs/*.log | sort | uniq -c >&2 || true
 if [ -e $OUT/logs/failed ]; then
     echo "$(grep -c "" $OUT/logs/failed) failed; the same command runs them again:" >&2
     sed "s/.*, see [^ ]*: //" $OUT/logs/failed | sort | uniq -c >&2
-    exit 1
+    code=1
 fi
+exit $code

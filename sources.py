@@ -16,6 +16,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 
 import torch
@@ -48,7 +49,8 @@ def located(where: object) -> Iterator[None]:
     except KeyError as e:
         raise UserError(f"{where}: the field {e} is missing") from e
     except json.JSONDecodeError as e:
-        advice = "; one object per line? Then call the file .jsonl" if e.msg == "Extra data" else ""
+        several = e.msg == "Extra data" and e.lineno > 1
+        advice = "; one object per line? Then call the file .jsonl" if several else ""
         raise UserError(f"{where}: not valid JSON: {e}{advice}") from e
     except BROKEN as e:
         raise UserError(f"{where}: {e}") from e
@@ -68,7 +70,8 @@ def format_of(path: Path) -> str:
     if suffix in (".json", ".jsonl", ".csv", ".tsv"):
         return suffix[1:]
     first = next((line for _, line in lines(path) if line.strip()), "")
-    return "jsonl" if re.match(r'\s*\{\s*"', first) else "txt"
+    # An opening brace, and then a quote, the closing brace, or the end of the line.
+    return "jsonl" if re.match(r'\s*\{\s*(["}]|$)', first) else "txt"
 
 
 def read(path: Path) -> Iterator[dict]:
@@ -193,7 +196,7 @@ def read_note(note: dict) -> Iterator[dict]:
     note_lines = note["context"]
     if isinstance(note_lines, str):
         note_lines = note_lines.splitlines()
-    text = "\n".join(line.strip() for line in note_lines)
+    text = "\n".join(line.strip() for line in note_lines).encode("utf-8", "replace").decode()
     qas = []
     for i, qa in enumerate(note["qas"]):
         evidence = evidence_of(qa)
@@ -229,7 +232,7 @@ class Source:
     """Where the records of a data set come from. It is prepared again when one of its files changes (if you
     edit a reader, remove the folder that load() names)."""
     splits: dict[str, Path | list[dict]]                        # split -> its file, or its records
-    files: list[Path] = field(default_factory=list)             # what its checksum is made of
+    files: list[Path] = field(default_factory=list)             # what its checksum is made of; none: records
     cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> its share
     kind: str | None = None                                     # None: found by the fields (KINDS)
 
@@ -278,7 +281,7 @@ def download(url: str, file: Path, sha256: str | None, folder: Path) -> None:
     """Fetches a file with a progress bar, and checks it. folder: where files of one's own would go"""
     try:
         torch.hub.download_url_to_file(url, str(file), hash_prefix=sha256)
-    except (OSError, RuntimeError) as e:
+    except (OSError, RuntimeError, HTTPException) as e:
         raise UserError(f"{url}: cannot be downloaded ({e}); files of your own go into {folder}, or use "
                         "--dataset=PATH") from e
 
@@ -289,7 +292,10 @@ def emrqa() -> Source:
     if not (folder / "data.json").exists():
         raise UserError(f"emrqa: needs {folder}/data.json, which the n2c2 portal (DBMI, Harvard, 'Community "
                         "Annotations') gives out under a data-use agreement")
-    return from_files({"train": folder / "data.json"}, test=0.2)
+    source = from_files({"train": folder / "data.json"}, test=0.2)
+    # What counts as an answer is decided by the code of this file: edited, its notes are prepared anew.
+    source.files.append(Path(__file__))
+    return source
 
 
 def toy_source(name: str) -> Source:

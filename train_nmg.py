@@ -414,7 +414,7 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
     """The data, the LM, and the module of the task. Fills the flags that are None: of the LM `tiny` with the
     toy world's values, of all others with the paper's.
 
-    graded: the metric is the task's last one, which scatters less than the paper's; not in the toy world"""
+    graded: the metric is the task's last one, which scatters less than the paper's; not of `tiny`"""
     loop.use_fast_path(cfg.fast)
     tokenizer = load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)

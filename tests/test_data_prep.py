@@ -57,6 +57,21 @@ def write_json(path, data):
     return path
 
 
+def test_records_that_were_edited_are_prepared_anew(tok, monkeypatch):
+    """Of a data set without files, as of one with files."""
+    for word in ("cat", "dog"):
+        source = sources.Source({"train": [{"text": f"the {word}", "label": "x"}]})
+        monkeypatch.setitem(sources.DATASETS, "mine", lambda source=source: source)
+        assert load("mine", tok)["train"].text(0) == f"the {word}"
+
+
+def test_a_record_without_a_field_is_told(tok, monkeypatch):
+    source = sources.Source({"train": [{"txt": "nas", "label": "a"}]})
+    monkeypatch.setitem(sources.DATASETS, "mine", lambda: source)
+    with pytest.raises(UserError, match="mine, train: the field 'text' is missing"):
+        load("mine", tok)
+
+
 # ---------------------------------------------------------------- formats
 
 def test_the_same_labelled_texts_in_every_format(tmp_path):

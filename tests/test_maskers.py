@@ -448,6 +448,14 @@ def test_a_masker_that_is_not_there(name, said, tmp_path, monkeypatch):
         maskers.find(name)
 
 
+def test_a_masker_may_take_any_arguments(tmp_path):
+    source = "import maskers\n\n\ndef star(*args):\n    return maskers.random(*args)\n"
+    (tmp_path / "mine.py").write_text(source)
+    batch, budget = plain_batch(rows=3), np.array([2, 2, 2])
+    mask = maskers.find(f"{tmp_path}/mine.py:star")(batch, budget, rng_of(batch), None)
+    assert (mask == maskers.random(batch, budget, rng_of(batch))).all()
+
+
 def test_a_masker_that_was_edited_has_another_checksum(tmp_path, monkeypatch):
     """Of its file, of its policy's weights, of its counts, or of the source of a registered function."""
     monkeypatch.chdir(tmp_path)

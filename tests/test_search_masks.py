@@ -48,7 +48,7 @@ def some_pairs(seed, n, D, worth=None):
 
 
 @pytest.mark.parametrize(("n", "D"), [(1, 3), (4, 6), (9, 2), (30, 5)])
-def test_belief_is_that_of_least_squares_with_rows_for_the_prior(n, D):
+def test_posterior_is_that_of_least_squares_with_rows_for_the_prior(n, D):
     d, y = some_pairs(n, n, D)
     posterior = Posterior(d, y)
     rows = np.concatenate((d, np.eye(D)))
@@ -90,7 +90,7 @@ def test_evidence_by_integration_over_worth_and_noise(monkeypatch):
     assert Posterior(d, y).log_odds() == pytest.approx(np.log(something / nothing), abs=1e-4)
 
 
-def test_without_pairs_the_belief_is_the_prior():
+def test_without_pairs_the_posterior_is_the_prior():
     posterior = Posterior(np.zeros((0, 4)), np.zeros(0))
     np.testing.assert_allclose(posterior.mean, 0)
     np.testing.assert_allclose(posterior.scale / posterior.scale[0, 0], np.eye(4))

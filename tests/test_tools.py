@@ -252,6 +252,7 @@ def test_the_top_six_are_those_of_all_maskers():
     (["--maskers=oracle"], "toy world only"),
     (["--split=test"], "no test split. Allowed: train"),
     (["--spacy_model=en_nothing"], "python -m spacy download en_nothing"),
+    (["--spacy_model=blank"], "tells no parts of speech"),
     (["--p=2"], "--p=2: a share"),
     (["--contexts=0"], "--contexts=0: must be 1 or more"),
     (["--contexs=3"], "did you mean 'contexts'"),
@@ -259,6 +260,7 @@ def test_the_top_six_are_those_of_all_maskers():
 ])
 def test_wrong_flags_of_show_masks(flags, said, lm_folder, tmp_path):
     write_rows(tmp_path / "train.txt", [{"text": "the cat sat", "label": "x"}] * 2)
+    spacy.blank("en").to_disk(tmp_path / "blank")
     result = call("tools/show_masks.py", "--dataset=train.txt", f"--lm={lm_folder}", *flags, cwd=tmp_path)
     assert result.returncode == 2
     assert said in result.stderr and result.stderr.count("\n") == 1

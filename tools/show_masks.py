@@ -28,7 +28,7 @@ from data import Pieces, Split, blocks
 from loop import length_batches
 from models import LMReader, load_lm, load_tokenizer, max_len_of
 from pretrain import mask_batch
-from runs import stream
+from runs import UserError, stream
 
 COLORS = ("#9db8d2", "#1f3b57", "#d08c3c", "#7d9c6c", "#8c5a7c", "#b9b09a")
 ALL = "in the text"         # the name of all maskable tokens, beside the maskers
@@ -216,6 +216,8 @@ def main(cfg: Config) -> None:
         print("no picture of parts of speech: it needs --spacy_model=en_core_web_sm, or another spaCy model")
         return
     tags = parts_of_speech(split, texts, nlp)
+    if not (tags != "").any():
+        raise UserError("--spacy_model: this pipeline tells no parts of speech (pos_); en_core_web_sm does")
     masked[ALL] = (tags != "") & (split.word_ids >= 0)
     counts = {name: Counter(tags[mask].tolist()) for name, mask in masked.items()}
     top, percent = shares(counts)
