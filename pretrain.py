@@ -172,9 +172,10 @@ def try_masker(cfg: Config, pieces: Pieces, masker: maskers.Masker, lm: LMReader
     rate = maskers.masking_rate(cfg.p, 0, 1, cfg.seed)
     batch, mask, _ = mask_batch(pieces, masker, rate, cfg.seed, 0, some, lm)
     wanted = maskers.budget_of(batch, rate).sum()
+    print(f"{cfg.masker} masks {mask.sum() / len(some):.1f} tokens of a block at p = {rate:g}")
     masked = tokenizer.convert_ids_to_tokens(batch.input_ids[mask][:12])
-    print(f"{cfg.masker} masks {mask.sum() / len(some):.1f} tokens of a block at p = {rate:g}: "
-          f"{' '.join(masked)} ...")
+    if masked:
+        print(f"the first of them: {' '.join(masked)}")
     if cfg.masker != "none" and 2 * mask.sum() < wanted:
         print(f"WARNING: in {len(some)} blocks {cfg.masker} masks {mask.sum()} of the {wanted} tokens that "
               "it may; do its units (words?) suit this text?")

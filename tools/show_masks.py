@@ -30,7 +30,7 @@ from models import LMReader, load_lm, load_tokenizer, max_len_of
 from pretrain import mask_batch
 from runs import UserError, stream
 
-COLORS = ("#9db8d2", "#1f3b57", "#d08c3c", "#7d9c6c", "#8c5a7c", "#b9b09a")
+COLORS = ("#9db8d2", plots.BLUE, plots.ORANGE, "#7d9c6c", "#8c5a7c", "#b9b09a")
 ALL = "in the text"         # the name of all maskable tokens, beside the maskers
 
 

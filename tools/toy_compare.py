@@ -69,7 +69,7 @@ def draw(scores: dict[str, list[float]], file: Path) -> None:
     ax = fig.subplots()
     for i, each in enumerate(scores.values()):
         ax.barh(i, np.mean(each), color="#9db8d2", height=0.6)
-        ax.plot(each, [i] * len(each), "o", color="#1f3b57", markersize=5, alpha=0.8)
+        ax.plot(each, [i] * len(each), "o", color=plots.BLUE, markersize=5, alpha=0.8)
         ax.text(112, i, f"{np.mean(each):.1f}", va="center", ha="right")
     chance = 100 / len(toy.CLASSES)
     ax.axvline(chance, color="grey", linestyle=":", linewidth=1)
