@@ -197,7 +197,10 @@ def test_the_best_spans_are_those_of_brute_force(questions, tok, monkeypatch):
 def metrics_of(module, model, pieces):
     """{metric: (V,)} of all METRICS, as train_nmg.py reads them."""
     lines = module.predictions(model, pieces)
-    return {metric: np.array([line[metric] for line in lines]) for metric in module.METRICS}
+    metrics = {}
+    for metric in module.METRICS:
+        metrics[metric] = np.array([line[metric] for line in lines])
+    return metrics
 
 
 class Known(torch.nn.Module):

@@ -495,7 +495,7 @@ def test_the_worth_of_features_best_first():
     header, *rows = plots.worth_table(["rare", "punct", "component 1"], worth).splitlines()
     assert header.split()[-2:] == ["likelihood", "accuracy"]
     assert [re.split(r"  +", row)[0] for row in rows] == ["component 1", "rare", "punct"]
-    numbers = [[float(x) for x in re.findall(r"-?\d+\.\d+", row)] for row in rows]
+    numbers = [list(map(float, re.findall(r"-?\d+\.\d+", row))) for row in rows]
     assert numbers == [[3.4, -6.6, 13.4, 0, -30, 30], [1, 0.5, 1.5, 50, 40, 60], [-2, -3, -1, 25, 5, 45]]
 
 

@@ -373,8 +373,8 @@ def test_every_row_of_the_paper_is_run(stand_ins, tmp_path):
     out = tmp_path / "out"
 
     bert, distilbert = "bert-base-uncased", "distilbert-base-uncased"
-    groups = [(data, lm) for lm in (bert, distilbert) for data in ("squad", "emrqa", "newsqa")]
-    groups += [("chemprot", bert), ("imdb", bert)]
+    groups = [*itertools.product(("squad", "emrqa", "newsqa"), (bert, distilbert)), ("chemprot", bert),
+              ("imdb", bert)]
     expected = []
     for data, lm in groups:
         names = ["none", "random", "whole", "span", "entity", "punct", "nmg"]

@@ -92,7 +92,7 @@ def texts_of(split):
 @pytest.mark.parametrize(("name", "sign"), [("frequent", 1), ("rare", -1)])
 def test_frequent_and_rare_count_in_the_corpus(name, sign, data):
     batch = batch_of(data.corpus)
-    n = Counter(token for text in texts_of(data.corpus) for token in text)
+    n = Counter(itertools.chain.from_iterable(texts_of(data.corpus)))
     check(name, batch, lambda b, column: sign * math.log(n[batch.input_ids[b, column]]))
 
 

@@ -1,5 +1,6 @@
 """The search in policy space: posteriors against other formulas, simulations with a known truth, the linear
 policy, and the script in the toy world: predictions made before, resumed and shared searches."""
+import itertools
 import json
 import re
 import shutil
@@ -386,7 +387,9 @@ def pairs_of(file):
     """The pairs in a log, but for the seconds that they took."""
     settings, *pairs = runs.read_rows(file)
     assert "dataset" in settings
-    return [{name: value for name, value in pair.items() if name != "seconds"} for pair in pairs]
+    for pair in pairs:
+        del pair["seconds"]
+    return pairs
 
 
 def test_what_a_search_leaves(finished):
@@ -654,7 +657,9 @@ MATTERS = ["tools/what_matters.py", *PLAYS, "--log=w.jsonl"]
 def plays_of(place):
     """{(seed, masker): {metric: score}}"""
     lines = runs.read_rows(place / "w.jsonl")
-    plays = {(line["seed"], line["masker"]): {m: line[m] for m in line["metrics"]} for line in lines}
+    plays = {}
+    for line in lines:
+        plays[line["seed"], line["masker"]] = {metric: line[metric] for metric in line["metrics"]}
     assert len(plays) == len(lines) and {line["dataset"] for line in lines} == {"toycls"}
     return plays
 
@@ -663,7 +668,7 @@ def test_what_matters_compares_maskers_on_the_same_sub_tasks(world, lm, tmp_path
     result = call(*MATTERS, "--maskers=random,none,punct", "--seeds=2", "--seed=3", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     plays = plays_of(tmp_path)
-    assert set(plays) == {(seed, name) for seed in (3, 4) for name in ("random", "none", "punct")}
+    assert set(plays) == set(itertools.product((3, 4), ("random", "none", "punct")))
 
     # One of the plays again.
     cfg = what_matters.Config(contexts=60, docs=12, mlm_epochs=1, ft_epochs=1, fast=False)

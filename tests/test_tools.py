@@ -356,7 +356,7 @@ def test_padding_costs_time_and_changes_nothing(folder, steady_lm, request, monk
     dataset = str(request.getfixturevalue(folder))
     cfg = bench.Config(dataset=dataset, lm=steady_lm, fast=False, **SMALL)
     lm, task, subtask = bench.open_subtask(cfg)
-    _, adapted, model, _ = bench.ours(cfg, lm, task, subtask)
+    _, adapted, model, _ = bench.play(cfg, lm, task, subtask)
 
     lengths = set()
     forward = torch.nn.Embedding.forward
@@ -367,7 +367,8 @@ def test_padding_costs_time_and_changes_nothing(folder, steady_lm, request, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.Embedding, "forward", spy)
-        _, padded_adapted, padded_model, padded_scores = bench.padded(cfg, lm, task, subtask)
+        bench.pad(cfg, task)
+        _, padded_adapted, padded_model, padded_scores = bench.play(cfg, lm, task, subtask)
     assert lengths == {cfg.max_len} == {cfg.ft_max_len}
     expected = moved(adapted, lm)
     assert (moved(padded_adapted, lm) - expected).norm() < 1e-3 * expected.norm()
@@ -417,7 +418,7 @@ def test_repeats_differ_in_their_seeds_and_ours_alone_is_fast(lm_folder, cls_fol
         seen.append((cfg.seed, cfg.fast))
         yield from [None] * 4
 
-    monkeypatch.setattr(bench, "SIDES", {"ours": nothing, "padded": nothing})
+    monkeypatch.setattr(bench, "play", nothing)
     cfg = bench.Config(dataset=str(cls_folder), lm=str(lm_folder), seed=5, **SMALL)
     for side in bench.SIDES:
         for repeat in (0, 1):
@@ -426,47 +427,9 @@ def test_repeats_differ_in_their_seeds_and_ours_alone_is_fast(lm_folder, cls_fol
     assert seen == [(5, True), (6, True), (5, False), (6, False)]
 
 
-def test_trainer_gets_the_same_examples(lm_folder, cls_folder, asked_folder):
-    cfg = bench.Config(dataset=str(cls_folder), lm=str(lm_folder), **SMALL)
-    _, task, subtask = bench.open_subtask(cfg)
-    labels = [example["labels"] for example in bench.examples_of(subtask.train, task)]
-    assert labels == finetune_cls.labels_of(subtask.train).tolist()
-    corpus = bench.examples_of(subtask.contexts)
-    assert [len(example["input_ids"]) for example in corpus] == subtask.contexts.length.tolist()
-    assert not any("labels" in example for example in corpus)
-
-    cfg = bench.Config(dataset=str(asked_folder), lm=str(lm_folder), ft_max_len=30, **SMALL)
-    _, task, subtask = bench.open_subtask(cfg)
-    tokenizer = models.load_tokenizer(str(lm_folder))
-    found = set()
-    for example in bench.examples_of(subtask.train, task):
-        answer = example["input_ids"][example["start_positions"]:example["end_positions"] + 1]
-        found.add(tokenizer.decode(answer))
-    # Windows that do not hold their answer point to [CLS].
-    assert found == {"[CLS]", "cat", "purred", "into pieces"}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["cls_folder", "asked_folder"])
-def test_trainer_trains(folder, lm_folder, request, capsys):
-    cfg = bench.Config(dataset=str(request.getfixturevalue(folder)), lm=str(lm_folder), **SMALL)
-    seconds, gb = bench.measure("Trainer", cfg, 0)
-    assert len(seconds) == len(bench.STAGES) and min(seconds) > 0
-    assert gb > 0.1
-    lm, task, subtask = bench.open_subtask(cfg)
-    capsys.readouterr()
-    _, adapted, model, predicted = bench.with_trainer(cfg, lm, task, subtask)
-    assert not capsys.readouterr().out
-    before, after, tuned = [m.base_model.state_dict() for m in (lm, adapted, model)]
-    name = "encoder.layer.0.attention.self.query.weight"
-    assert not torch.equal(before[name], after[name]) and not torch.equal(after[name], tuned[name])
-    assert predicted.metrics["test_loss"] > 0
-
-
-@pytest.mark.slow
-def test_bench_prints_its_tables(tmp_path, monkeypatch):
-    """Two of the three sides, each in a process of its own."""
-    monkeypatch.delitem(bench.SIDES, "Trainer")
+def test_bench_prints_its_tables(tmp_path):
+    """Each side has a process of its own."""
     flags = [f"--{name}={value}" for name, value in SMALL.items()]
     result = call("tools/bench.py", *flags, "--repeats=2", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
