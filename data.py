@@ -87,11 +87,11 @@ class Split:
         self.labels = labels
         self.find_entities = find_entities
         self.train = self
-        for name, kind in ARRAYS.items():
+        for name, dtype in ARRAYS.items():
             file = folder / f"{name}.bin"
             if file.exists():
                 # An empty file cannot be mapped.
-                array = np.memmap(file, kind, "r") if file.stat().st_size else np.zeros(0, kind)
+                array = np.memmap(file, dtype, "r") if file.stat().st_size else np.zeros(0, dtype)
                 setattr(self, name, array)
         self.labelled = range(len(self))
         if hasattr(self, "answer"):
@@ -272,7 +272,7 @@ class Batch:
     maskable: np.ndarray            # bool: may be masked; False on padding, special tokens and questions
     word_ids: np.ndarray            # index of the word within its text, -1 where not maskable
     is_punct: np.ndarray            # bool
-    token_type_ids: np.ndarray | None
+    token_type_ids: np.ndarray | None   # bool: of the second text of a pair
     indices: np.ndarray             # (B,) which pieces these are
     text_ids: np.ndarray            # (B,) the texts that they are from
     token_at: np.ndarray            # index of the token in the split, 0 where `in_text` is False
@@ -289,7 +289,7 @@ class Batch:
         inputs = {"input_ids": torch.from_numpy(self.input_ids.astype(np.int64)),
                   "attention_mask": torch.from_numpy(self.attention_mask.astype(np.int64))}
         if self.token_type_ids is not None:
-            inputs["token_type_ids"] = torch.from_numpy(self.token_type_ids)
+            inputs["token_type_ids"] = torch.from_numpy(self.token_type_ids.astype(np.int64))
         return inputs
 
 
@@ -320,13 +320,15 @@ def collate(pieces: Pieces, indices: np.ndarray) -> Batch:
     attention_mask = column < length[:, None]
     token_type_ids = None
     if special.pair_types and pieces.question_ids is not None:
-        token_type_ids = (attention_mask & (column >= before[:, None])).astype(np.int64)
+        token_type_ids = attention_mask & (column >= before[:, None])
     word_ids = np.where(in_text, split.word_ids[token_at], -1)
     is_punct = in_text & split.is_punct[token_at]
     batch = Batch(input_ids=input_ids, attention_mask=attention_mask, maskable=word_ids >= 0,
-                  word_ids=word_ids, is_punct=is_punct, token_type_ids=token_type_ids, indices=indices,
-                  text_ids=pieces.text_ids[indices], token_at=token_at, in_text=in_text, split=split)
+                  word_ids=word_ids, is_punct=is_punct, token_type_ids=token_type_ids,
+                  indices=np.array(indices), text_ids=pieces.text_ids[indices], token_at=token_at,
+                  in_text=in_text, split=split)
     # A masker that changed a batch in place would change what the LM is trained on.
-    for array in (batch.input_ids, batch.attention_mask, batch.maskable, batch.word_ids, batch.is_punct):
-        array.flags.writeable = False
+    for array in vars(batch).values():
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False
     return batch

@@ -80,17 +80,16 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     for split in splits.values():
         split.train = splits.get("train", split)
     data = Data(name, meta["kind"], splits, key, meta["joined"])
-    if runs.is_main_process():
-        print(f"{name} ({data.kind}) in {folder}")
-        for split in splits:
-            describe(split, splits[split], tokenizer.unk_token_id)
+    print(f"{name} ({data.kind}) in {folder}")
+    for split in splits:
+        describe(split, splits[split], tokenizer.unk_token_id)
     return data
 
 
 def describe(name: str, split: Split, unknown: int | None) -> None:
     """Prints the counts that one should see."""
     docs = len(np.unique(split.doc))
-    text = f"  {name:6} {len(split):>9,} rows  {len(split.input_ids):>11,} tokens  {docs:>9,} documents"
+    text = f"  {name:6} {len(split):>9,} texts  {len(split.input_ids):>11,} tokens  {docs:>9,} documents"
     if hasattr(split, "question_text"):
         text += f"  {len(split.question_text):,} questions"
     if hasattr(split, "label"):

@@ -1,6 +1,6 @@
 """Fine-tunes an LM, predicts a split, and adds a line to the results: what all finetune_*.py have in common.
 
-    evaluate(cfg, sys.modules[__name__])      # all of finetune_cls.py but its task
+    evaluate(cfg, sys.modules[__name__])      # main() of finetune_cls.py, which is itself the task
 """
 import json
 import time
@@ -22,7 +22,7 @@ from runs import Run, UserError
 @dataclass
 class EvaluationConfig:
     """The flags of all finetune_*.py; `dataset` has another default in each of them."""
-    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
+    # None: the paper's value, which the comment names, or with --lm=tiny that of toy.py
     dataset: str                    # a name of sources.py, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
     split: str | None = None        # scored: test, or dev to choose by; None: test if there is one

@@ -10,7 +10,7 @@ A kind of task is a file finetune_KIND.py with the names below; train_nmg.py fin
     KIND           of the data sets that it is for (data_prep.py)
     DEFAULTS       values for the flags of this script that are None
     INNER_LOOP     values for the flags of train_nmg.py that are None, `metric` among them
-    METRICS        names of the scores of an example; higher is better
+    METRICS        names of the scores of an example; higher is better, and the finest comes last
     pieces_of      cuts a split into what the model reads: texts, windows, ...
     finetune       trains a task model around a copy of an LM's encoder (loss_fn as in loop.fit)
     predictions    a dict for every example, always in the same order, with a float for each of METRICS
@@ -35,7 +35,7 @@ KIND = "cls"
 # The paper's meta-test, and the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 3, "lr": 2e-5, "batch_size": 16, "max_len": 256}
 INNER_LOOP = {"ft_epochs": 5, "ft_lr": 2e-5, "metric": "accuracy"}
-# The last is graded, and what search_masks.py compares.
+# The finest comes last: search_masks.py compares it.
 METRICS = ("accuracy", "likelihood")
 
 
@@ -105,7 +105,7 @@ def summary(lines: list[dict]) -> dict[str, float]:
     """Accuracy (which is micro F1) and macro F1 of all predictions, in percent."""
     gold = np.array([line["gold"] for line in lines])
     predicted = np.array([line["predicted"] for line in lines])
-    if len(set(predicted)) == 1 < len(set(gold)):
+    if len(set(predicted)) == 1 and len(set(gold)) > 1:
         print(f"WARNING: all texts were given the label {predicted[0]}: fine-tuning learned nothing; more "
               "--epochs or a larger --lr may help")
     f1 = []

@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from transformers import AutoModelForQuestionAnswering
@@ -28,7 +29,7 @@ KIND = "qa"
 # The paper's meta-test, and the inner loop of its meta-training (appendix).
 DEFAULTS = {"epochs": 2, "lr": 3e-5, "batch_size": 16, "max_len": 384}
 INNER_LOOP = {"ft_epochs": 1, "ft_lr": 3e-5, "metric": "em"}
-# The last is graded, and what search_masks.py compares.
+# The finest comes last: search_masks.py compares it.
 METRICS = ("em", "f1", "likelihood")
 
 OVERLAP = 128       # context tokens that two windows share; in short windows a third
@@ -110,13 +111,15 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
         with autocast(model):
             output = model(**to_device(batch.tensors()))
         log_prob[indices] = answer_log_prob(output, batch, pieces)
-        score[indices], columns = best_span(output, torch.from_numpy(batch.in_text).to(device()))
+        score[indices], columns = best_span(output, torch.tensor(batch.in_text, device=device()))
         tokens[indices] = np.take_along_axis(batch.token_at, columns, 1)
 
     # The best window of each question comes first.
     order = np.lexsort((-score, pieces.question_ids))
     questions, first_window = np.unique(pieces.question_ids[order], return_index=True)
-    likelihood = mean_over_windows(log_prob, pieces.question_ids)
+    # Over the windows that hold the whole answer. 0 where none does: the same for every player, so that it
+    # decides nothing.
+    likelihood = pd.Series(log_prob).groupby(pieces.question_ids).mean().fillna(0).to_numpy()
     lines = []
     for i, window in enumerate(order[first_window]):
         asked = split.questions[questions[i]]
@@ -162,15 +165,6 @@ def answer_log_prob(output, batch: Batch, pieces: Pieces) -> np.ndarray:
     gold = targets(batch, pieces)                                                               # (B, 2)
     log_prob = log_probs.gather(-1, gold[..., None]).sum((1, 2)).numpy()
     return np.where(holds_answer(pieces, batch.indices), log_prob, np.nan)
-
-
-def mean_over_windows(log_prob: np.ndarray, question_ids: np.ndarray) -> np.ndarray:
-    """(Q,) of each question, over its windows that are not NaN. 0 where the answer is cut off in all of them:
-    the same for every player, so that it decides nothing."""
-    holds = ~np.isnan(log_prob)
-    questions, group = np.unique(question_ids, return_inverse=True)
-    total = np.bincount(group[holds], log_prob[holds], len(questions))
-    return total / np.maximum(1, np.bincount(group[holds], minlength=len(questions)))
 
 
 # ---------------------------------------------------------------- EM and F1, as SQuAD defines them

@@ -213,7 +213,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
         torch_seed(seed, f"dropout {done} {rank}")
         with autocast(model):
             loss = module(tensors) * weight / n_labels.clamp(min=1)
-        # DDP averages over processes what is to be added up.
+        # DDP averages the gradients of processes; wanted is their sum.
         (loss * world).backward()
         loss = loss.detach().float()
         if world > 1:

@@ -65,9 +65,8 @@ def highest_of(score: Callable) -> Masker:
 def find(name: str) -> Masker:
     """The masker of a --masker: a registered name, nmg:, search: or sampled:FOLDER, or FILE.py:function."""
     if is_learned(name):
-        kind, _, folder = name.partition(":")
-        logits = load_policy(folder).logits
-        return drawn_by(logits) if kind == "sampled" else highest_of(logits)
+        logits = load_policy(name.partition(":")[2]).logits
+        return drawn_by(logits) if name.startswith("sampled:") else highest_of(logits)
     if name.startswith("difference:"):
         general = Path(name.removeprefix("difference:"))
         return drawn_by(functools.partial(SCORES["difference"], general=general))
@@ -95,7 +94,9 @@ def find(name: str) -> Masker:
 
 
 def checksum(name: str) -> str:
-    """Eight characters that tell a --masker from an edited one: of its policy, its file, or its function."""
+    """Eight characters that tell a --masker from an edited one: of its policy, its file, or its own function.
+
+    Edits of what that function calls (pick, another score) are not noticed."""
     if is_learned(name):
         return runs.checksum(Path(name.partition(":")[2]) / "policy.safetensors")[:8]
     if name in MASKERS:
@@ -185,10 +186,10 @@ def masking_rate(p: float | str, step: int, steps: int, seed: int) -> float:
     "random:0.1-0.4" drawn uniformly."""
     if not isinstance(p, str):
         return p
-    kind, _, ends = p.rpartition(":")
+    form, _, ends = p.rpartition(":")
     first, last = map(float, ends.split("-"))
     share = step / max(1, steps - 1)
-    if kind == "random":
+    if form == "random":
         share = stream(seed, f"rate {step}").random()
     return first + share * (last - first)
 
@@ -262,7 +263,7 @@ def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: "RowRandom", mask_id: 
             ordinary_ids: np.ndarray) -> np.ndarray:
     """BERT's 80/10/10: of the masked tokens 80 % become [MASK], 10 % a random ordinary token, 10 % stay.
 
-    Held-out loss is measured with it, too, so that its figures before and after an edit do not compare."""
+    Held-out loss is measured with it, too: do not compare figures from before an edit with later ones."""
     fate = rng.random(input_ids.shape)
     other = ordinary_ids[(rng.random(input_ids.shape) * len(ordinary_ids)).astype(np.int64)]
     replaced = np.where(fate < 0.8, mask_id, np.where(fate < 0.9, other, input_ids))

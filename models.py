@@ -57,7 +57,7 @@ def load_lm(name: str) -> torch.nn.Module:
     # Other names of the embeddings, and of the head's bias.
     tied = ("decoder.weight", "decoder.bias")
     new = [weight for weight in sorted(info["missing_keys"]) if not weight.endswith(tied)]
-    if new and runs.is_main_process():
+    if new:
         print(f"WARNING: {name} brings no weights for {', '.join(new)}: "
               "NEWLY INITIALISED, to be learned in pre-training")
     return model

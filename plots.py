@@ -73,7 +73,7 @@ def worth_table(names: list[str], worth: dict[str, tuple[np.ndarray, np.ndarray]
     return "\n".join(lines)
 
 
-def predicted(expected: np.ndarray, y: np.ndarray) -> str:
+def winners_foreseen(expected: np.ndarray, y: np.ndarray) -> str:
     """How outcomes y (n,) of a search went with what was expected of each before it was seen.
 
     The correlation falls again once a search has learned, as then it expects the same of every pair; so the

@@ -6,6 +6,7 @@ policy.safetensors.
 """
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -73,23 +74,18 @@ class Policy(torch.nn.Module):
         save_policy(folder, {"hidden_size": self.hidden_size}, weights)
 
 
+@dataclass
 class LinearPolicy:
     """The policy of search_masks.py: a token's logit is the sum of its features, weighted by `weight`.
 
     Features are scores and principal components of the LM's hidden states, standardised and decorrelated
     over the corpus (ZCA, softened, so that standard deviations are about 1). That is computed once, with the
-    labels of all of D_tr; in a sub-task the score `label` reads those of D_tr' alone.
-
-    names: of SCORES; components (H, C); mean (d,) and whitener (d, d) of the d = len(names) + C features;
-    weight (d,)"""
-
-    def __init__(self, names: list[str], components: np.ndarray, mean: np.ndarray, whitener: np.ndarray,
-                 weight: np.ndarray):
-        self.names = names
-        self.components = components
-        self.mean = mean
-        self.whitener = whitener
-        self.weight = weight
+    labels of all of D_tr; in a sub-task the score `label` reads those of D_tr' alone."""
+    names: list[str]            # of SCORES
+    components: np.ndarray      # (H, C)
+    mean: np.ndarray            # (d,) of the d = len(names) + C features
+    whitener: np.ndarray        # (d, d)
+    weight: np.ndarray          # (d,)
 
     @classmethod
     def whitened(cls, names: list[str], n_components: int, batches: list[Batch],

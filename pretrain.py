@@ -28,7 +28,7 @@ from runs import Run, UserError
 
 @dataclass
 class Config:
-    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
+    # None: the paper's value, which the comment names, or with --lm=tiny that of toy.py
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; with a fast tokenizer
     masker: str = "random"          # of maskers.py, scores.py; {nmg,search,sampled}:FOLDER; FILE.py:function
@@ -109,29 +109,20 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
              after_step: Callable[[int], None] | None = None, desc: str = "MLM") -> float:
     """Trains `model` in place on blocks of text; returns the seconds that it took.
 
-    p: as in maskers.masking_rate; remask: new random numbers for masks and corruption in each epoch, else
-    those of the first in all of them. All else as in loop.fit"""
-    lm = LMReader(model)
+    p: as in maskers.masking_rate; remask: draws masks and corruption anew in each epoch; without it all
+    epochs repeat those of the first. All else as in loop.fit"""
+    reader = LMReader(model)
     steps = steps_of(pieces.length, batch_size, epochs, max_steps)
 
     def make_batch(step, epoch, indices):
         mask_epoch = epoch if remask else 0
         rate = maskers.masking_rate(p, step, steps, seed)
-        batch, mask, corrupted = mask_batch(pieces, masker, rate, seed, mask_epoch, indices, lm)
+        batch, mask, corrupted = mask_batch(pieces, masker, rate, seed, mask_epoch, indices, reader)
         return mlm_tensors(batch, mask, corrupted)
 
     return fit(model, pieces.length, make_batch, mlm_loss, epochs=epochs, batch_size=batch_size, lr=lr,
                max_steps=max_steps, seed=seed, distributed=distributed, checkpoint=checkpoint,
                after_step=after_step, desc=desc)
-
-
-def choose_masks(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, lm: Callable) -> np.ndarray:
-    """(M, L) bool: the masks of all pieces in the first epoch, padded to the longest."""
-    masks = np.zeros((len(pieces), pieces.length.max()), bool)
-    for indices in length_batches(pieces.length):
-        _, mask, _ = mask_batch(pieces, masker, p, seed, 0, indices, lm)
-        masks[indices, :mask.shape[1]] = mask
-    return masks
 
 
 @torch.no_grad()
@@ -166,8 +157,8 @@ def fill_in(cfg: Config) -> None:
 
 
 def try_masker(cfg: Config, pieces: Pieces, masker: maskers.Masker, lm: LMReader, tokenizer) -> None:
-    """Masks 16 blocks at most, and says how many tokens that are, and which; warns where they are fewer than
-    half of those that may be masked."""
+    """Masks up to 16 blocks, and says how many tokens that are, and which; warns where they are less than
+    half of the budget."""
     some = pieces.spread(16)
     rate = maskers.masking_rate(cfg.p, 0, 1, cfg.seed)
     batch, mask, _ = mask_batch(pieces, masker, rate, cfg.seed, 0, some, lm)
@@ -177,8 +168,8 @@ def try_masker(cfg: Config, pieces: Pieces, masker: maskers.Masker, lm: LMReader
     if masked:
         print(f"the first of them: {' '.join(masked)}")
     if cfg.masker != "none" and 2 * mask.sum() < wanted:
-        print(f"WARNING: in {len(some)} blocks {cfg.masker} masks {mask.sum()} of the {wanted} tokens that "
-              "it may; do its units (words?) suit this text?")
+        print(f"WARNING: in {len(some)} blocks {cfg.masker} masks {mask.sum()} tokens, and the budget is "
+              f"{wanted}; do its units (words?) suit this text?")
 
 
 def log_held_out(folder: Path, step: int, loss: float) -> None:

@@ -21,8 +21,9 @@ import runs
 PAPER = pd.read_csv(Path(__file__).parent / "results/paper.txt", sep=" ", index_col=[0, 1, 2])
 READING = """- Mean ± standard deviation over seeds. hours: median of a seed, without meta-training.
 - minus random: paired by seed, with Student's t 95 % interval. p: sign-flip test (exact up to 16 seeds),
-  Holm-corrected over rows; "too few seeds" where 2 / 2^n, its least, is above .05 / rows. detectable: by a
-  t test at .05 / rows, power .8. What seeds show holds for these examples, which all of them share."""
+  Holm-corrected over rows; "too few seeds" where n seeds cannot show anything: p is never below 2 / 2^n, and
+  that is above .05 / rows. detectable: the difference that so many seeds would find 4 times in 5 (t test at
+  .05 / rows). What seeds show holds for these examples, which all of them share."""
 # Settings that differ between the rows of a table, or say where things lie, and so are not compared.
 NOT_COMPARED = {"masker", "dataset", "lm", "split", "spacy_model", "eval_every", "weights"}
 # What may differ between the seeds of a row, besides its scores.

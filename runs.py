@@ -61,6 +61,9 @@ def start(main: Callable, config: type) -> None:
         for part in reversed(config.__mro__[:-1]):
             print(inspect.getsource(part))
         return
+    # Of the processes that torchrun starts, one prints.
+    if not is_main_process():
+        sys.stdout = open(os.devnull, "w")
     try:
         main(parse_flags(config, sys.argv[1:]))
     except (UserError, OSError) as e:
@@ -85,36 +88,36 @@ def parse_flags(config: type, args: list[str]) -> object:
     words, flags = fire.Fire(split, command=args, serialize=lambda _: None)
     if words:
         raise UserError(f"{words[0]!r} is not a flag: write --name=value")
-    kinds = typing.get_type_hints(config)
+    types = typing.get_type_hints(config)
     for name in flags:
-        if name not in kinds:
-            raise UserError(f"unknown flag --{name}{nearest(name, kinds)}")
-    return config(**{name: convert(name, text, kinds[name]) for name, text in flags.items()})
+        if name not in types:
+            raise UserError(f"unknown flag --{name}{nearest(name, types)}")
+    return config(**{name: convert(name, text, types[name]) for name, text in flags.items()})
 
 
-def convert(name: str, text: str, kind: type) -> object:
+def convert(name: str, text: str, flag_type: type) -> object:
     """The value of one flag, by its field's annotation: bool, int, float, str, or one of these | None."""
-    optional = type(None) in typing.get_args(kind)
+    optional = type(None) in typing.get_args(flag_type)
     if optional and text == "None":
         return None
     if optional:
-        kind = typing.get_args(kind)[0]
-    if text == "True" and kind is not bool:
+        flag_type = typing.get_args(flag_type)[0]
+    if text == "True" and flag_type is not bool:
         raise UserError(f"--{name} needs a value: --{name}=...")
-    if kind is str:
+    if flag_type is str:
         # FOLDER/ is FOLDER, but / stays /
         return text.rstrip("/") or text
-    if kind is bool:
+    if flag_type is bool:
         if text.lower() not in ("true", "false", "1", "0"):
             raise UserError(f"--{name} takes True or False, not {text!r}")
         return text.lower() in ("true", "1")
     try:
-        number = kind(text)
+        number = flag_type(text)
     except ValueError:
-        raise UserError(f"--{name} takes {kind.__name__}, not {text!r}") from None
+        raise UserError(f"--{name} takes {flag_type.__name__}, not {text!r}") from None
     if name in SHARES and not 0 < number <= 1:
         raise UserError(f"--{name}={text}: a share must be above 0 and at most 1")
-    least = 0 if kind is float or name in MAY_BE_ZERO else 1
+    least = 0 if flag_type is float or name in MAY_BE_ZERO else 1
     if not least <= number < float("inf"):
         raise UserError(f"--{name}={text}: must be {least} or more")
     return number
@@ -207,7 +210,7 @@ class Run:
         elif (self.folder / "checkpoint.pt").exists():
             # Without one nothing would be lost: a start with other flags begins anew.
             self.refuse_others(json.loads(started.read_text()))
-        if self.done and is_main_process():
+        if self.done:
             print(f"already done: {self.folder} (remove it to run edited code)")
         elif is_main_process():
             # Hidden files are our own.
@@ -257,6 +260,19 @@ def settings_of(cfg: object, without: tuple[str, ...] = (), **more: object) -> d
     """Every flag of a config but for `out` and those named, and whatever else makes this run what it is."""
     flags = {name: value for name, value in asdict(cfg).items() if name not in ("out", *without)}
     return flags | more
+
+
+def log_settings(cfg: object, without: tuple[str, ...], **more: object) -> dict:
+    """What all lines of a log have in common (search_masks.py, tools/what_matters.py). Paths are cut to their
+    names, so that a log may move.
+
+    more: whatever else, "weights" among it (models.weights_of)"""
+    settings = settings_of(cfg, ("log", *without), **more)
+    settings["dataset"] = Path(settings["dataset"]).name
+    # Hub names, whose weights are not known here, tell LMs apart.
+    if settings["weights"]:
+        settings["lm"] = Path(settings["lm"]).name
+    return settings
 
 
 def digest(settings: object) -> str:

@@ -30,8 +30,8 @@ import train_nmg
 from data import Data, collate
 from loop import all_gather, broadcast, length_batches, rank_and_world
 from maskers import RowRandom
-from models import LMReader
-from plots import draw_worth, predicted, worth_table
+from models import LMReader, weights_of
+from plots import draw_worth, winners_foreseen, worth_table
 from policies import LinearPolicy
 from runs import Run, UserError, stream
 from scores import SCORES
@@ -40,8 +40,8 @@ from subtasks import SubTaskSampler
 # A search ends where the odds that it matters what is masked exceed 50 to 1 (where it does not, at most one
 # search in 50 ever gets there), and the expected cosine of the estimated and the true direction exceeds 0.8.
 ODDS, COSINE = 50, 0.8
-# Prior standard deviations of a feature's worth, in units of the noise. The odds average over all three; the
-# posterior is that of the widest.
+# How much features are worth, in standard deviations of the noise, is not known beforehand: the odds average
+# over three guesses. The posterior is that of the widest, which pulls the estimate least towards 0.
 PRIORS = (0.1, 0.3, 1.0)
 
 
@@ -80,14 +80,15 @@ class Posterior:
         n, D = X.shape
         precision = np.eye(D) / prior**2 + X.T @ X
         covariance = np.linalg.inv(precision)
+        # The prior, as long as there are no pairs, or nothing but ties.
         if not y.any():
             return np.zeros(D), covariance, 0.0
         mean = covariance @ (X.T @ y)
         residual = y @ y - mean @ precision @ mean
         # How much better the data are explained, less what the freedom of D weights costs.
-        fit = 0.5 * n * np.log(y @ y / residual)
-        occam = 0.5 * np.linalg.slogdet(covariance)[1] - D * np.log(prior)
-        return mean, covariance * residual / n, fit + occam
+        gain = 0.5 * n * np.log(y @ y / residual)
+        cost = D * np.log(prior) - 0.5 * np.linalg.slogdet(covariance)[1]
+        return mean, covariance * residual / n, gain - cost
 
     def log_odds(self) -> float:
         """log of the odds that it matters what is masked, 1 to 1 before: the average Bayes factor."""
@@ -107,9 +108,9 @@ class Posterior:
 
 
 def posterior_of(pairs: list[dict], metric: str, D: int) -> Posterior:
-    masked = np.array([pair["x"] for pair in pairs]).reshape(-1, 2, D)
+    x = np.array([pair["x"] for pair in pairs]).reshape(-1, 2, D)
     y = np.array([pair["scores"][metric] for pair in pairs]).reshape(-1, 2)
-    return Posterior(masked[:, 0] - masked[:, 1], y[:, 0] - y[:, 1])
+    return Posterior(x[:, 0] - x[:, 1], y[:, 0] - y[:, 1])
 
 
 # ---------------------------------------------------------------- the search
@@ -153,8 +154,9 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
             gumbel = RowRandom(cfg.seed, f"player {sign}", n, batch.indices).gumbel(batch.maskable.shape)
             logits = features @ (sign * cfg.beta * direction)
             masks.append(maskers.pick(logits + gumbel, batch, maskers.budget_of(batch, cfg.p)))
-        masked = np.stack([features[mask].mean(0) for mask in masks])                           # (2, D)
-        masks, masked = broadcast((masks, masked))
+        # The mean features of what each of them masked.
+        x = np.stack([features[mask].mean(0) for mask in masks])                                # (2, D)
+        masks, x = broadcast((masks, x))
 
         # 4. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored.
         mine = {}
@@ -166,7 +168,7 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
 
         # 5. One line, with what was expected before.
         pairs.append({"pair": n, "seconds": time.time() - started, "direction": direction.tolist(),
-                      "x": masked.tolist(), "expected": float(posterior.mean @ (masked[0] - masked[1])),
+                      "x": x.tolist(), "expected": float(posterior.mean @ (x[0] - x[1])),
                       "scores": {metric: [scores[0][metric], scores[1][metric]] for metric in scores[0]}})
         if runs.is_main_process():
             runs.write_rows(file, [settings, *pairs])
@@ -199,7 +201,7 @@ def describe(policy: LinearPolicy, pairs: list[dict], cfg: Config, folder: Path)
     worth = {metric: (posterior.mean, posterior.half_widths()) for metric, posterior in posteriors.items()}
     posterior, expected = posteriors[cfg.metric], np.array([pair["expected"] for pair in pairs])
     draw_worth(names, posterior.mean, posterior.half_widths(), expected, posterior.y, folder / "worth.png")
-    foreseen = predicted(expected, posterior.y)
+    foreseen = winners_foreseen(expected, posterior.y)
     return f"{worth_table(names, worth)}\n{foreseen}\n{verdict(posterior, names, cfg.metric)}"
 
 
@@ -228,7 +230,8 @@ def main(cfg: Config) -> None:
     runs.fill(cfg, {"pairs": most_pairs, "out": folder})
     # More pairs may be asked for until it is done; with an edited function of a score it is another search.
     code = [inspect.getsource(SCORES[name]) for name in cfg.features.split(",")]
-    settings = train_nmg.log_settings(cfg, data, without=("pairs",), feature_code=runs.digest(code))
+    settings = runs.log_settings(cfg, ("pairs",), data=data.checksum, weights=weights_of(cfg.lm),
+                                 feature_code=runs.digest(code))
     run = Run(cfg.out, settings | {"pairs": cfg.pairs})
     if run.done:
         return

@@ -10,7 +10,8 @@ from runs import UserError
 
 @dataclass
 class SubTask:
-    """Contexts S', labelled examples D_tr' and D_val', and the seed that its plays have in common."""
+    """Contexts S' (texts, in blocks), labelled examples D_tr' and D_val', and the seed that its plays have in
+    common."""
     contexts: Pieces
     train: Pieces
     val: Pieces
@@ -34,7 +35,7 @@ class SubTaskSampler:
         self.same_documents = data.joined and not self.same_texts
         self.examples = task.pieces_of(train, ft_max_len)
         contexts = blocks(corpus, max_len)
-        # Blocks in which nothing may be masked are left out. Each ends where the next one begins.
+        # Blocks in which nothing may be masked are left out. (reduceat: each ends where the next one begins.)
         maskable = np.maximum.reduceat(corpus.word_ids, contexts.begin) >= 0
         self.contexts = contexts.take(np.flatnonzero(maskable))
         self.val_docs = np.unique(train.doc[cut_docs(np.asarray(train.doc), val_share)])
@@ -49,10 +50,11 @@ class SubTaskSampler:
     def sample(self, rng: np.random.Generator, n_contexts: int, n_docs: int | None, n_examples: int,
                n_validation: int) -> SubTask:
         """n_contexts texts from n_docs documents (None: from any), and at most n_examples and n_validation
-        labelled examples. From then on the score `label` reads the labels of D_tr' alone.
+        labelled examples. From then on, until the next draw, the score `label` reads the labels of D_tr'
+        alone: mask a sub-task before you draw another.
 
-        The contexts hold no document of D_val, with one exception: where examples come from the same
-        documents, half of the contexts are of D_val, as the corpus holds test documents in meta-testing."""
+        same_texts: the contexts are of D_tr's documents. same_documents: half of them are of D_val's, as the
+        corpus holds test documents in meta-testing. neither: of any, as nothing is known of theirs."""
         doc, text_ids = self.examples.doc, self.examples.text_ids
         of_train, of_val = np.isin(doc, self.train_docs), np.isin(doc, self.val_docs)
         if self.same_texts:

@@ -44,7 +44,7 @@ PLAYERS = ("random", "opponent", "learner")
 @dataclass
 class BaseConfig:
     """The flags that search_masks.py shares: where plays take place, and how they are scored."""
-    # None: the paper's value, which the comment names; of the LM `tiny`, that of toy.py
+    # None: the paper's value, which the comment names, or with --lm=tiny that of toy.py
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
@@ -61,7 +61,7 @@ class BaseConfig:
     ft_epochs: int | None = None    # of fine-tuning; None: 5, question answering 1
     ft_lr: float | None = None      # None: 2e-5, question answering 3e-5; raise it for smaller LMs
     batch_size: int | None = None   # of both; the paper chose from 8, 16, 32; None: 16
-    max_len: int | None = None      # tokens per context; None: 512 for question answering, else 256
+    max_len: int | None = None      # tokens of a block; None: 512 for question answering, else 256
     ft_max_len: int | None = None   # tokens of a labelled piece; None: 384 for question answering, else 256
     metric: str | None = None       # what is rewarded; None: accuracy (QA: exact match); likelihood is graded
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
@@ -99,8 +99,8 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     task: finetune_cls, finetune_qa, or another file with their interface
     Order, corruption, dropout and head are common to the players of an episode: only their masks differ."""
     adapted = copy.deepcopy(lm)
-    # Without a mask, as of the masker `none`, there is nothing to learn. remask=False: the corruption is the
-    # same in all epochs, too.
+    # An empty mask, as of the masker `none`, leaves the LM as it is. Else all epochs share the mask, and with
+    # remask=False also what becomes of the masked tokens.
     if mask.any():
         pretrain(adapted, subtask.contexts, maskers.fixed(mask), p=cfg.p, epochs=cfg.mlm_epochs,
                  lr=cfg.mlm_lr, batch_size=cfg.batch_size, seed=subtask.seed, remask=False)
@@ -128,7 +128,7 @@ def encode(lm: torch.nn.Module, contexts: Pieces) -> list[State]:
         hidden = reader(batch).half().cpu()                                                 # (B, L, H)
         for row, i in enumerate(indices):
             L = contexts.length[i]
-            # A copy, as torch.save writes all that a view looks at.
+            # A copy: of a view, torch.save would write the whole batch.
             states[i] = hidden[row, :L].clone(), torch.tensor(batch.maskable[row, :L])
     return states
 
@@ -145,8 +145,9 @@ def policy_forward(policy: Policy, states: list[State]) -> tuple[torch.Tensor, t
         hidden = pad_sequence([hidden for hidden, _ in some], batch_first=True).to(device())
         maskable = pad_sequence([maskable for _, maskable in some], batch_first=True).to(device())
         attention_mask = torch.arange(hidden.shape[1]) < torch.from_numpy(length[indices])[:, None]
-        found = policy(hidden.float(), attention_mask.to(device()), maskable)
-        logits[indices, :hidden.shape[1]], values[indices] = found
+        some_logits, some_values = policy(hidden.float(), attention_mask.to(device()), maskable)
+        logits[indices, :hidden.shape[1]] = some_logits
+        values[indices] = some_values
     return logits, values
 
 
@@ -414,7 +415,7 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
     """The data, the LM, and the module of the task. Fills the flags that are None: of the LM `tiny` with the
     toy world's values, of all others with the paper's.
 
-    graded: the metric is the task's last one, which scatters less than the paper's; not of `tiny`"""
+    graded: --metric=None is the last of the METRICS, not the paper's; with `tiny` still that of toy.py"""
     loop.use_fast_path(cfg.fast)
     tokenizer = load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)
@@ -435,24 +436,14 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
     return data, lm, task
 
 
-def log_settings(cfg: BaseConfig, data: Data, without: tuple[str, ...], **more: object) -> dict:
-    """The settings that the plays in one log must share. Paths are cut to names, so that files may move."""
-    weights = weights_of(cfg.lm)
-    settings = runs.settings_of(cfg, ("log", *without), data=data.checksum, weights=weights, **more)
-    settings["dataset"] = Path(cfg.dataset).name
-    # Hub names, whose weights are not known here, tell LMs apart.
-    if weights:
-        settings["lm"] = Path(cfg.lm).name
-    return settings
-
-
 def main(cfg: Config) -> None:
     data, lm, task = open_task(cfg)
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
 
     # With an edited part of the algorithm it is another run.
-    parts = (inner_loop, policy_forward, act, rewards, priority, actions_of, Agent, losses, Policy, task)
+    parts = (meta_train, SubTaskSampler, inner_loop, encode, policy_forward, act, rewards, priority,
+             actions_of, Agent, losses, Policy, task)
     code = runs.digest([inspect.getsource(part) for part in parts])
     sources = {"data": data.checksum, "weights": weights_of(cfg.lm), "code": code}
     run = Run(cfg.out, runs.settings_of(cfg, without=("save_every",), **sources))

@@ -364,7 +364,7 @@ def test_two_processes_prepare_the_same_thing(tmp_path):
         children.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
     said = [child.communicate()[0] for child in children]
     assert [child.returncode for child in children] == [0, 0]
-    assert "2,700 rows" in said[0] and said[1] == ""
+    assert "2,700 texts" in said[0] and said[1] == ""
     assert len([f for f in (tmp_path / "cache/prepared").iterdir() if f.is_dir()]) == 1
 
 
@@ -814,7 +814,7 @@ def test_documents_by_number(tmp_path, tok, capsys, monkeypatch):
     assert set(a["train"].doc) | set(a["dev"].doc) == {7, 8, 9, 10}
     said = capsys.readouterr().out.splitlines()
     counts = [re.split(r"\s{2,}", line.strip()) for line in said if line.startswith("  ")]
-    assert counts[0][1:4:2] == ["12 rows", "3 documents"] and counts[2][1:4:2] == ["3 rows", "1 documents"]
+    assert counts[0][1:4:2] == ["12 texts", "3 documents"] and counts[2][1:4:2] == ["3 texts", "1 documents"]
     assert a.corpus.doc.tolist() == [7, 7, 7]
     assert not b.joined and b.corpus.doc.tolist() == [0, 1, 2]
     # A source in memory, whose records stay as they are.

@@ -231,15 +231,16 @@ def test_scores_of_texts(texts, tok):
     np.testing.assert_array_equal(found["accuracy"], (logits.argmax(1) == gold).float())
 
 
-def test_likelihood_of_answers(questions, tok):
+@pytest.mark.parametrize(("max_len", "overlap"), [(64, 16), (24, 0)])
+def test_likelihood_of_answers(max_len, overlap, questions, tok):
     """Against the windows and offsets of Hugging Face's tokenizer: the mean over the windows that hold all of
-    the answer."""
+    the answer; 0 where none does."""
     split, model = questions["train"], Known(len(tok), 2)
     expected = []
     for i, asked in enumerate(split.questions):
         text, answer = split.text(split.question_text[i]), asked["references"][0]
         begin, end = text.index(answer), text.index(answer) + len(answer)
-        encoded = tok(asked["question"], text, truncation="only_second", max_length=64, stride=16,
+        encoded = tok(asked["question"], text, truncation="only_second", max_length=max_len, stride=overlap,
                       return_overflowing_tokens=True, return_offsets_mapping=True)
         log_probs = []
         for w, ids in enumerate(encoded["input_ids"]):
@@ -251,8 +252,9 @@ def test_likelihood_of_answers(questions, tok):
             if first is not None and last is not None:
                 log_p = model.table[ids].log_softmax(0)
                 log_probs.append((log_p[first, 0] + log_p[last, 1]).item())
-        expected.append(np.mean(log_probs))
-    pieces = windows(split, 64, 16, 32)
+        expected.append(np.mean(log_probs) if log_probs else 0)
+    assert (0 in expected) == (overlap == 0)
+    pieces = windows(split, max_len, overlap, 32)
     found = metrics_of(finetune_qa, model, pieces)
     np.testing.assert_allclose(found["likelihood"], expected, rtol=1e-4)
 
@@ -268,13 +270,6 @@ def test_em_and_f1_of_examples_are_those_of_their_best_answers(questions, tok):
         assert line["em"] == finetune_qa.exact_match(line["answer"], question["references"])
         assert line["f1"] == finetune_qa.f1_score(line["answer"], question["references"])
     assert 0 < np.mean([line["em"] for line in lines]) < 1
-
-
-def test_the_mean_over_windows_by_hand():
-    """Of those that hold the answer; a question of which none does counts 0."""
-    log_prob = np.array([-3.0, np.nan, -1.0, np.nan, -5.0])
-    found = finetune_qa.mean_over_windows(log_prob, np.array([7, 7, 7, 2, 9]))
-    assert found.tolist() == [0, -2, -5]
 
 
 @pytest.mark.parametrize("kind", ["cls", "qa"])

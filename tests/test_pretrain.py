@@ -181,10 +181,12 @@ def test_a_masker_that_breaks_the_contract_is_told(bad, pieces):
         mask_batch(pieces, masker)
 
 
-@pytest.mark.parametrize("name", ["input_ids", "attention_mask", "maskable", "word_ids", "is_punct"])
+@pytest.mark.parametrize("name", ["input_ids", "attention_mask", "maskable", "word_ids", "is_punct",
+                                  "indices", "text_ids", "token_at", "in_text", "budget"])
 def test_a_masker_cannot_change_the_batch(name, pieces):
     def masker(batch, budget, rng, lm=None):
-        getattr(batch, name)[:] = 0
+        array = budget if name == "budget" else getattr(batch, name)
+        array[:] = 0
         return maskers.random(batch, budget, rng)
 
     with pytest.raises(ValueError, match="read-only"):
@@ -470,7 +472,7 @@ def test_what_a_run_leaves(tmp_path, flags, lm_folder):
     card = (tmp_path / "o/README.md").read_text()
     assert f"{before:.3f} nats before, {after:.3f} after" in card
     assert "--masker=whole --p=0.15 --epochs=1 --lr=0.001" in card
-    tokens = re.search(r"train .* rows +([\d,]+) tokens", done.stdout)[1]
+    tokens = re.search(r"train .* texts +([\d,]+) tokens", done.stdout)[1]
     assert f"({tokens} tokens)" in card
     assert settings["weights"] == models.weights_of(str(lm_folder))
     assert settings["weights"] != models.weights_of(str(tmp_path / "o"))
@@ -702,7 +704,8 @@ def test_the_script_in_two_processes(tmp_path, flags, lm_folder):
     assert alone.returncode == 0, alone.stderr
     both = torchrun(2, "pretrain.py", *flags, "--out=both", cwd=tmp_path)
     assert both.returncode == 0, both.stderr
-    assert both.stdout.count("saved both: 12 steps") == 1
+    for said in ("saved both: 12 steps", "blocks of at most", "tokens of a block", "the first of them"):
+        assert both.stdout.count(said) == 1
     assert names(tmp_path / "alone") == names(tmp_path / "both")
     one, two = (load_file(tmp_path / out / "model.safetensors") for out in ("alone", "both"))
     before = load_file(lm_folder / "model.safetensors")
@@ -764,7 +767,7 @@ def test_words_longer_than_what_may_be_masked(masker, warned, tmp_path, lm_folde
     done = call("pretrain.py", "--dataset=c.txt", f"--lm={lm_folder}", f"--masker={masker}", "--max_len=64",
                 cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (f"WARNING: in 16 blocks {masker} masks 0 of the" in done.stdout) == warned
+    assert (f"WARNING: in 16 blocks {masker} masks 0 tokens" in done.stdout) == warned
     nothing = f"{masker} masks 0.0 tokens of a block at p = 0.15"
     assert (nothing in done.stdout) == (masker != "random")
 

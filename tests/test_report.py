@@ -505,10 +505,10 @@ def test_how_well_outcomes_were_predicted():
     y = np.array([0.2] * 14 + [-0.1] * 4 + [-0.5] * 2 + [1, 0])
     p = sum(math.comb(20, k) for k in range(16, 21)) / 2**20
     r = np.corrcoef(expected, y)[0, 1]
-    assert plots.predicted(expected, y) == (
+    assert plots.winners_foreseen(expected, y) == (
         f"the player that was expected to win won in 16 of 20 pairs (p = {p:.2g}); "
         f"correlation of expectations and outcomes {r:.2f}")
-    assert "too few pairs" in plots.predicted(expected[:3], y[:3])
+    assert "too few pairs" in plots.winners_foreseen(expected[:3], y[:3])
 
 
 def test_the_picture_of_a_search(tmp_path, shown):

@@ -23,7 +23,6 @@ from data import blocks, collate
 from maskers import RowRandom
 from models import LMReader
 from policies import LinearPolicy, load_policy
-from pretrain import choose_masks
 from runs import UserError
 from search_masks import COSINE, ODDS, PRIORS, Posterior, posterior_of
 from subtasks import SubTaskSampler
@@ -676,7 +675,7 @@ def test_what_matters_compares_maskers_on_the_same_sub_tasks(world, lm, tmp_path
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, 0.5)
     rng = what_matters.stream(4, "sub-task")
     subtask = sampler.sample(rng, 60, 12, cfg.examples, cfg.validation)
-    mask = choose_masks(subtask.contexts, maskers.find("punct"), 0.05, 4, lm)
+    mask = what_matters.choose_masks(subtask.contexts, maskers.find("punct"), 0.05, 4, lm)
     _, measured = train_nmg.inner_loop(lm.model, subtask, mask, task, cfg)
     for metric, score in measured.items():
         assert plays[4, "punct"][metric] == pytest.approx(100 * score, abs=1e-4)
@@ -699,6 +698,13 @@ def test_what_matters_plays_an_edited_masker_again(tmp_path):
         logs.append({line["masker"]: (line["code"], line["seconds"]) for line in lines})
         assert len(lines) == 2
     assert logs[0]["random"] == logs[1]["random"] and logs[0]["my.py:mine"][0] != logs[1]["my.py:mine"][0]
+
+
+def test_every_masker_of_what_matters_is_a_row():
+    """Masks that are drawn from a policy, and its most probable ones."""
+    names = ("random", "my.py:rare", "sampled:runs/x", "search:runs/x", "nmg:runs/y")
+    rows = [what_matters.row_of(name) for name in names]
+    assert rows == ["random", "my.py:rare", "x", "greedy x", "greedy y"]
 
 
 def test_what_matters_goes_on_and_refuses_another_log(tmp_path):

@@ -557,8 +557,9 @@ def test_a_small_run(finished):
 
 def test_what_a_policy_was_trained_on(finished):
     about = runs.read_run(finished[0] / "o")["settings"]
-    edited = (train_nmg.inner_loop, train_nmg.policy_forward, train_nmg.act, train_nmg.rewards,
-              train_nmg.priority, train_nmg.actions_of, Agent, train_nmg.losses, Policy, finetune_cls)
+    edited = (train_nmg.meta_train, SubTaskSampler, train_nmg.inner_loop, train_nmg.encode,
+              train_nmg.policy_forward, train_nmg.act, train_nmg.rewards, train_nmg.priority,
+              train_nmg.actions_of, Agent, train_nmg.losses, Policy, finetune_cls)
     world = data_prep.load("toycls", toy.tokenizer())
     assert about == about | {"lm": "tiny", "dataset": "toycls", "episodes": 4, "seed": 0, "self_play": True,
                              "continual": True, "data": world.checksum,

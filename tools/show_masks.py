@@ -9,13 +9,13 @@
 All maskers choose with the LM as it is now and with the same budget: the masks of the first epoch of
 pretrain.py with this seed and p (of a learned masker as long as training has not moved the LM).
 """
-from collections import Counter
 from dataclasses import dataclass
 from html import escape, unescape
 from pathlib import Path
 from textwrap import shorten
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 import data_prep
@@ -39,7 +39,7 @@ class Config:
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name
     maskers: str = "random,whole,span,punct"    # with commas between, each as --masker of pretrain.py
-    p: float | None = None          # share of tokens to mask; None: 0.15, of `tiny` 0.05, as in pretrain.py
+    p: float | None = None          # share of tokens to mask; None: 0.15, of `tiny` 0.05, for all maskers
     contexts: int = 100             # texts to show and to count in, drawn by seed
     seed: int = 0                   # of the drawn texts and of the masks
     split: str | None = None        # train dev test corpus; None: the text that pretrain.py reads
@@ -139,34 +139,24 @@ def parts_of_speech(split: Split, texts: np.ndarray, nlp) -> np.ndarray:
     return tags
 
 
-def shares(counts: dict[str, Counter]) -> tuple[list[str], dict[str, list[float]]]:
-    """The six commonest parts of speech of all masked tokens, and "other"; their shares by masker, in
-    percent."""
-    total = Counter()
-    for name, count in counts.items():
-        if name != ALL:
-            total += count
-    top = [tag for tag, _ in total.most_common(6)]
-    percent = {}
-    for name, count in counts.items():
-        row = [count[tag] for tag in top]
-        row.append(count.total() - sum(row))
-        percent[name] = [100 * n / max(1, count.total()) for n in row]
-    return [*top, "other"], percent
+def shares(counts: pd.DataFrame) -> pd.DataFrame:
+    """Percentages, from counts: a column per masker, a row for each of the six commonest parts of speech of
+    all masked tokens, and "other"."""
+    top = counts.drop(columns=ALL).sum(axis=1).nlargest(6).index
+    percent = 100 * counts / counts.sum().clip(lower=1)
+    table = percent.loc[top]
+    table.loc["other"] = percent.drop(top).sum()
+    return table
 
 
-def draw(tags: list[str], percent: dict[str, list[float]], title: str, file: Path) -> None:
+def draw(percent: pd.DataFrame, title: str, file: Path) -> None:
     """The paper's figure: a group of bars for each part of speech, and a line for the text as a whole."""
-    names = [name for name in percent if name != ALL]
-    x, width = np.arange(len(tags)), 0.8 / len(names)
     fig = Figure(figsize=(8, 3.8), layout="constrained")
     ax = fig.subplots()
-    for i, name in enumerate(names):
-        shift = (i + 0.5) * width - 0.4
-        ax.bar(x + shift, percent[name], width, color=COLORS[i % len(COLORS)], label=name)
+    percent.drop(columns=ALL).plot.bar(ax=ax, width=0.8, color=COLORS, rot=0, legend=False)
+    x = np.arange(len(percent))
     ax.hlines(percent[ALL], x - 0.45, x + 0.45, color="black", linewidth=1.5, label=ALL)
     ax.set(title=title, ylabel="share of the masked tokens, %")
-    ax.set_xticks(x, tags)
     ax.yaxis.grid(color="#e3e3e3")
     ax.set_axisbelow(True)
     fig.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
@@ -219,12 +209,12 @@ def main(cfg: Config) -> None:
     if not (tags != "").any():
         raise UserError("--spacy_model: this pipeline tells no parts of speech (pos_); en_core_web_sm does")
     masked[ALL] = (tags != "") & (split.word_ids >= 0)
-    counts = {name: Counter(tags[mask].tolist()) for name, mask in masked.items()}
-    top, percent = shares(counts)
-    for name, row in percent.items():
-        each = [f"{tag} {x:.1f} %" for tag, x in zip(top, row, strict=True)]
+    counts = {name: pd.Series(tags[mask]).value_counts() for name, mask in masked.items()}
+    percent = shares(pd.DataFrame(counts).fillna(0))
+    for name, column in percent.items():
+        each = [f"{tag} {x:.1f} %" for tag, x in column.items()]
         print(f"{name:16}", *each, sep="  ")
-    draw(top, percent, f"Parts of speech of masked words: {title}", Path(cfg.out) / "parts_of_speech.png")
+    draw(percent, f"Parts of speech of masked words: {title}", Path(cfg.out) / "parts_of_speech.png")
     print(f"picture: {cfg.out}/parts_of_speech.png")
 
 

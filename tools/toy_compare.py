@@ -87,16 +87,16 @@ def main(cfg: Config) -> None:
     data = data_prep.load("toycls", load_tokenizer("tiny"))
 
     # 1. What will be compared. A policy that is missing is told before any training.
-    plays = []
+    jobs = []
     for seed in range(cfg.seed, cfg.seed + cfg.seeds):
         for name, masker in maskers_shown(cfg, seed).items():
             maskers.find(masker)
-            plays.append((seed, name, masker))
+            jobs.append((seed, name, masker))
 
     # 2. Pre-train, fine-tune, score, seed by seed.
     scores, shares = defaultdict(list), defaultdict(list)
-    width = max(len(name) for _, name, _ in plays)
-    for seed, name, masker in plays:
+    width = max(len(name) for _, name, _ in jobs)
+    for seed, name, masker in jobs:
         score = score_on_test(data, masker, seed)
         scores[name].append(score)
         if masker != "none":

@@ -11,14 +11,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 import maskers
 import report
 import runs
 import train_nmg
-from models import LMReader
-from pretrain import choose_masks
+from data import Pieces
+from loop import length_batches
+from models import LMReader, weights_of
+from pretrain import mask_batch
 from runs import UserError, stream
 from subtasks import SubTaskSampler
 
@@ -32,11 +35,27 @@ class Config(train_nmg.BaseConfig):
     log: str = "runs/what_matters.jsonl"        # a line per play, in points and hundredths of a nat
 
 
+def choose_masks(contexts: Pieces, masker: maskers.Masker, p: float, seed: int, lm: LMReader) -> np.ndarray:
+    """(N, L) bool: the masks of all contexts, padded to the longest."""
+    masks = np.zeros((len(contexts), contexts.length.max()), bool)
+    for indices in length_batches(contexts.length):
+        _, mask, _ = mask_batch(contexts, masker, p, seed, 0, indices, lm)
+        masks[indices, :mask.shape[1]] = mask
+    return masks
+
+
+def row_of(masker: str) -> str:
+    """The row of a masker: a policy is called like its folder, and says so where its masks are not drawn."""
+    row = Path(masker).name
+    return f"greedy {row}" if masker.startswith(("search:", "nmg:")) else row
+
+
 def main(cfg: Config) -> None:
     data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model, graded=True)
     chosen = {name: maskers.find(name) for name in cfg.maskers.split(",")}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
-    settings = train_nmg.log_settings(cfg, data, without=("maskers", "seeds", "seed"))
+    settings = runs.log_settings(cfg, ("maskers", "seeds", "seed"), data=data.checksum,
+                                 weights=weights_of(cfg.lm))
     lines = runs.read_rows(Path(cfg.log))
     if any(line.get("config") != settings for line in lines):
         raise UserError(f"--log={cfg.log}: holds plays with other flags; choose another file")
@@ -57,9 +76,8 @@ def main(cfg: Config) -> None:
                 mask = choose_masks(subtask.contexts, masker, cfg.p, seed, LMReader(lm))
                 _, measured = train_nmg.inner_loop(lm, subtask, mask, task, cfg)
                 scores = {metric: 100 * score for metric, score in measured.items()}
-                # A policy is a row of its own, called like its folder.
                 lines.append({"dataset": settings["dataset"], "lm": settings["lm"], "masker": name,
-                              "row": Path(name).name, "seed": seed, "split": "val", "metrics": list(scores),
+                              "row": row_of(name), "seed": seed, "split": "val", "metrics": list(scores),
                               **scores, "seconds": {"play": time.time() - started}, "code": codes[name],
                               "config": settings})
                 runs.write_rows(Path(cfg.log), lines)
