@@ -47,7 +47,7 @@ def register(name: str) -> Callable[[Masker], Masker]:
 def drawn_by(score: Callable) -> Masker:
     """The masker that draws tokens without replacement, with weight exp(score): a score of scores.py, or the
     logits of a policy, as in its training."""
-    # Wrapped, so that `checksum` reads the source of the score.
+    # Wrapped, so that `version_of` reads the source of the score.
     @functools.wraps(score)
     def draw(batch, budget, rng, lm=None):
         return pick(score(batch, lm) + rng.gumbel(batch.input_ids.shape), batch, budget)
@@ -93,7 +93,7 @@ def find(name: str) -> Masker:
     return masker
 
 
-def checksum(name: str) -> str:
+def version_of(name: str) -> str:
     """Eight characters that tell a --masker from an edited one: of its policy, its file, or its own function.
 
     Edits of what that function calls (pick, another score) are not noticed."""

@@ -229,9 +229,9 @@ def main(cfg: Config) -> None:
     sources = {"data": data.checksum, "weights": weights_of(cfg.lm)}
     if maskers.is_learned(cfg.masker):
         learned = runs.read_run(cfg.masker.partition(":")[2])
-        sources["policy"] = learned.get("settings", {}) | {"checksum": maskers.checksum(cfg.masker)}
+        sources["policy"] = learned.get("settings", {}) | {"checksum": maskers.version_of(cfg.masker)}
     else:
-        sources["masker_code"] = maskers.checksum(cfg.masker)
+        sources["masker_code"] = maskers.version_of(cfg.masker)
     run = Run(cfg.out, runs.settings_of(cfg, **sources))
     if run.done:
         return

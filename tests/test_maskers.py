@@ -387,7 +387,7 @@ def test_difference_to_a_file_that_is_not_there(tmp_path):
     with pytest.raises((OSError, UserError), match="none"):
         mask_with_budget(f"difference:{tmp_path}/none.txt", plain_batch(rows=3), 1)
     with pytest.raises((OSError, UserError), match="none"):
-        maskers.checksum(f"difference:{tmp_path}/none.txt")
+        maskers.version_of(f"difference:{tmp_path}/none.txt")
 
 
 @pytest.fixture
@@ -456,7 +456,7 @@ def test_a_masker_may_take_any_arguments(tmp_path):
     assert (mask == maskers.random(batch, budget, rng_of(batch))).all()
 
 
-def test_a_masker_that_was_edited_has_another_checksum(tmp_path, monkeypatch):
+def test_a_masker_that_was_edited_has_another_version(tmp_path, monkeypatch):
     """Of its file, of its policy's weights, of its counts, or of the source of a registered function."""
     monkeypatch.chdir(tmp_path)
     found = []
@@ -465,11 +465,11 @@ def test_a_masker_that_was_edited_has_another_checksum(tmp_path, monkeypatch):
         (tmp_path / "policy.safetensors").write_text(content)
         (tmp_path / "general.txt").write_text(content)
         names = ("mine.py:rare", "nmg:.", "search:.", "sampled:.", "difference:general.txt")
-        found.append([maskers.checksum(name) for name in names])
+        found.append([maskers.version_of(name) for name in names])
     assert not set(found[0]) & set(found[1])
     names = ("random", "whole", "pmi", *SCORES)
-    assert len({maskers.checksum(name) for name in names}) == len(names)
-    assert maskers.checksum("punct") == maskers.checksum("punct")
+    assert len({maskers.version_of(name) for name in names}) == len(names)
+    assert maskers.version_of("punct") == maskers.version_of("punct")
 
 
 def test_masks_that_were_chosen_before_are_repeated():

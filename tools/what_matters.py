@@ -60,7 +60,7 @@ def main(cfg: Config) -> None:
     if any(line.get("config") != settings for line in lines):
         raise UserError(f"--log={cfg.log}: holds plays with other flags; choose another file")
     # Plays of a masker that was edited since then do not count.
-    codes = {name: maskers.checksum(name) for name in chosen}
+    codes = {name: maskers.version_of(name) for name in chosen}
     lines = [line for line in lines if line["code"] == codes.get(line["masker"], line["code"])]
     done = {(line["seed"], line["masker"]) for line in lines}
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
