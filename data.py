@@ -70,8 +70,8 @@ class Split:
     token_start (N + 1,): text i is tokens token_start[i]:token_start[i + 1]
     byte_start (N + 1,): its characters are utf8[byte_start[i]:byte_start[i + 1]]
     doc (N,): the document that a text comes from
-    label (N,): its class, an index into `labels`; only where texts have classes, as the next where they have
-        questions
+    label (N,): its class, an index into `labels`; only if texts have classes. The next ones, only if they
+        have questions:
     question_start (Q + 1,): question j is question_tokens[question_start[j]:question_start[j + 1]]
     question_text (Q,): the text that a question asks about
     answer (Q, 2): first and last token of the answer, counted within the text
@@ -120,7 +120,7 @@ class Split:
 
 
 def starts(lengths: np.ndarray) -> np.ndarray:
-    """(N + 1,) where each of N parts begins that lie one behind the other, and where the last one ends."""
+    """(N + 1,) where each of N consecutive parts begins, given their lengths, and where the last one ends."""
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
@@ -153,8 +153,8 @@ class Data:
 
 
 def cut_docs(docs: np.ndarray, share: float) -> np.ndarray:
-    """(N,) bool: which texts to hold out, given their documents (N,). Whole documents in an order that is
-    always the same, as many as fit into the share, and one at least."""
+    """(N,) bool: which texts to hold out, given their documents (N,): whole documents, in a fixed random
+    order, as many as fit into the share, but at least one."""
     values, counts = np.unique(docs, return_counts=True)
     room = max(round(share * len(docs)), counts.min(initial=len(docs)))
     held_out = []
@@ -217,8 +217,8 @@ class Pieces:
 
 
 def numbered(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of things with count (N,) pieces each: which thing each piece belongs to, and its number there from 0,
-    (M,) int32 both."""
+    """N things have count (N,) pieces. For each of all M pieces: which thing it belongs to, and its number
+    there, from 0; both (M,) int32."""
     thing = np.repeat(np.arange(len(count), dtype=np.int32), count)
     return thing, (np.arange(len(thing)) - starts(count)[thing]).astype(np.int32)
 

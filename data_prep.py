@@ -139,7 +139,7 @@ def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]
     parts = {}
     for part, share in cut.items():
         held_out = cut_docs(np.array([record["doc"] for record in train]), share)       # (N,)
-        # Of a single document there is no part.
+        # A single document cannot be divided: then nothing is cut.
         if not held_out.all():
             parts[part] = [record for record, out in zip(train, held_out, strict=True) if out]
             train = [record for record, out in zip(train, held_out, strict=True) if not out]
@@ -147,8 +147,8 @@ def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]
 
 
 def with_docs(records: Iterable[dict]) -> Iterator[dict]:
-    """The records, each with the number of its document: its "doc", its article, or else a number that texts
-    share which are equal up to entity markers (<< >>, [[ ]]) and white space."""
+    """The records, each with the number of its document: its "doc", its article, or else a number shared by
+    all texts that are equal up to entity markers (<< >>, [[ ]]) and white space."""
     seen = {}
     for i, record in enumerate(records):
         doc = record.get("doc", record.get("article"))
@@ -228,7 +228,7 @@ def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: 
         arrays["char_end"].append(end)
         arrays["is_punct"].append(is_punct[ids])
         utf8 = np.frombuffer(text.encode(), np.uint8)
-        # Lengths, of which write_split makes the places where texts start.
+        # Lengths, which write_split turns into start offsets.
         arrays["token_start"].append(len(ids))
         arrays["byte_start"].append(len(utf8))
         arrays["utf8"].append(utf8)

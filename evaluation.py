@@ -22,7 +22,7 @@ from runs import Run, UserError
 @dataclass
 class EvaluationConfig:
     """The flags of all finetune_*.py; `dataset` has another default in each of them."""
-    # None: the paper's value, which the comment names, or with --lm=tiny that of toy.py
+    # A flag left at None takes the paper's value, given in its comment; with --lm=tiny, the one in toy.py.
     dataset: str                    # a name of sources.py, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
     split: str | None = None        # scored: test, or dev to choose by; None: test if there is one
@@ -115,7 +115,7 @@ def origin_of(lm: str) -> dict:
 
 
 def check_labels(pretraining: dict, labelled: int | None, seed: int) -> None:
-    """UserError where the LM's masks may have been chosen by labels that fine-tuning is not to have.
+    """UserError if the LM's masks may have been chosen with labels that fine-tuning must not see.
 
     pretraining: its settings. What came before it is not looked at, nor what a policy was learned from."""
     # A policy may have the feature `label`.
@@ -130,7 +130,7 @@ def check_labels(pretraining: dict, labelled: int | None, seed: int) -> None:
 # ---------------------------------------------------------------- one line of results
 
 def check_results(path: Path) -> None:
-    """Raises before hours of training what add_result would raise after them."""
+    """Fails now, before hours of training, where add_result would fail after them."""
     runs.read_rows(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a"):

@@ -10,7 +10,7 @@ A kind of task is a file finetune_KIND.py with the names below; train_nmg.py fin
     KIND           of the data sets that it is for (data_prep.py)
     DEFAULTS       values for the flags of this script that are None
     INNER_LOOP     values for the flags of train_nmg.py that are None, `metric` among them
-    METRICS        names of the scores of an example; higher is better, and the finest comes last
+    METRICS        names of the scores of an example; higher is better, and the most fine-grained comes last
     pieces_of      cuts a split into what the model reads: texts, windows, ...
     finetune       trains a task model around a copy of an LM's encoder (loss_fn as in loop.fit)
     predictions    a dict for every example, always in the same order, with a float for each of METRICS
@@ -32,10 +32,10 @@ from models import with_head
 from runs import UserError
 
 KIND = "cls"
-# The paper's meta-test, and the inner loop of its meta-training (appendix).
+# The paper's values for a whole task (its meta-test), and for the inner loop of meta-training (appendix).
 DEFAULTS = {"epochs": 3, "lr": 2e-5, "batch_size": 16, "max_len": 256}
 INNER_LOOP = {"ft_epochs": 5, "ft_lr": 2e-5, "metric": "accuracy"}
-# The finest comes last: search_masks.py compares it.
+# The most fine-grained comes last: search_masks.py compares players by it.
 METRICS = ("accuracy", "likelihood")
 
 

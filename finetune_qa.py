@@ -26,10 +26,10 @@ from loop import autocast, device, fit, length_batches, progress, to_device
 from models import with_head
 
 KIND = "qa"
-# The paper's meta-test, and the inner loop of its meta-training (appendix).
+# The paper's values for a whole task (its meta-test), and for the inner loop of meta-training (appendix).
 DEFAULTS = {"epochs": 2, "lr": 3e-5, "batch_size": 16, "max_len": 384}
 INNER_LOOP = {"ft_epochs": 1, "ft_lr": 3e-5, "metric": "em"}
-# The finest comes last: search_masks.py compares it.
+# The most fine-grained comes last: search_masks.py compares players by it.
 METRICS = ("em", "f1", "likelihood")
 
 OVERLAP = 128       # context tokens that two windows share; in short windows a third

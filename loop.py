@@ -117,8 +117,8 @@ def torch_seed(seed: int, name: str) -> None:
 def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:
     """(epoch, indices) of every step: each epoch a new shuffle, pieces of similar length in a batch.
 
-    length: (M,) tokens of each piece. They are sorted by it within pools of about 32 batches, and then the
-    batches are shuffled."""
+    length: (M,) tokens of each piece. Pieces are sorted by length within pools of about 32 batches, and
+    then the batches are shuffled."""
     rng = stream(seed, "order")
     for epoch in range(epochs):
         order = np.arange(len(length), dtype=np.int32)
@@ -199,8 +199,8 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     order = itertools.islice(batches(length, batch_size, epochs, seed), done, steps)
     bar = progress(order, desc, total=steps, initial=done)
     for epoch, indices in bar:
-        # Each process takes its share of the batch. One without any must take part in the backward pass, too:
-        # it runs a piece that weighs nothing.
+        # Each process takes its share of the batch. One without a share must still join the backward
+        # pass: it runs one piece with weight 0.
         share, weight = indices[rank::world], 1
         if not len(share):
             share, weight = indices[:1], 0

@@ -5,7 +5,7 @@
         return pick(rng.random(batch.input_ids.shape), batch, budget)
 
 A masker gets
-    batch    numpy arrays (B, L): input_ids, maskable, word_ids, entity_ids, is_punct, and the way to the raw
+    batch    numpy arrays (B, L): input_ids, maskable, word_ids, entity_ids, is_punct, and access to the raw
              text (see data.Batch)
     budget   (B,) how many tokens to mask in each row, the same for every masker
     rng      random numbers (B, L) on demand; a row's depend on seed, epoch and row alone
@@ -13,8 +13,8 @@ A masker gets
 and returns a bool (B, L): True only where maskable, at most the budget, exactly that where its units allow.
 
 A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function. Every score
-of scores.py is a masker, too. Of what train_nmg.py or search_masks.py learned, nmg:FOLDER and search:FOLDER
-(two names of one masker) take the most probable tokens, and sampled:FOLDER draws.
+of scores.py is a masker, too. With a policy that train_nmg.py or search_masks.py learned, nmg:FOLDER and
+search:FOLDER (two names of one masker) mask its most probable tokens; sampled:FOLDER draws tokens from it.
 """
 import functools
 import importlib.util
@@ -182,8 +182,8 @@ def budget_of(batch: Batch, p: float) -> np.ndarray:
 
 
 def masking_rate(p: float | str, step: int, steps: int, seed: int) -> float:
-    """The share of tokens to mask at a step: p; of "0.3-0.15" linear in the steps (Ankner et al. 2024); of
-    "random:0.1-0.4" drawn uniformly."""
+    """The share of tokens to mask at a step: p itself; for "0.3-0.15" linear in the steps (Ankner et al.
+    2024); for "random:0.1-0.4" drawn uniformly for each step."""
     if not isinstance(p, str):
         return p
     form, _, ends = p.rpartition(":")

@@ -64,7 +64,7 @@ def load_lm(name: str) -> torch.nn.Module:
 
 
 def set_dropout(model: torch.nn.Module, p: float) -> None:
-    """Sets every dropout rate of the model. Its config stays, so that fine-tuning has the LM's own again."""
+    """Sets every dropout rate of the model. Its config stays, so that fine-tuning uses the LM's own again."""
     if p >= 1:
         raise UserError(f"--dropout={p:g}: must be below 1")
     for module in model.modules():
@@ -77,7 +77,7 @@ def set_dropout(model: torch.nn.Module, p: float) -> None:
 
 
 def max_len_of(model: torch.nn.Module, wanted: int | None, default: int, flag: str = "max_len") -> int:
-    """The flag if it is set, else the default, or the most positions that the LM has; in tokens."""
+    """The flag if it is set, else the default or, where that is less, the LM's maximum; in tokens."""
     # Of LMs without a table of positions (relative, rotary): what they were trained on.
     most = getattr(model.config, "max_position_embeddings", 8192)
     for name, module in model.named_modules():

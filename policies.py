@@ -79,7 +79,7 @@ class LinearPolicy:
     """The policy of search_masks.py: a token's logit is the sum of its features, weighted by `weight`.
 
     Features are scores and principal components of the LM's hidden states, standardised and decorrelated
-    over the corpus (ZCA, softened, so that standard deviations are about 1). That is computed once, with the
+    over the corpus (ZCA with a small ridge: standard deviations are about 1). That is computed once, with the
     labels of all of D_tr; in a sub-task the score `label` reads those of D_tr' alone."""
     names: list[str]            # of SCORES
     components: np.ndarray      # (H, C)
@@ -108,7 +108,7 @@ class LinearPolicy:
         largest = np.abs(components).argmax(0)
         components = components * np.sign(components[largest, np.arange(components.shape[1])])
         plain = np.concatenate((scores[:, varies], hidden @ components), 1)                 # (T, d)
-        # Softened by a little on the diagonal, or features that say the same would blow each other up.
+        # The ridge on the diagonal keeps features that are nearly the same from blowing each other up.
         values, vectors = np.linalg.eigh(np.corrcoef(plain.T) + 0.01 * np.eye(plain.shape[1]))
         whitener = np.diag(1 / plain.std(0)) @ (vectors / np.sqrt(values)) @ vectors.T
         return cls(names, components, plain.mean(0), whitener, np.zeros(plain.shape[1]))

@@ -28,13 +28,13 @@ from runs import Run, UserError
 
 @dataclass
 class Config:
-    # None: the paper's value, which the comment names, or with --lm=tiny that of toy.py
+    # A flag left at None takes the paper's value, given in its comment; with --lm=tiny, the one in toy.py.
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; with a fast tokenizer
     masker: str = "random"          # of maskers.py, scores.py; {nmg,search,sampled}:FOLDER; FILE.py:function
     p: str | None = None            # 0.15, 0.3-0.15, random:0.1-0.4 (masking_rate); None: 0.15, learned 0.05
-    epochs: int | None = None       # None: 1, the paper's meta-test (learned maskers, toy world: 3)
-    max_steps: int | None = None    # None: those of all epochs; the learning rate falls to 0 until there
+    epochs: int | None = None       # None: 1, as the paper adapts to a whole task (learned maskers, toys: 3)
+    max_steps: int | None = None    # stop after these, with the learning rate at 0; None: after all epochs
     lr: float | None = None         # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 3e-4)
     batch_size: int | None = None   # blocks per step; the paper chose from 12, 16, 24; None: 16
     max_len: int | None = None      # tokens per block; None: 512 for questions, else 256, or the LM's most
@@ -43,7 +43,7 @@ class Config:
     eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
-    labelled: int | None = None     # as in finetune_*.py, for masks that read labels; None: all
+    labelled: int | None = None     # texts whose labels a masker may read, as in finetune_*.py; None: all
     spacy_model: str | None = None  # finds the entities for --masker=entity; None: en_core_web_sm
     out: str | None = None          # folder of the adapted LM; None: runs/pretrain-DATASET-LM-MASKER-SEED
 
@@ -145,7 +145,8 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
 # ---------------------------------------------------------------- the script
 
 def fill_in(cfg: Config) -> None:
-    """The flags that are None: the toy world's for the tiny LM, the paper's meta-test for all others."""
+    """The flags that are None: the toy world's values for the tiny LM, for all others the paper's of adapting
+    to a whole task (its meta-test)."""
     learned = {"p": 0.05, "epochs": 3} if maskers.is_learned(cfg.masker) else {}
     paper = {"p": 0.15, "epochs": 1, "lr": 2e-5, "batch_size": 16} | learned
     defaults = toy.PRETRAIN if cfg.lm == "tiny" else paper

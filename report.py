@@ -35,7 +35,7 @@ SHOWN = ("contexts", "examples", "p", "mlm_epochs", "pretraining.p", "pretrainin
 
 @dataclass
 class Config:
-    results: str = "results.jsonl"  # lines of the finetune scripts; several files with commas
+    results: str = "results.jsonl"  # lines of the finetune scripts; several files, comma-separated
     split: str | None = None        # lines of this split only: test, dev, val; None: test, or what there is
     plan: float | None = None       # points: says how many seeds would find such a difference
     primary: str | None = None      # the row whose test was fixed in advance, so that its p is not corrected
@@ -130,13 +130,13 @@ def scores_of(lines: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def differences(scores: pd.DataFrame) -> pd.DataFrame:
-    """Rows but for random x seeds: the scores minus those of random with the same seed."""
+    """All rows but random, by seeds: the scores minus those of random with the same seed."""
     random = scores.loc["random"] if "random" in scores.index else np.nan
     return scores.drop(index="random", errors="ignore") - random
 
 
 def least_seeds(n_tests: float | pd.Series) -> float | pd.Series:
-    """With so many the least p of a sign-flip test, 2 / 2^seeds, is at most .05 / n_tests."""
+    """The fewest seeds with which a sign-flip test can reach p = 2 / 2^seeds <= .05 / n_tests."""
     return np.ceil(1 + np.log2(n_tests / 0.05))
 
 

@@ -5,9 +5,9 @@
 #   bash run_all.sh                     all rows; started again, it goes on where it stopped
 #   QUICK=1 bash run_all.sh             the same rows on the embedded data and LM, no download, minutes
 #   CLS=my.csv LMS=roberta-base MASKERS="none random whole tfidf" SEEDS="0 1 2 3 4 5 6 7 8 9" bash run_all.sh
-#   bash run_all.sh --list              prints the commands for a scheduler; those that learn must end first
+#   bash run_all.sh --list              prints the commands for a scheduler: policies, which must end first, then rows
 #
-# Choose with environment variables, lists with spaces between:
+# Choose with environment variables, lists space-separated:
 #   MASKERS        any --masker of pretrain.py; nmg, search and sampled are learned first; nmg-alone and
 #                  nmg-fresh are the ablations of table 3. Flags of pretrain.py for one row after commas:
 #                  random,--p=0.3-0.15
@@ -28,13 +28,13 @@ fail() {
 
 # ---------------------------------------------------------------- what was not chosen
 if [ -z "${QA+set}${CLS+set}" ]; then
-    # Who sets one of them wants no data of the other kind.
+    # If only one of them is set, the other stays empty.
     QA="squad emrqa newsqa" CLS="chemprot imdb"
     [ -z "$QUICK" ] || QA=toyqa CLS=toycls
 fi
 if [ "$QUICK" ]; then
     LMS=${LMS:-tiny} SEEDS=${SEEDS:-0} JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
-    # So few validation examples tie in accuracy; a tie is no reward.
+    # With so few validation examples accuracies often tie, and a tie rewards nothing.
     few="--episodes=2 --explore=1 --contexts=240 --docs=20 --metric=likelihood"
     NMG_FLAGS=${NMG_FLAGS:-$few}
 fi
@@ -159,7 +159,7 @@ run_each() {
 # Ctrl-C ends those at work, too.
 trap "kill 0" INT
 
-[ $finished = 0 ] || echo "$finished rows are in $OUT/results.jsonl; for edited code choose another OUT"
+[ $finished = 0 ] || echo "$finished runs are in $OUT/results.jsonl; for edited code choose another OUT"
 echo "what the commands print goes to $OUT/logs"
 mkdir -p $OUT/logs
 rm -f $OUT/logs/failed
@@ -172,7 +172,7 @@ run_each "${rows[@]}"
 
 code=0
 [ ! -s $OUT/results.jsonl ] || $PYTHON $here/report.py --results=$OUT/results.jsonl || code=$?
-# Last, where one looks first: what logs warn of, and why what failed did; how often each.
+# Printed last, where one looks first: the warnings in the logs and the reasons of failures, with counts.
 grep -hs "^WARNING" $OUT/logs/*.log | sort | uniq -c >&2 || true
 if [ -e $OUT/logs/failed ]; then
     echo "$(grep -c "" $OUT/logs/failed) failed; the same command runs them again:" >&2

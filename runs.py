@@ -193,22 +193,22 @@ def checksum(file: Path) -> str:
 class Run:
     """The folder of one run: its settings at the start (started.json), and all of it at the end (run.json).
 
-    run.json is written last: where it is, the run is done, and the same command does nothing. Refused are
-    folders with a finished run or a checkpoint of other settings, with files of something else, and those
-    that another process works on.
+    run.json is written last: where it is, the run is done, and the same command does nothing. A folder is
+    refused if it holds a finished run or a checkpoint of other settings, or other files, or if another
+    process is at work on it.
 
     settings: every resolved flag, and the checksums of what was read; JSON values."""
 
     def __init__(self, folder: str | Path, settings: dict):
         self.folder = Path(folder)
-        # What was read from JSON is compared with what will be: tuples become lists.
+        # Through JSON and back, as recorded settings went: so the two compare equal (tuples become lists).
         self.settings = json.loads(json.dumps(settings))
         self.done = (self.folder / "run.json").exists()
         started = self.folder / "started.json"
         if self.done:
             self.refuse_others(read_run(self.folder)["settings"])
         elif (self.folder / "checkpoint.pt").exists():
-            # Without one nothing would be lost: a start with other flags begins anew.
+            # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
             self.refuse_others(json.loads(started.read_text()))
         if self.done:
             print(f"already done: {self.folder} (remove it to run edited code)")
@@ -269,7 +269,7 @@ def log_settings(cfg: object, without: tuple[str, ...], **more: object) -> dict:
     more: whatever else, "weights" among it (models.weights_of)"""
     settings = settings_of(cfg, ("log", *without), **more)
     settings["dataset"] = Path(settings["dataset"]).name
-    # Hub names, whose weights are not known here, tell LMs apart.
+    # An LM of the hub has no checksum of weights here: its full name tells it from others.
     if settings["weights"]:
         settings["lm"] = Path(settings["lm"]).name
     return settings

@@ -37,7 +37,7 @@ def register(name: str) -> Callable[[Score], Score]:
     return add
 
 
-# How often words occur in English at large; tools/general_words.py makes it, or such a file of your own text.
+# Word counts of general English, made by tools/general_words.py; difference:FILE takes counts of your own.
 GENERAL = Path(__file__).with_name("general_words.txt")
 LONGEST = 5     # words of a collocation, at most
 FIRST = 20.0    # a logit far above all noise: such tokens come first
@@ -141,7 +141,7 @@ def difference(batch: Batch, lm=None, general: Path = GENERAL) -> np.ndarray:
 
 @functools.cache
 def token_counts(split: Split) -> np.ndarray:
-    """(V,) how often each token occurs in a split, one at least."""
+    """(V,) how often each token occurs in a split, at least 1."""
     return np.maximum(1, np.bincount(split.input_ids, minlength=split.special.vocabulary_size))
 
 
@@ -228,8 +228,8 @@ def words_of(split: Split) -> Words:
 
 @functools.cache
 def typical(split: Split, general: Path) -> np.ndarray:
-    """(W,) log p(word) in the split - log p(word) in general text, where what is not listed is as rare as the
-    rarest word that is."""
+    """(W,) log p(word) in the split - log p(word) in general text, where a word that is not listed counts as
+    the rarest one there."""
     counts = general_counts(general)
     total, least = sum(counts.values()), min(counts.values())
     words = words_of(split)

@@ -5,12 +5,12 @@
     python pretrain.py --masker=sampled:runs/search-toycls-tiny-0       # what was found, as a masker
     torchrun --nproc_per_node=2 search_masks.py ...                     # both plays of a pair at once
 
-Not the paper's algorithm: it searches among POLICIES, linear in a few features of a token (scores such as
-its frequency, principal components of its hidden state). For each pair of plays a direction of features is
-drawn. One player masks what it favours, the other the opposite, in the same sub-task. The difference of how
-they did, regressed on the difference of what they masked, tells what each feature is worth, and the next
-direction is drawn from the posterior of that regression (Thompson sampling). Two players that explore token
-by token differ 30 to 60 times less in WHAT they mask (docs/learning.md).
+Not the paper's algorithm: this searches among POLICIES that are linear in a few features of a token (scores
+such as its frequency, principal components of its hidden state). For each pair of plays a direction of
+features is drawn. One player masks what it favours, the other the opposite, in the same sub-task. The
+difference of their scores, regressed on the difference of what they masked, tells what each feature is worth,
+and the next direction is drawn from the posterior of that regression (Thompson sampling). The paper's players
+draw tokens from much the same policy, and differ 30 to 60 times less in WHAT they mask (docs/learning.md).
 """
 import inspect
 import time
@@ -37,11 +37,11 @@ from runs import Run, UserError, stream
 from scores import SCORES
 from subtasks import SubTaskSampler
 
-# A search ends where the odds that it matters what is masked exceed 50 to 1 (where it does not, at most one
-# search in 50 ever gets there), and the expected cosine of the estimated and the true direction exceeds 0.8.
+# A search ends when the odds that it matters what is masked exceed 50 to 1 (if it does not, at most one in 50
+# searches ever gets there), and the expected cosine of the estimated and the true direction exceeds 0.8.
 ODDS, COSINE = 50, 0.8
-# How much features are worth, in standard deviations of the noise, is not known beforehand: the odds average
-# over three guesses. The posterior is that of the widest, which pulls the estimate least towards 0.
+# The prior standard deviation of a feature's worth, in standard deviations of the noise, is a guess: the odds
+# average over three. The posterior has the widest, which shrinks the estimate least towards 0.
 PRIORS = (0.1, 0.3, 1.0)
 
 
@@ -50,7 +50,7 @@ class Config(train_nmg.BaseConfig):
     # the search
     val_share: float = 0.5          # of train, whole documents, for D_val; half of them halves the noise
     metric: str | None = None       # what is compared; None: the log likelihood, of `tiny` accuracy
-    features: str = "frequent,punct,subword,marked,label,tfidf,loss"    # of scores.py, with commas
+    features: str = "frequent,punct,subword,marked,label,tfidf,loss"    # of scores.py, comma-separated
     components: int = 4             # principal components of the LM's hidden states, as more features
     pairs: int | None = None        # of plays, at most; None: 48 (`tiny`: 12)
     beta: float = 3.0               # how far a player follows its direction: logits per standard deviation
@@ -91,14 +91,14 @@ class Posterior:
         return mean, covariance * residual / n, gain - cost
 
     def log_odds(self) -> float:
-        """log of the odds that it matters what is masked, 1 to 1 before: the average Bayes factor."""
+        """log of the odds that it matters what is masked (before: 1 to 1), which is the mean Bayes factor."""
         return float(logsumexp([self.fit(prior)[2] for prior in PRIORS]) - np.log(len(PRIORS)))
 
     def odds(self) -> str:
         return f"{np.exp(min(self.log_odds(), 99)):.2g} to 1"
 
     def cosine(self) -> float:
-        """What one may expect between the estimated and the true direction, about."""
+        """Approximate expected cosine of the estimated and the true direction."""
         squared = self.mean @ self.mean
         return float(np.sqrt(squared / (squared + np.trace(self.scale))))
 
@@ -176,7 +176,7 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
     posterior = posterior_of(pairs, cfg.metric, D)
     if not posterior.y.any():
         raise UserError(f"after {len(pairs)} pairs nothing is known: both players of each had the same "
-                        f"{cfg.metric}; --metric=likelihood is graded, and more --validation helps")
+                        f"{cfg.metric}; --metric=likelihood is continuous, and more --validation helps")
     policy.weight = cfg.beta * posterior.mean / np.linalg.norm(posterior.mean)
     return policy, pairs
 
@@ -215,20 +215,20 @@ def verdict(posterior: Posterior, names: list[str], metric: str) -> str:
                 f"{most:.2g} hundredths of {metric} (each at 95 %).")
     more = [name for name, low in zip(names, posterior.mean - half, strict=True) if low > 0] or ["-"]
     less = [name for name, high in zip(names, posterior.mean + half, strict=True) if high < 0] or ["-"]
-    return f"{said}. Worth more of (each at 95 %): {', '.join(more)}; less of: {', '.join(less)}."
+    return f"{said}. Better to mask (each at 95 %): {', '.join(more)}; worse: {', '.join(less)}."
 
 
 # ---------------------------------------------------------------- the script
 
 def main(cfg: Config) -> None:
-    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model, graded=True)
+    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model, finest_metric=True)
     for name in cfg.features.split(","):
         if name not in SCORES:
             raise UserError(f"--features: {name!r} is no score{runs.nearest(name, SCORES)}")
     most_pairs = 12 if cfg.lm == "tiny" else 48
     folder = f"runs/search-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     runs.fill(cfg, {"pairs": most_pairs, "out": folder})
-    # More pairs may be asked for until it is done; with an edited function of a score it is another search.
+    # --pairs may be raised until the search is done; an edited score function makes it another search.
     code = [inspect.getsource(SCORES[name]) for name in cfg.features.split(",")]
     settings = runs.log_settings(cfg, ("pairs",), data=data.checksum, weights=weights_of(cfg.lm),
                                  feature_code=runs.digest(code))

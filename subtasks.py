@@ -10,8 +10,8 @@ from runs import UserError
 
 @dataclass
 class SubTask:
-    """Contexts S' (texts, in blocks), labelled examples D_tr' and D_val', and the seed that its plays have in
-    common."""
+    """Contexts S' (a block of a text each), labelled examples D_tr' and D_val', and the seed that its plays
+    have in common."""
     contexts: Pieces
     train: Pieces
     val: Pieces
@@ -21,7 +21,7 @@ class SubTask:
 class SubTaskSampler:
     """A data set cut into D_tr and D_val by document, from which sub-tasks are drawn.
 
-    Where the labelled examples of a context are, depends on the data set:
+    Where the labelled examples of a context come from depends on the data set:
         same_texts          the text itself is labelled: all data sets of the paper
         same_documents      a corpus of its own; context and examples come from the same document
         neither             a corpus without documents; contexts and examples are drawn independently
@@ -53,8 +53,8 @@ class SubTaskSampler:
         labelled examples. From then on, until the next draw, the score `label` reads the labels of D_tr'
         alone: mask a sub-task before you draw another.
 
-        same_texts: the contexts are of D_tr's documents. same_documents: half of them are of D_val's, as the
-        corpus holds test documents in meta-testing. neither: of any, as nothing is known of theirs."""
+        same_texts: contexts come from D_tr's documents. same_documents: half of them come from D_val's, as in
+        meta-testing the corpus holds test documents, too. neither: from any, as theirs are not known."""
         doc, text_ids = self.examples.doc, self.examples.text_ids
         of_train, of_val = np.isin(doc, self.train_docs), np.isin(doc, self.val_docs)
         if self.same_texts:

@@ -44,14 +44,14 @@ PLAYERS = ("random", "opponent", "learner")
 @dataclass
 class BaseConfig:
     """The flags that search_masks.py shares: where plays take place, and how they are scored."""
-    # None: the paper's value, which the comment names, or with --lm=tiny that of toy.py
+    # A flag left at None takes the paper's value, given in its comment; with --lm=tiny, the one in toy.py.
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
     val_share: float | None = None  # of train, whole documents, for D_val; None: 0.1; 0.5 halves the noise
     # a sub-task
-    contexts: int | None = None     # texts, each of one or more blocks of max_len tokens; None: 200
-    docs: int | None = None         # documents that they come from; None: any
+    contexts: int | None = None     # texts to mask, each in one or more blocks of max_len tokens; None: 200
+    docs: int | None = None         # how many documents to draw them from; None: any
     examples: int = 1000            # labelled examples, at most
     validation: int = 10_000        # validation examples, at most
     # the inner loop
@@ -63,7 +63,7 @@ class BaseConfig:
     batch_size: int | None = None   # of both; the paper chose from 8, 16, 32; None: 16
     max_len: int | None = None      # tokens of a block; None: 512 for question answering, else 256
     ft_max_len: int | None = None   # tokens of a labelled piece; None: 384 for question answering, else 256
-    metric: str | None = None       # what is rewarded; None: accuracy (QA: exact match); likelihood is graded
+    metric: str | None = None       # what is rewarded; None: accuracy (QA: EM); likelihood is continuous
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
     # the run
     seed: int = 0                   # of everything random but the cut into D_tr and D_val
@@ -85,7 +85,7 @@ class Config(BaseConfig):
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
 
 
-# Of every task; what differs between tasks is in the INNER_LOOP of their files.
+# Defaults that all tasks share; those of one task are INNER_LOOP in its finetune_*.py.
 INNER_LOOP = {"val_share": 0.1, "contexts": 200, "mlm_lr": 2e-5, "batch_size": 16}
 
 
@@ -99,8 +99,8 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     task: finetune_cls, finetune_qa, or another file with their interface
     Order, corruption, dropout and head are common to the players of an episode: only their masks differ."""
     adapted = copy.deepcopy(lm)
-    # An empty mask, as of the masker `none`, leaves the LM as it is. Else all epochs share the mask, and with
-    # remask=False also what becomes of the masked tokens.
+    # An empty mask, as of the masker `none`, leaves the LM as it is. Otherwise all epochs use this mask and,
+    # with remask=False, the same corruption of the masked tokens (80 / 10 / 10), too.
     if mask.any():
         pretrain(adapted, subtask.contexts, maskers.fixed(mask), p=cfg.p, epochs=cfg.mlm_epochs,
                  lr=cfg.mlm_lr, batch_size=cfg.batch_size, seed=subtask.seed, remask=False)
@@ -193,7 +193,7 @@ def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray
     3. all three masked it: skipped. A tie is 0.
 
     A reward of your own goes here: it sees the masks (N, L) and the scores of all players, and both agents
-    learn from it. For graded scores use --metric=likelihood; where rewards are much larger or smaller
+    learn from it. For continuous scores use --metric=likelihood; if rewards are much larger or smaller
     than 1, change --entropy_coef, too."""
     own, random = plays[player].mask, plays["random"].mask
     beats_random = np.sign(plays[player].score - plays["random"].score)
@@ -249,7 +249,7 @@ class Agent:
               cfg: Config) -> dict[str, float]:
         """Updates on prioritised minibatches (section 3.3); returns the losses per action, for the log.
 
-        states_of: of the contexts of each episode that has actions in replay"""
+        states_of: episode -> the states of its contexts, for each episode that has actions in replay"""
         total = {"policy_loss": 0.0, "value_loss": 0.0}
         if not len(self.replay):
             return total
@@ -331,8 +331,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
     """Algorithm 1. Writes metrics.jsonl, curves.png and checkpoints to `folder`; returns the learner's
     policy.
 
-    Under torchrun each process runs the inner loops of some players, and the first one does all the rest:
-    only its policy has learned."""
+    Under torchrun each process runs the inner loops of some players. The first one does everything else, too,
+    so only the policy that it returns has been trained."""
     rank, world = rank_and_world()
     players = PLAYERS if cfg.self_play else ("random", "learner")
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
@@ -411,11 +411,11 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 # ---------------------------------------------------------------- the script
 
 def open_task(cfg: BaseConfig, spacy_model: str | None = None,
-              graded: bool = False) -> tuple[Data, torch.nn.Module, ModuleType]:
-    """The data, the LM, and the module of the task. Fills the flags that are None: of the LM `tiny` with the
-    toy world's values, of all others with the paper's.
+              finest_metric: bool = False) -> tuple[Data, torch.nn.Module, ModuleType]:
+    """The data, the LM, and the module of the task. Fills the flags that are None: for the LM `tiny` with the
+    toy world's values, for all others with the paper's.
 
-    graded: --metric=None is the last of the METRICS, not the paper's; with `tiny` still that of toy.py"""
+    finest_metric: --metric=None means the last of METRICS, not the paper's; with `tiny` still toy.py's"""
     loop.use_fast_path(cfg.fast)
     tokenizer = load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)
@@ -424,7 +424,7 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
     task = importlib.import_module(f"finetune_{data.kind}")
     lm = load_lm(cfg.lm).to(device())
     defaults = INNER_LOOP | task.INNER_LOOP
-    if graded:
+    if finest_metric:
         defaults |= {"metric": task.METRICS[-1]}
     if cfg.lm == "tiny":
         defaults |= toy.INNER_LOOP.get(data.kind, {})
@@ -441,7 +441,7 @@ def main(cfg: Config) -> None:
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
 
-    # With an edited part of the algorithm it is another run.
+    # The code of the algorithm is among the settings: with edited code this is another run.
     parts = (meta_train, SubTaskSampler, inner_loop, encode, policy_forward, act, rewards, priority,
              actions_of, Agent, losses, Policy, task)
     code = runs.digest([inspect.getsource(part) for part in parts])

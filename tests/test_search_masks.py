@@ -219,10 +219,10 @@ def test_the_verdict_names_what_is_surely_worth_more_or_less():
     low, high = posterior.mean - posterior.half_widths(), posterior.mean + posterior.half_widths()
     assert low[0] < 0 < high[0] and low[1] > 0 and high[2] < 0
     said = search_masks.verdict(posterior, ["a", "b", "c"], "accuracy")
-    assert said.endswith("Worth more of (each at 95 %): b; less of: c.")
+    assert said.endswith("Better to mask (each at 95 %): b; worse: c.")
     # Of the opposite outcomes the opposite is said; of outcomes without a cause the most that is possible.
     said = search_masks.verdict(Posterior(X, -y), ["a", "b", "c"], "accuracy")
-    assert said.endswith("Worth more of (each at 95 %): c; less of: b.")
+    assert said.endswith("Better to mask (each at 95 %): c; worse: b.")
     noise = Posterior(*some_pairs(2, 30, 3, worth=np.zeros(3)))
     most = 100 * max(abs(noise.mean) + noise.half_widths())
     said = search_masks.verdict(noise, ["a", "b", "c"], "accuracy")
@@ -424,7 +424,7 @@ def test_what_a_search_says(finished, world):
         assert numbers == pytest.approx([expected, expected - half, expected + half], abs=0.0051)
     odds = np.exp(posterior.log_odds())
     said = f"After 4 pairs: odds of {odds:.2g} to 1 that it matters what is masked"
-    found = ". Worth more of (each at 95 %): " if odds > ODDS else ", less than"
+    found = ". Better to mask (each at 95 %): " if odds > ODDS else ", less than"
     assert lines[-1].startswith(said + found)
     np.testing.assert_allclose(policy.weight, 3 * posterior.mean / np.linalg.norm(posterior.mean))
 
@@ -627,7 +627,7 @@ def with_known_worth(monkeypatch, tmp_path, effect):
 @pytest.mark.slow
 def test_a_search_finds_a_known_worth(monkeypatch, tmp_path):
     said, share = with_known_worth(monkeypatch, tmp_path, effect=0.5)
-    assert "that it matters what is masked. Worth more of (each at 95 %): " in said
+    assert "that it matters what is masked. Better to mask (each at 95 %): " in said
     assert share >= 60
 
 
@@ -671,7 +671,7 @@ def test_what_matters_compares_maskers_on_the_same_sub_tasks(world, lm, tmp_path
 
     # One of the plays again.
     cfg = what_matters.Config(contexts=60, docs=12, mlm_epochs=1, ft_epochs=1, fast=False)
-    data, _, task = train_nmg.open_task(cfg, graded=True)
+    data, _, task = train_nmg.open_task(cfg, finest_metric=True)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, 0.5)
     rng = what_matters.stream(4, "sub-task")
     subtask = sampler.sample(rng, 60, 12, cfg.examples, cfg.validation)

@@ -38,7 +38,7 @@ ALL = "in the text"         # the name of all maskable tokens, beside the masker
 class Config:
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name
-    maskers: str = "random,whole,span,punct"    # with commas between, each as --masker of pretrain.py
+    maskers: str = "random,whole,span,punct"    # comma-separated, each as --masker of pretrain.py
     p: float | None = None          # share of tokens to mask; None: 0.15, of `tiny` 0.05, for all maskers
     contexts: int = 100             # texts to show and to count in, drawn by seed
     seed: int = 0                   # of the drawn texts and of the masks

@@ -27,7 +27,7 @@ from pretrain import mask_batch, pretrain
 
 @dataclass
 class Config:
-    maskers: str | None = None          # with commas between; None: none, random, what was found, oracle
+    maskers: str | None = None          # comma-separated; None: none, random, what was found, oracle
     seeds: int = 1                      # how many: of policy, masks, order and head
     seed: int = 0                       # the first of them
     out: str = "runs/toy.png"           # the picture

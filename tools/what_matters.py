@@ -51,7 +51,7 @@ def row_of(masker: str) -> str:
 
 
 def main(cfg: Config) -> None:
-    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model, graded=True)
+    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model, finest_metric=True)
     chosen = {name: maskers.find(name) for name in cfg.maskers.split(",")}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     settings = runs.log_settings(cfg, ("maskers", "seeds", "seed"), data=data.checksum,
