@@ -173,11 +173,10 @@ FINETUNE = {
     "cls": {"epochs": 3, "lr": 5e-4, "batch_size": 32},
     "qa": {"epochs": 9, "lr": 1e-3, "batch_size": 32},
 }
-# Meta-training and search: sub-tasks of every name of train, half of them labelled. With half of the text
-# they need twice the learning rate, or even the oracle's masks teach little. Accuracy is what is compared
-# here, as a few wrong answers dominate the log likelihood.
+# Meta-training and search: sub-tasks of every name of train, half of them labelled. Accuracy is what is
+# compared here, as a few wrong answers dominate the log likelihood.
 INNER_LOOP = {
-    "cls": {"contexts": 1920, "docs": 120, "val_share": 0.5, "mlm_lr": 2e-3, "ft_epochs": 3, "ft_lr": 5e-4,
+    "cls": {"contexts": 1920, "docs": 120, "val_share": 0.5, "mlm_lr": 1e-3, "ft_epochs": 3, "ft_lr": 5e-4,
             "batch_size": 32, "metric": "accuracy"},
 }
 INNER_LOOP["qa"] = INNER_LOOP["cls"] | {"docs": 40, "ft_epochs": 9, "ft_lr": 1e-3, "metric": "em"}
