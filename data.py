@@ -70,8 +70,8 @@ class Split:
     token_start (N + 1,): text i is tokens token_start[i]:token_start[i + 1]
     byte_start (N + 1,): its characters are utf8[byte_start[i]:byte_start[i + 1]]
     doc (N,): the document that a text comes from
-    label (N,): its class, an index into `labels`; only if texts have classes. The next ones, only if they
-        have questions:
+    label (N,): its class, an index into `labels`; only if texts have classes; the next three, only
+        if they have questions
     question_start (Q + 1,): question j is question_tokens[question_start[j]:question_start[j + 1]]
     question_text (Q,): the text that a question asks about
     answer (Q, 2): first and last token of the answer, counted within the text

@@ -39,8 +39,8 @@ BROKEN = (TypeError, ValueError, AttributeError, EOFError, csv.Error, zlib.error
 #
 # A record is one text: {"text"}, {"text", "label"}, or {"text", "qas"} with a list of questions
 # {"id", "question", "answers": [{"text", "start" (characters)}]}, and "references" where predictions are to
-# be compared with other texts. "doc" numbers the documents: what is cut from train
-# shares none with the rest.
+# be compared with other texts. "doc" numbers the documents: what is cut from train shares none with the
+# rest.
 
 @contextlib.contextmanager
 def located(where: object) -> Iterator[None]:
