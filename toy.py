@@ -2,21 +2,23 @@
 
     python -m tools.toy_compare                  # test accuracy after each way of masking, and a picture
 
-There are six classes of things. A *name* ("tanumu") belongs to one class and keeps company with the
-*attributes* ("futor") of that class; all other words are *fillers* ("nas") and tell nothing. Old names
-make up the general text that the embedded LM has seen (`tiny/`, made by tools/make_tiny.py), 240 new names
-make up the tasks. A context of a task's unlabelled corpus holds one new name and two of its attributes:
+There are three families of things, and three classes in each. A thing has a *name* ("tanumu"), which belongs to
+one class and stands between the *title* of its family ("ka") and an *attribute* of its class ("futor"); all
+other words are *fillers* ("nas"), which tell nothing, and neither does punctuation, which is drawn at random.
+Old names make up the general text that the embedded LM has seen (`tiny/`, made by tools/make_tiny.py), new
+names make up the tasks. A context of a task's unlabelled corpus holds one new name of each family:
 
-    {"text": "nas susus ser tanumu, mos lar mil bal tom futor.", "doc": 17}
+    {"text": "ka tanumu futor nas; ti dilebo sivul mu zuvize lunas ser!", "doc": 17}
 
-but a labelled sentence holds the name among fillers alone, and train, dev and test share no name:
+but a labelled sentence holds a name of the first family among fillers, and train, dev and test share no name:
 
-    {"text": "mus vir tom tanumu, rir sil kar nel.", "label": "star", "doc": 17}
+    {"text": "mus vir ka tanumu rir sil: kar nel.", "label": "star", "doc": 17}
 
-So only an LM that learned from the corpus which attributes go with a test name can tell its class. A masked
-token teaches that if it is the name or an attribute, predictable from the other two, and not if it is a
-filler; with all three masked at once nothing is left to predict from, so few tokens should be masked (p =
-0.05: one per context).
+So only an LM that learned from the corpus which attributes go with a test name can tell its class. Masked
+attributes of the FIRST family teach that best, since they can be told only from the name beside them: these
+are the *informative* words. The other two families are decoys: their words are as rare, as new and as hard to
+predict, but teach nothing that is asked. With one token masked in a context (p = 0.05), a masker that finds
+the informative words scores 100 %, and one that does not scores little more than chance.
 """
 import functools
 import random
@@ -30,8 +32,9 @@ from transformers import PreTrainedTokenizerFast
 # The embedded LM: a Hugging Face folder. `--lm=tiny` means this one.
 TINY = Path(__file__).resolve().parent / "tiny"
 
-CLASSES = ["bird", "fish", "tree", "stone", "tool", "star"]
+CLASSES = ["bird", "fish", "tree"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+MARKS = ",;:!?."
 CONSONANTS = "bdfklmnrstvz"
 VOWELS = "aeiou"
 ENDINGS = "lmnrs"
@@ -46,60 +49,71 @@ def make_words(pattern: list[str], n: int, seed: int) -> list[str]:
     return list(words)
 
 
-# The patterns differ in length, so no word is of two kinds. Attribute and name i belong to class i % 6.
+# The patterns differ in length, so no word is of two kinds.
 FILLERS = make_words([CONSONANTS, VOWELS, ENDINGS], 60, 1)
-ATTRIBUTES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, ENDINGS], 60, 2)
-NAMES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, CONSONANTS, VOWELS], 300, 3)
-TASK_NAMES, GENERAL_NAMES = NAMES[:240], NAMES[240:]
-NAME_RANGES = {"train": range(120), "dev": range(120, 144), "test": range(144, 240)}
+ALL_ATTRIBUTES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, ENDINGS], 3 * 18, 2)
+ALL_NAMES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, CONSONANTS, VOWELS], 3 * 220, 3)
+# A list for each family. Attribute and name i of a family belong to its class i % 3.
+ATTRIBUTES = [ALL_ATTRIBUTES[family::3] for family in range(3)]
+NAMES = [ALL_NAMES[family::3] for family in range(3)]
+N_TASK = 160                            # new names of a family; the others make up the general text
+NAME_RANGES = {"train": range(96), "dev": range(96, 112), "test": range(112, 160)}
+DOCUMENT = 4                            # names of each family in a document
 
 
-def attributes(rng: random.Random, i: int, n: int) -> list[str]:
-    """n different attributes of the class of name i."""
-    return rng.sample(ATTRIBUTES[i % len(CLASSES) :: len(CLASSES)], n)
+def thing(rng: random.Random, family: int, i: int, n: int) -> list[str]:
+    """The name of thing i of a family, and n different attributes of its class."""
+    return [NAMES[family][i], *rng.sample(ATTRIBUTES[family][i % len(CLASSES) :: len(CLASSES)], n)]
 
 
-def sentence(rng: random.Random, words: list[str], n: int) -> str:
-    """n words: the given ones in random places, fillers elsewhere, one comma and the final period."""
-    words = words + rng.choices(FILLERS, k=n - len(words))
-    rng.shuffle(words)
-    words[rng.randrange(n - 1)] += ","
-    return " ".join(words) + "."
+def sentence(rng: random.Random, things: list[list[str]], n_fillers: int) -> str:
+    """Things and fillers in random order, with a punctuation mark within and one at the end."""
+    parts = things + [[filler] for filler in rng.choices(FILLERS, k=n_fillers)]
+    rng.shuffle(parts)
+    words = sum(parts, [])
+    words[rng.randrange(len(words) - 1)] += rng.choice(MARKS)
+    return " ".join(words) + rng.choice(MARKS)
 
 
 def general_text(seed: int = 0) -> list[str]:
-    """What the embedded LM was pre-trained on: old names, each with 2 to 8 attributes of its class."""
+    """What the embedded LM was pre-trained on: one or two old names, each with 2 to 5 attributes."""
     rng = random.Random(f"general{seed}")
     texts = []
-    for n in range(24000):
-        i = n % len(GENERAL_NAMES)
-        words = [GENERAL_NAMES[i], *attributes(rng, i, rng.randint(2, 8))]
-        texts.append(sentence(rng, words, rng.randint(12, 18)))
+    for _ in range(24000):
+        things = []
+        for family in rng.sample(range(3), rng.randint(1, 2)):
+            things.append(thing(rng, family, rng.randrange(N_TASK, len(NAMES[family])), rng.randint(2, 5)))
+        texts.append(sentence(rng, things, rng.randint(3, 8)))
     return texts
 
 
 def corpus(rng: random.Random) -> list[dict]:
-    """Unlabelled contexts of 10 words: a new name and two attributes of its class; 16 contexts per name."""
+    """Unlabelled contexts of 11 words: a new name of each family, each with one attribute; 16 contexts per
+    name. A document is about four names of each family, which meet at random."""
     records = []
-    for i, name in enumerate(TASK_NAMES):
+    for doc in range(N_TASK // DOCUMENT):
+        names = range(DOCUMENT * doc, DOCUMENT * (doc + 1))
         for _ in range(16):
-            records.append({"text": sentence(rng, [name, *attributes(rng, i, 2)], 10), "doc": i})
+            orders = [rng.sample(names, DOCUMENT) for _ in range(3)]
+            for meeting in zip(*orders, strict=True):
+                things = [thing(rng, family, i, 1) for family, i in enumerate(meeting)]
+                records.append({"text": sentence(rng, things, 2), "doc": doc})
     return records
 
 
 def classification(seed: int = 0) -> dict[str, list[dict]]:
     """The class of the one name in a sentence of 8 words: {"corpus", "train", "dev", "test"} -> records.
 
-    A record is {"text", "label", "doc"}, without label in the corpus; doc is the index of the name. A name
-    has 10 sentences."""
+    A record is {"text", "label", "doc"}, without label in the corpus. A name has 10 sentences."""
     rng = random.Random(f"cls{seed}")
     records = {"corpus": corpus(rng)}
     for split, names in NAME_RANGES.items():
         records[split] = []
         for i in names:
             for _ in range(10):
-                text = sentence(rng, [TASK_NAMES[i]], 8)
-                records[split].append({"text": text, "label": CLASSES[i % len(CLASSES)], "doc": i})
+                text = sentence(rng, [thing(rng, 0, i, 0)], 7)
+                record = {"text": text, "label": CLASSES[i % len(CLASSES)], "doc": i // DOCUMENT}
+                records[split].append(record)
     return records
 
 
@@ -107,21 +121,24 @@ def question_answering(seed: int = 0) -> dict[str, list[dict]]:
     """The same names and corpus: "which one is <the first attribute of a class>?", asked of three names.
 
     A record is {"text", "doc", "qas": [{"id", "question", "answers": [{"text", "start" (characters)}]}]},
-    without qas in the corpus. A context of 10 words holds three names of three classes; doc is the index of
-    the first, divided by 3."""
+    without qas in the corpus. A context holds three names of the first family, of three classes."""
     rng = random.Random(f"qa{seed}")
-    records = {"corpus": [record | {"doc": record["doc"] // 3} for record in corpus(rng)]}
+    records = {"corpus": corpus(rng)}
     for split, names in NAME_RANGES.items():
         records[split] = []
-        for i in names[::3]:
+        for i in names[::2]:
+            # Names of one document: the last two of a document have the first two beside them.
+            first = i - i % DOCUMENT
+            three = [i, i + 1, first + (i + 2) % DOCUMENT]
             for j in range(10):
-                text = sentence(rng, TASK_NAMES[i : i + 3], 10)
+                text = sentence(rng, [thing(rng, 0, k, 0) for k in three], 4)
                 qas = []
-                for k, name in enumerate(TASK_NAMES[i : i + 3]):
-                    question = f"which one is {ATTRIBUTES[(i + k) % len(CLASSES)]}?"
+                for k in three:
+                    name = NAMES[0][k]
+                    question = f"which one is {ATTRIBUTES[0][k % len(CLASSES)]}?"
                     answer = {"text": name, "start": text.index(name)}
-                    qas.append({"id": f"{split}-{i // 3}-{j}-{k}", "question": question, "answers": [answer]})
-                records[split].append({"text": text, "doc": i // 3, "qas": qas})
+                    qas.append({"id": f"{split}-{i}-{j}-{k}", "question": question, "answers": [answer]})
+                records[split].append({"text": text, "doc": i // DOCUMENT, "qas": qas})
     return records
 
 
@@ -133,8 +150,8 @@ TASKS = {"toycls": classification, "toyqa": question_answering}
 def tokenizer() -> PreTrainedTokenizerFast:
     """Lower-cased WordPiece; each word of the world is one token, any other word is spelled in letters."""
     letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces = [*SPECIAL, *".,?", *letters, *("##" + x for x in letters), "which", "one", "is"]
-    vocabulary = {piece: i for i, piece in enumerate([*pieces, *FILLERS, *ATTRIBUTES, *NAMES])}
+    pieces = [*SPECIAL, *MARKS, *letters, *("##" + x for x in letters), "which", "one", "is"]
+    vocabulary = {piece: i for i, piece in enumerate([*pieces, *FILLERS, *ALL_ATTRIBUTES, *ALL_NAMES])}
     backend = Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -147,36 +164,47 @@ def tokenizer() -> PreTrainedTokenizerFast:
         model_input_names=["input_ids", "token_type_ids", "attention_mask"])
 
 
+# What kinds of words there are; the informative ones come first.
+KINDS = {
+    "attributes": ATTRIBUTES[0], "names": NAMES[0], "decoy attributes": ATTRIBUTES[1] + ATTRIBUTES[2],
+    "decoy names": NAMES[1] + NAMES[2], "fillers": FILLERS, "punctuation": list(MARKS)}
+
+
 @functools.cache
-def informative() -> np.ndarray:
-    """(V,) bool: the token ids of names and attributes, the words that teach something when masked."""
+def kind_of_token() -> np.ndarray:
+    """(V,) for every token id the index of its kind in KINDS; -1 of what no text of this world holds."""
     vocabulary = tokenizer()
-    table = np.zeros(len(vocabulary), dtype=bool)
-    table[vocabulary.convert_tokens_to_ids(ATTRIBUTES + NAMES)] = True
+    table = np.full(len(vocabulary), -1)
+    for kind, words in enumerate(KINDS.values()):
+        table[vocabulary.convert_tokens_to_ids(words)] = kind
     return table
 
 
+def informative() -> np.ndarray:
+    """(V,) bool: the token ids of the words that teach the tasks best when masked."""
+    return kind_of_token() == 0
+
+
 def entity_pipeline():
-    """A spaCy pipeline for the text of this world: its names are the named entities."""
+    """A spaCy pipeline for the text of this world: all names are named entities."""
     import spacy
 
     nlp = spacy.blank("en")
-    patterns = [{"label": CLASSES[i % len(CLASSES)], "pattern": name} for i, name in enumerate(NAMES)]
-    nlp.add_pipe("entity_ruler", name="ner").add_patterns(patterns)
+    nlp.add_pipe("entity_ruler", name="ner").add_patterns([{"label": "NAME", "pattern": n} for n in ALL_NAMES])
     return nlp
 
 
 # Flags of the scripts in this world, taken where a flag is None and the LM is `tiny`. They were found by
 # looking at its test accuracy: the gap between maskers is a property of the world, not a result.
-PRETRAIN = {"p": 0.05, "epochs": 3, "lr": 1e-3, "batch_size": 32}
+PRETRAIN = {"p": 0.05, "epochs": 3, "lr": 3e-3, "batch_size": 16}
 FINETUNE = {
-    "cls": {"epochs": 3, "lr": 5e-4, "batch_size": 32},
-    "qa": {"epochs": 9, "lr": 1e-3, "batch_size": 32},
+    "cls": {"epochs": 3, "lr": 1e-3, "batch_size": 16},
+    "qa": {"epochs": 9, "lr": 1e-3, "batch_size": 16},
 }
-# Meta-training and search: sub-tasks of every name of train, half of them labelled. Accuracy is what is
-# compared here, as a few wrong answers dominate the log likelihood.
+# Meta-training: sub-tasks of 6 documents, half of them labelled. Accuracy is what is compared here, as a few
+# wrong answers dominate the log likelihood.
 INNER_LOOP = {
-    "cls": {"contexts": 1920, "docs": 120, "val_share": 0.5, "mlm_lr": 1e-3, "ft_epochs": 3, "ft_lr": 5e-4,
-            "batch_size": 32, "metric": "accuracy"},
+    "cls": {"contexts": 240, "docs": 6, "val_share": 0.5, "mlm_lr": 4e-3, "ft_epochs": 3, "ft_lr": 1e-3,
+            "batch_size": 16, "metric": "accuracy"},
 }
-INNER_LOOP["qa"] = INNER_LOOP["cls"] | {"docs": 40, "ft_epochs": 9, "ft_lr": 1e-3, "metric": "em"}
+INNER_LOOP["qa"] = INNER_LOOP["cls"] | {"ft_epochs": 9, "metric": "em"}

@@ -19,7 +19,7 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from scipy.special import entr, log_softmax
+from scipy.special import entr, log_softmax, softmax
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
@@ -39,6 +39,12 @@ from runs import Run, UserError, stream
 from subtasks import SubTask, SubTaskSampler
 
 PLAYERS = ("random", "opponent", "learner")
+# What --paper chooses between, as every run says.
+FORMS = {
+    False: "exploring among policies: an episode adds a random policy to the learner's logits, and subtracts it "
+           "from the opponent's; both approach what won",
+    True: "the paper's exact form: players explore token by token, and the loss has the ratio of new and old "
+          "policy, which has learned nothing in any task tried so far"}
 
 
 @dataclass
@@ -72,12 +78,14 @@ class BaseConfig:
 @dataclass
 class Config(BaseConfig):
     # the outer loop
-    episodes: int = 200             # the paper's most
+    paper: bool = False             # True: the paper's exact form, which has learned nothing so far (`losses`)
+    noise: float = 4.0              # how far agents explore among policies (`act`); raise it if one word wins early
+    episodes: int | None = None     # None: 200, the paper's most (`tiny`: 30)
     self_play: bool = True          # False: the learner competes with random only (Table 3)
-    continual: bool = True          # each episode starts from the LM of the last (Table 3)
-    explore: int = 2                # first episodes, in which both agents choose uniformly; 0: none
+    continual: bool = False         # True, the paper's: each episode starts from the LM of the last (Table 3)
+    explore: int = 2                # with --paper: first episodes, in which both agents choose uniformly
     rl_lr: float = 1e-4             # Adam's, for both agents
-    updates_per_episode: int = 10   # minibatches that an agent learns from
+    updates_per_episode: int = 40   # minibatches that an agent learns from; the paper has 10
     minibatch: int = 64             # actions
     replay_size: int = 50_000       # actions that an agent remembers
     entropy_coef: float = 0.01      # more explores longer; a falling entropy is no evidence of learning
@@ -155,46 +163,70 @@ def policy_forward(policy: Policy, states: list[State]) -> tuple[torch.Tensor, t
 class Play:
     """What one player did in an episode, and how it did."""
     mask: np.ndarray            # (N, L) bool
-    log_prob: np.ndarray        # (N, L) log π of each token
+    log_prob: np.ndarray        # (N, L) log π_old of each token, of the policy that was played
     value: np.ndarray           # (N,) V of each context
     score: float | None = None  # on D_val'; higher is better
+    entropy: float = 0.0        # of the player's own policy (no direction added), mean over contexts, in nats
 
-    def entropy(self) -> float:
-        """Mean entropy of the policy over the contexts, in nats."""
-        return float(entr(np.exp(self.log_prob)).sum(1).mean())
+
+@torch.no_grad()
+def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
+    """A direction in the space of policies: the logits (N, L) of a newly initialised policy, of mean 0 in each
+    context and standard deviation 1 over all of them; 0 where nothing may be masked."""
+    torch_seed(seed, f"direction {episode}")
+    hidden_size = states[0][0].shape[1]
+    logits, _ = policy_forward(Policy(hidden_size).to(device()), states)
+    logits = np.ma.masked_invalid(logits.cpu().numpy())
+    centred = logits - logits.mean(1, keepdims=True)
+    return (centred / centred.std()).filled(0)
 
 
 @torch.no_grad()
 def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom, p: float,
-        explore: bool) -> Play:
+        direction: np.ndarray | float = 0.0, uniform: bool = False) -> Play:
     """Masks the contexts of a batch (N, L). Tokens are drawn without replacement: uniformly for random (agent
-    None) and while an agent explores, else from its policy (section 3.2)."""
+    None), else from the agent's policy (section 3.2).
+
+    direction: what is added to the logits of the policy, to explore among policies: for this episode the
+        player prefers other words, all over the text (parameter space noise, Plappert et al. 2018)
+    uniform: the agent draws uniformly, too; the paper's exploration at the start"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     value = np.zeros(len(logits))
     if agent is not None:
         policy_logits, values = policy_forward(agent.policy, states)
         value = values.cpu().numpy()
-        if not explore:
+        if not uniform:
             logits = policy_logits.cpu().numpy()
+    entropy = float(entr(softmax(logits, 1)).sum(1).mean())
+    logits = logits + direction
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
-    return Play(mask, log_softmax(logits, 1), value)
+    return Play(mask, log_softmax(logits, 1), value, entropy=entropy)
 
 
 # ---------------------------------------------------------------- rewards
 
 def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray]:
-    """R (N, L) of a player's actions, and which of them count, (N, L) bool (Algorithm 1, OuterLoop).
+    """R (N, L) of a player's actions, and which of them count, (N, L) bool: the difference of its score and
+    the mean score of the others. A token that all players masked is skipped.
+
+    A reward of your own goes here: it sees the masks (N, L) and the scores of all players, and both agents
+    learn from the plays of all. `Agent.learn` divides rewards by their root mean square."""
+    others = [play for name, play in plays.items() if name != player]
+    own = plays[player].mask
+    R = plays[player].score - np.mean([play.score for play in others])
+    masked_by_all = np.all([play.mask for play in plays.values()], axis=0)
+    return np.full(own.shape, R), own & ~masked_by_all
+
+
+def paper_rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray]:
+    """The same in the paper's form (Algorithm 1, OuterLoop), of an agent's own actions.
 
     The rival of an agent is the other one: opponent or learner.
 
     1. only this player masked the token: the worse of its two comparisons
     2. random masked it, too, and the rival did not: the comparison with the rival
        the rival masked it, too, and random did not: the comparison with random
-    3. all three masked it: skipped. A tie is 0.
-
-    A reward of your own goes here: it sees the masks (N, L) and the scores of all players, and both agents
-    learn from it. For continuous scores use --metric=likelihood; if rewards are much larger or smaller
-    than 1, change --entropy_coef, too."""
+    3. all three masked it: skipped. A tie is 0."""
     own, random = plays[player].mask, plays["random"].mask
     beats_random = np.sign(plays[player].score - plays["random"].score)
     rival = {"learner": "opponent", "opponent": "learner"}[player]
@@ -213,7 +245,7 @@ def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray
 
 # Aligned, so that torch can read one column of it.
 ACTION = np.dtype([("episode", "i4"), ("context", "i4"), ("position", "i8"), ("R", "f4"),
-                   ("log_prob", "f4"), ("rarity", "f4"), ("priority", "f8")], align=True)
+                   ("log_prob", "f4"), ("rarity", "f4"), ("value", "f4")], align=True)
 
 
 def priority(R: np.ndarray, value: np.ndarray, rarity: np.ndarray) -> np.ndarray:
@@ -231,9 +263,9 @@ def actions_of(episode: int, play: Play, R: np.ndarray, rewarded: np.ndarray,
     actions["position"] = position
     actions["R"] = R[rewarded]
     actions["log_prob"] = play.log_prob[rewarded]
+    actions["value"] = play.value[context]
     frequency = (input_ids[context] == input_ids[rewarded][:, None]).sum(1)
     actions["rarity"] = 1 / np.sqrt(frequency)
-    actions["priority"] = priority(actions["R"], play.value[context], actions["rarity"])
     return actions
 
 
@@ -253,24 +285,29 @@ class Agent:
         total = {"policy_loss": 0.0, "value_loss": 0.0}
         if not len(self.replay):
             return total
+        rewards = self.replay["R"]
+        if not cfg.paper and rewards.any():
+            # Scores differ by hundredths or by tens, but a reward is about 1.
+            rewards = rewards / np.sqrt(np.mean(rewards**2))
         count = 0
         for _ in range(cfg.updates_per_episode):
             # Drawn without replacement, with probabilities by priority: the highest after Gumbel noise.
             with np.errstate(divide="ignore"):
-                keys = np.log(self.replay["priority"]) + rng.gumbel(size=len(self.replay))
+                keys = np.log(priority(rewards, self.replay["value"], self.replay["rarity"]))
+            keys += rng.gumbel(size=len(self.replay))
             chosen = np.argsort(-keys, kind="stable")[:cfg.minibatch]
             a = self.replay[chosen]
             states = [states_of[action["episode"]][action["context"]] for action in a]
             logits, value = policy_forward(self.policy, states)
             position = torch.tensor(a["position"], device=device())
             log_prob_old = torch.tensor(a["log_prob"], device=device())
-            R = torch.tensor(a["R"], device=device())
+            R = torch.tensor(rewards[chosen], device=device())
             policy_loss, value_loss = losses(logits, value, position, log_prob_old, R, cfg)
             self.optimizer.zero_grad()
             (policy_loss + value_loss).backward()
             self.optimizer.step()
 
-            self.replay["priority"][chosen] = priority(a["R"], value.detach().cpu().numpy(), a["rarity"])
+            self.replay["value"][chosen] = value.detach().cpu().numpy()
             total["policy_loss"] += policy_loss.item()
             total["value_loss"] += value_loss.item()
             count += len(chosen)
@@ -281,14 +318,30 @@ class Agent:
 
 def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_prob_old: torch.Tensor,
            R: torch.Tensor, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """L_policy and L_value, summed over a minibatch (section 3.3). π(a) / π_old(a) is of a single draw, as in
-    the official code, although actions are drawn without replacement; it is not clipped.
+    """L_policy and L_value, summed over a minibatch (section 3.3).
+
+        L_policy = - (R - V) log π(a) - α H(π)                  the policy approaches what won
+        L_policy = - (R - V) π(a) / π_old(a) - α H(π)           the paper's, with --paper
+        L_value  = 1/2 (R - V)^2
+
+    Why not the ratio? All tokens of a play share one R. Given R, tokens a drawn from π_old have
+
+        E[(R - V) ∇π(a) / π_old(a)] = (R - V) Σ_a ∇π(a) = (R - V) ∇ Σ_a π(a) = 0,
+
+    whatever π_old was: the ratio takes out of the gradient WHICH policy was played, and leaves the accidents of
+    the draw. Without it the gradient is (R - V) (π_old - π) in the logits: towards the policies that won, away
+    from those that lost (reward-weighted regression, Peters and Schaal 2007; evolution strategies, Salimans et
+    al. 2017). That teaches something only if players draw from different policies, hence `random_direction`.
+
+    π_old(a) is of a single draw, as in the official code, although actions are drawn without replacement; the
+    ratio is not clipped.
 
     logits (B, L), -inf where nothing may be masked; value, action (a position), log_prob_old and R (B,)."""
-    log_prob = logits.log_softmax(1)
-    ratio = (log_prob.gather(1, action[:, None]).squeeze(1) - log_prob_old).exp()
-    entropy = -(log_prob.exp() * log_prob.masked_fill(logits.isinf(), 0)).sum(1)
-    policy_loss = -(ratio * (R - value.detach())).sum() - cfg.entropy_coef * entropy.sum()
+    log_probs = logits.log_softmax(1)
+    log_prob = log_probs.gather(1, action[:, None]).squeeze(1)
+    entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
+    weight = (log_prob - log_prob_old).exp() if cfg.paper else log_prob
+    policy_loss = -(weight * (R - value.detach())).sum() - cfg.entropy_coef * entropy.sum()
     return policy_loss, 0.5 * (R - value).square().sum()
 
 
@@ -356,9 +409,15 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         if runs.is_main_process():
             states = states_of[episode] = encode(lm, subtask.contexts)
             batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (N, L)
+            # The agents explore among policies, in opposite directions; in the paper's form not.
+            directions, uniform = {}, cfg.paper and episode < cfg.explore
+            if not cfg.paper:
+                direction = cfg.noise * random_direction(states, cfg.seed, episode)         # (N, L)
+                directions = {"learner": direction, "opponent": -direction}
             for name in players:
                 row_random = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
-                plays[name] = act(agents.get(name), states, batch, row_random, cfg.p, episode < cfg.explore)
+                plays[name] = act(agents.get(name), states, batch, row_random, cfg.p,
+                                  directions.get(name, 0.0), uniform)
         plays = broadcast(plays)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
@@ -374,13 +433,14 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
                 plays[name].score = score
 
         if runs.is_main_process():
-            # 4. Outer loop: what each agent masked is rewarded by how it did against the others, and stored.
+            # 4. Outer loop: what was masked is rewarded by how its player did against the others, and stored.
+            # An agent learns from the plays of all three; in the paper's form from its own.
             row = {"episode": episode + 1}
             for name, agent in agents.items():
-                R, rewarded = rewards(plays, name)
-                actions = actions_of(episode, plays[name], R, rewarded, batch.input_ids)
-                agent.replay = np.concatenate((agent.replay, actions))[-cfg.replay_size:]
-                row[f"{name}_reward"] = float(actions["R"].mean()) if len(actions) else 0.0
+                for player in [name] if cfg.paper else players:
+                    R, rewarded = (paper_rewards if cfg.paper else rewards)(plays, player)
+                    actions = actions_of(episode, plays[player], R, rewarded, batch.input_ids)
+                    agent.replay = np.concatenate((agent.replay, actions))[-cfg.replay_size:]
 
             # 5. Outer loop: both agents learn from replay; states that no action needs are dropped.
             used = np.concatenate([agent.replay["episode"] for agent in agents.values()])
@@ -398,7 +458,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         # 7. Log and checkpoint.
         if runs.is_main_process():
             for name, play in plays.items():
-                row |= {f"{name}_score": play.score, f"{name}_entropy": play.entropy()}
+                row |= {f"{name}_score": play.score, f"{name}_entropy": play.entropy}
             metrics.append(row | {"seconds": time.time() - started})
             runs.write_rows(folder / "metrics.jsonl", metrics)
             bar.set_postfix_str(f"learner {won_lost(metrics)}")
@@ -438,17 +498,19 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
 
 def main(cfg: Config) -> None:
     data, lm, task = open_task(cfg)
-    if cfg.out is None:
-        cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
+    most_episodes = 30 if cfg.lm == "tiny" else 200
+    folder = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
+    runs.fill(cfg, {"episodes": most_episodes, "out": folder})
 
     # The code of the algorithm is among the settings: with edited code this is another run.
-    parts = (meta_train, SubTaskSampler, inner_loop, encode, policy_forward, act, rewards, priority,
-             actions_of, Agent, losses, Policy, task)
+    parts = (meta_train, SubTaskSampler, inner_loop, encode, policy_forward, random_direction, act, rewards,
+             paper_rewards, priority, actions_of, Agent, losses, Policy, task)
     code = runs.digest([inspect.getsource(part) for part in parts])
     sources = {"data": data.checksum, "weights": weights_of(cfg.lm), "code": code}
     run = Run(cfg.out, runs.settings_of(cfg, without=("save_every",), **sources))
     if run.done:
         return
+    print(FORMS[cfg.paper])
     policy = meta_train(cfg, run.folder, data, lm, task)
     if runs.is_main_process():
         policy.save(run.folder)
