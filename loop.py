@@ -64,9 +64,7 @@ def has_bf16() -> bool:
 
 def autocast(model: torch.nn.Module) -> contextlib.AbstractContextManager:
     """Mixed precision for a Hugging Face model, on the fast path; weights stay in fp32."""
-    # In models as small as `tiny` the casts cost more than the products gain.
-    large = model.config.hidden_size > 128
-    enabled = FAST and large and has_bf16() and model.config.model_type not in NO_AUTOCAST
+    enabled = FAST and has_bf16() and model.config.model_type not in NO_AUTOCAST
     return torch.autocast(device().type, torch.bfloat16, enabled=enabled)
 
 

@@ -8,9 +8,10 @@
 #   bash run_all.sh --list              prints the commands for a scheduler: policies, which must end first, then rows
 #
 # Choose with environment variables, lists space-separated:
-#   MASKERS        any --masker of pretrain.py; nmg, search and sampled are learned first; nmg-alone and
-#                  nmg-fresh are the ablations of table 3. Flags of pretrain.py for one row after commas:
-#                  random,--p=0.3-0.15
+#   MASKERS        any --masker of pretrain.py; nmg, search and sampled are learned first; nmg-paper is the
+#                  paper's exact form, nmg-alone and nmg-fresh are the ablations of table 3. Flags of
+#                  pretrain.py for one row after commas: random,--p=0.3-0.15
+#   POLICIES=3     how many are learned for a row; its seeds share them, as policies differ, too
 #   QA, CLS        data sets of each task (names or paths)             LMS, SEEDS
 #   JOBS=2         commands at once                                    OUT=runs    where everything goes
 #   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS, SEARCH_FLAGS
@@ -35,10 +36,10 @@ fi
 if [ "$QUICK" ]; then
     LMS=${LMS:-tiny} SEEDS=${SEEDS:-0} JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
     # With so few validation examples accuracies often tie, and a tie rewards nothing.
-    few="--episodes=2 --explore=1 --contexts=240 --docs=20 --metric=likelihood"
-    NMG_FLAGS=${NMG_FLAGS:-$few}
+    few="--episodes=2 --metric=likelihood"
+    NMG_FLAGS=${NMG_FLAGS:-$few} POLICIES=${POLICIES:-1}
 fi
-SEEDS=${SEEDS:-0 1 2} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
+SEEDS=${SEEDS:-0 1 2} POLICIES=${POLICIES:-3} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
 [[ $JOBS =~ ^[1-9][0-9]*$ ]] || fail "JOBS=$JOBS: must be 1 or more"
 [[ "$OUT$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, PYTHON and this path must be without spaces"
 
@@ -59,22 +60,18 @@ checksum() {
 # SCRIPT DATASET LM MASKER[,--flag=value,...]: adds a row of a table, all seeds but for those in the results
 row() {
     local script=$1 data=$2 base=$3 row=$4 name=${4%%,*}
-    local masker=$name learn="" policy="" flags="" pretrain=""
+    local masker learn="" policy="" flags="" pretrain=""
     place=$(basename $data)-$(basename $base)
     files=$(checksum "$data" "$base")
 
-    # What its masker learns, once for all seeds.
+    # What its masker learns.
     case $name in
-        nmg) learn="train_nmg.py $NMG_FLAGS" ;;
-        nmg-alone) learn="train_nmg.py $NMG_FLAGS --self_play=False" masker=nmg ;;
-        nmg-fresh) learn="train_nmg.py $NMG_FLAGS --continual=False" masker=nmg ;;
+        nmg) learn="train_nmg.py $NMG_FLAGS --continual=True" ;;
+        nmg-paper) learn="train_nmg.py $NMG_FLAGS --continual=True --paper=True --updates_per_episode=10" ;;
+        nmg-alone) learn="train_nmg.py $NMG_FLAGS --continual=True --self_play=False" ;;
+        nmg-fresh) learn="train_nmg.py $NMG_FLAGS --continual=False" ;;
         search | sampled) learn="search_masks.py $SEARCH_FLAGS" ;;
     esac
-    if [ "$learn" ]; then
-        folder=$OUT/policy-$place-$(checksum "$files $learn")
-        masker=$masker:$folder
-        policy="$PYTHON $here/$learn --dataset=$data --lm=$base --out=$folder"
-    fi
 
     # Without pre-training its flags change nothing.
     if [ $name != none ]; then
@@ -82,10 +79,19 @@ row() {
     fi
     for seed in $SEEDS; do
         # A row is found again by its words, and by the file in its masker: FILE.py:function or KIND:FOLDER.
-        key=$(checksum "$script $row $learn $files $seed $flags : $FINETUNE_FLAGS" "${name%:*}" "${name#*:}")
+        words="$script $row $learn ${learn:+$POLICIES} $files $seed $flags : $FINETUNE_FLAGS"
+        key=$(checksum "$words" "${name%:*}" "${name#*:}")
         if grep -qs "\"key\": \"$key\"" "$OUT/results.jsonl"; then
             finished=$((finished + 1))
             continue
+        fi
+        # The seeds of a row take turns with its policies.
+        masker=$name
+        if [ "$learn" ]; then
+            number=$((seed % POLICIES))
+            folder=$OUT/policy-$place-$(checksum "$files $learn")-$number
+            masker=${name%%-*}:$folder
+            policy="$PYTHON $here/$learn --seed=$number --dataset=$data --lm=$base --out=$folder"
         fi
         # Several rows may mask with one policy.
         if [[ $policy && " ${policies[*]} " != *" $policy "* ]]; then
@@ -116,7 +122,9 @@ table() {
 }
 
 # ---------------------------------------------------------------- the tables of the paper
-all="none random whole span entity punct nmg"
+all="none random whole span entity punct nmg nmg-paper"
+# Learned maskers mask 5 % in three epochs; the last row is random masks of that kind. (Not for tiny.)
+[ "$QUICK" ] || all="$all random,--p=0.05,--epochs=3"
 # 1: question answering, EM / F1
 table finetune_qa.py "${LMS:-bert-base-uncased distilbert-base-uncased}" "$QA" "${MASKERS:-$all}"
 # 2: classification, accuracy

@@ -2,25 +2,26 @@
 
     python -m tools.toy_compare                  # test accuracy after each way of masking, and a picture
 
-There are three families of things, and three classes in each. A thing has a *name* ("tanumu"), which belongs to
-one class and stands between the *title* of its family ("ka") and an *attribute* of its class ("futor"); all
-other words are *fillers* ("nas"), which tell nothing, and neither does punctuation, which is drawn at random.
-Old names make up the general text that the embedded LM has seen (`tiny/`, made by tools/make_tiny.py), new
-names make up the tasks. A context of a task's unlabelled corpus holds one new name of each family:
+There are two families of things, each of three classes. A thing has a *name* ("tanumu"), which belongs to one
+class and stands before an *attribute* of its class ("futor"); all other words are *fillers* ("nas"), which
+tell nothing, and neither does punctuation, which is drawn at random. Old names make up the general text that
+the embedded LM has seen (`tiny/`, made by tools/make_tiny.py), new names make up the tasks. A context of a
+task's unlabelled corpus holds one new name of each family:
 
-    {"text": "ka tanumu futor nas; ti dilebo sivul mu zuvize lunas ser!", "doc": 17}
+    {"text": "tanumu futor nas; dilebo sivul lar ser!", "doc": 17}
 
 but a labelled sentence holds a name of the first family among fillers, and train, dev and test share no name:
 
-    {"text": "mus vir ka tanumu rir sil: kar nel.", "label": "star", "doc": 17}
+    {"text": "mus vir tom tanumu rir sil: kar nel.", "label": "tree", "doc": 17}
 
 So only an LM that learned from the corpus which attributes go with a test name can tell its class. Masked
 attributes of the FIRST family teach that best, since they can be told only from the name beside them: these
-are the *informative* words. The other two families are decoys: their words are as rare, as new and as hard to
+are the *informative* words. The other family is a decoy: its words are as rare, as new and as hard to
 predict, but teach nothing that is asked. With one token masked in a context (p = 0.05), a masker that finds
 the informative words scores 100 %, and one that does not scores little more than chance.
 """
 import functools
+import itertools
 import random
 from pathlib import Path
 
@@ -51,11 +52,11 @@ def make_words(pattern: list[str], n: int, seed: int) -> list[str]:
 
 # The patterns differ in length, so no word is of two kinds.
 FILLERS = make_words([CONSONANTS, VOWELS, ENDINGS], 60, 1)
-ALL_ATTRIBUTES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, ENDINGS], 3 * 18, 2)
-ALL_NAMES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, CONSONANTS, VOWELS], 3 * 220, 3)
+ALL_ATTRIBUTES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, ENDINGS], 2 * 18, 2)
+ALL_NAMES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, CONSONANTS, VOWELS], 2 * 220, 3)
 # A list for each family. Attribute and name i of a family belong to its class i % 3.
-ATTRIBUTES = [ALL_ATTRIBUTES[family::3] for family in range(3)]
-NAMES = [ALL_NAMES[family::3] for family in range(3)]
+ATTRIBUTES = [ALL_ATTRIBUTES[family::2] for family in range(2)]
+NAMES = [ALL_NAMES[family::2] for family in range(2)]
 N_TASK = 160                            # new names of a family; the others make up the general text
 NAME_RANGES = {"train": range(96), "dev": range(96, 112), "test": range(112, 160)}
 DOCUMENT = 4                            # names of each family in a document
@@ -70,7 +71,7 @@ def sentence(rng: random.Random, things: list[list[str]], n_fillers: int) -> str
     """Things and fillers in random order, with a punctuation mark within and one at the end."""
     parts = things + [[filler] for filler in rng.choices(FILLERS, k=n_fillers)]
     rng.shuffle(parts)
-    words = sum(parts, [])
+    words = [*itertools.chain(*parts)]
     words[rng.randrange(len(words) - 1)] += rng.choice(MARKS)
     return " ".join(words) + rng.choice(MARKS)
 
@@ -81,23 +82,23 @@ def general_text(seed: int = 0) -> list[str]:
     texts = []
     for _ in range(24000):
         things = []
-        for family in rng.sample(range(3), rng.randint(1, 2)):
+        for family in rng.sample(range(2), rng.randint(1, 2)):
             things.append(thing(rng, family, rng.randrange(N_TASK, len(NAMES[family])), rng.randint(2, 5)))
         texts.append(sentence(rng, things, rng.randint(3, 8)))
     return texts
 
 
 def corpus(rng: random.Random) -> list[dict]:
-    """Unlabelled contexts of 11 words: a new name of each family, each with one attribute; 16 contexts per
+    """Unlabelled contexts of 7 words: a new name of each family, each with one attribute; 16 contexts per
     name. A document is about four names of each family, which meet at random."""
     records = []
     for doc in range(N_TASK // DOCUMENT):
         names = range(DOCUMENT * doc, DOCUMENT * (doc + 1))
         for _ in range(16):
-            orders = [rng.sample(names, DOCUMENT) for _ in range(3)]
+            orders = [rng.sample(names, DOCUMENT) for _ in range(2)]
             for meeting in zip(*orders, strict=True):
                 things = [thing(rng, family, i, 1) for family, i in enumerate(meeting)]
-                records.append({"text": sentence(rng, things, 2), "doc": doc})
+                records.append({"text": sentence(rng, things, 3), "doc": doc})
     return records
 
 
@@ -126,10 +127,9 @@ def question_answering(seed: int = 0) -> dict[str, list[dict]]:
     records = {"corpus": corpus(rng)}
     for split, names in NAME_RANGES.items():
         records[split] = []
-        for i in names[::2]:
-            # Names of one document: the last two of a document have the first two beside them.
-            first = i - i % DOCUMENT
-            three = [i, i + 1, first + (i + 2) % DOCUMENT]
+        # Two threes of neighbours, which are of three classes, from the four names of each document.
+        for i in [i for i in names if i % DOCUMENT < 2]:
+            three = range(i, i + 3)
             for j in range(10):
                 text = sentence(rng, [thing(rng, 0, k, 0) for k in three], 4)
                 qas = []
@@ -166,8 +166,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 # What kinds of words there are; the informative ones come first.
 KINDS = {
-    "attributes": ATTRIBUTES[0], "names": NAMES[0], "decoy attributes": ATTRIBUTES[1] + ATTRIBUTES[2],
-    "decoy names": NAMES[1] + NAMES[2], "fillers": FILLERS, "punctuation": list(MARKS)}
+    "attributes": ATTRIBUTES[0], "names": NAMES[0], "decoy attributes": ATTRIBUTES[1],
+    "decoy names": NAMES[1], "fillers": FILLERS, "punctuation": list(MARKS)}
 
 
 @functools.cache
@@ -190,13 +190,14 @@ def entity_pipeline():
     import spacy
 
     nlp = spacy.blank("en")
-    nlp.add_pipe("entity_ruler", name="ner").add_patterns([{"label": "NAME", "pattern": n} for n in ALL_NAMES])
+    patterns = [{"label": "NAME", "pattern": name} for name in ALL_NAMES]
+    nlp.add_pipe("entity_ruler", name="ner").add_patterns(patterns)
     return nlp
 
 
 # Flags of the scripts in this world, taken where a flag is None and the LM is `tiny`. They were found by
 # looking at its test accuracy: the gap between maskers is a property of the world, not a result.
-PRETRAIN = {"p": 0.05, "epochs": 3, "lr": 3e-3, "batch_size": 16}
+PRETRAIN = {"p": 0.05, "epochs": 1, "lr": 2e-3, "batch_size": 32}
 FINETUNE = {
     "cls": {"epochs": 3, "lr": 1e-3, "batch_size": 16},
     "qa": {"epochs": 9, "lr": 1e-3, "batch_size": 16},
@@ -204,7 +205,7 @@ FINETUNE = {
 # Meta-training: sub-tasks of 6 documents, half of them labelled. Accuracy is what is compared here, as a few
 # wrong answers dominate the log likelihood.
 INNER_LOOP = {
-    "cls": {"contexts": 240, "docs": 6, "val_share": 0.5, "mlm_lr": 4e-3, "ft_epochs": 3, "ft_lr": 1e-3,
+    "cls": {"contexts": 360, "docs": 6, "val_share": 0.5, "mlm_lr": 4e-3, "ft_epochs": 3, "ft_lr": 1e-3,
             "batch_size": 16, "metric": "accuracy"},
 }
 INNER_LOOP["qa"] = INNER_LOOP["cls"] | {"ft_epochs": 9, "metric": "em"}

@@ -41,10 +41,10 @@ from subtasks import SubTask, SubTaskSampler
 PLAYERS = ("random", "opponent", "learner")
 # What --paper chooses between, as every run says.
 FORMS = {
-    False: "exploring among policies: an episode adds a random policy to the learner's logits, and subtracts it "
-           "from the opponent's; both approach what won",
-    True: "the paper's exact form: players explore token by token, and the loss has the ratio of new and old "
-          "policy, which has learned nothing in any task tried so far"}
+    False: "Exploring among policies: each episode adds a random policy to the learner's logits, subtracts it "
+           "from the opponent's, and both agents approach what won.",
+    True: "The paper's exact form: players explore token by token, and the loss has the ratio of the new and "
+          "the old policy; it has learned nothing in any task tried so far."}
 
 
 @dataclass
@@ -78,11 +78,11 @@ class BaseConfig:
 @dataclass
 class Config(BaseConfig):
     # the outer loop
-    paper: bool = False             # True: the paper's exact form, which has learned nothing so far (`losses`)
-    noise: float = 4.0              # how far agents explore among policies (`act`); raise it if one word wins early
-    episodes: int | None = None     # None: 200, the paper's most (`tiny`: 30)
+    paper: bool = False             # True: the paper's exact form, which has learned nothing yet (`losses`)
+    noise: float = 4.0              # how far agents explore among policies, in logits (`act`)
+    episodes: int | None = None     # None: 200, the paper's most (`tiny`: 24)
     self_play: bool = True          # False: the learner competes with random only (Table 3)
-    continual: bool = False         # True, the paper's: each episode starts from the LM of the last (Table 3)
+    continual: bool = False         # True, the paper's: an episode starts from the LM of the last (Table 3)
     explore: int = 2                # with --paper: first episodes, in which both agents choose uniformly
     rl_lr: float = 1e-4             # Adam's, for both agents
     updates_per_episode: int = 40   # minibatches that an agent learns from; the paper has 10
@@ -171,8 +171,8 @@ class Play:
 
 @torch.no_grad()
 def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
-    """A direction in the space of policies: the logits (N, L) of a newly initialised policy, of mean 0 in each
-    context and standard deviation 1 over all of them; 0 where nothing may be masked."""
+    """A direction in the space of policies: the logits (N, L) of a newly initialised policy, with mean 0 in
+    each context and standard deviation 1 over all contexts; 0 where nothing may be masked."""
     torch_seed(seed, f"direction {episode}")
     hidden_size = states[0][0].shape[1]
     logits, _ = policy_forward(Policy(hidden_size).to(device()), states)
@@ -183,13 +183,13 @@ def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray
 
 @torch.no_grad()
 def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom, p: float,
-        direction: np.ndarray | float = 0.0, uniform: bool = False) -> Play:
+        direction: np.ndarray | None = None, noise: float = 0.0, uniform: bool = False) -> Play:
     """Masks the contexts of a batch (N, L). Tokens are drawn without replacement: uniformly for random (agent
     None), else from the agent's policy (section 3.2).
 
-    direction: what is added to the logits of the policy, to explore among policies: for this episode the
-        player prefers other words, all over the text (parameter space noise, Plappert et al. 2018)
-    uniform: the agent draws uniformly, too; the paper's exploration at the start"""
+    direction: to explore among policies, `noise` times this (N, L) is added to the logits, so that the player
+        prefers other words in all contexts alike (parameter space noise, Plappert et al. 2018)
+    uniform: the agent draws uniformly, too, which is the paper's exploration at the start"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     value = np.zeros(len(logits))
     if agent is not None:
@@ -198,7 +198,11 @@ def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom
         if not uniform:
             logits = policy_logits.cpu().numpy()
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
-    logits = logits + direction
+    if direction is not None:
+        # Never less than the logits themselves differ. Otherwise a policy that was wrong early would stay so.
+        spread = np.ma.masked_invalid(logits)
+        spread = (spread - spread.mean(1, keepdims=True)).std()
+        logits = logits + max(noise, spread) * direction
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
     return Play(mask, log_softmax(logits, 1), value, entropy=entropy)
 
@@ -328,10 +332,10 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
 
         E[(R - V) ∇π(a) / π_old(a)] = (R - V) Σ_a ∇π(a) = (R - V) ∇ Σ_a π(a) = 0,
 
-    whatever π_old was: the ratio takes out of the gradient WHICH policy was played, and leaves the accidents of
-    the draw. Without it the gradient is (R - V) (π_old - π) in the logits: towards the policies that won, away
-    from those that lost (reward-weighted regression, Peters and Schaal 2007; evolution strategies, Salimans et
-    al. 2017). That teaches something only if players draw from different policies, hence `random_direction`.
+    whatever π_old was: the ratio removes WHICH policy was played from the gradient, and leaves the accidents
+    of the draw. Without it the expected gradient is (R - V) (π_old - π) in the logits: towards policies that
+    won, away from those that lost (reward-weighted regression, Peters and Schaal 2007; evolution strategies,
+    Salimans et al. 2017). That teaches only if players draw from different policies (`random_direction`).
 
     π_old(a) is of a single draw, as in the official code, although actions are drawn without replacement; the
     ratio is not clipped.
@@ -409,15 +413,15 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         if runs.is_main_process():
             states = states_of[episode] = encode(lm, subtask.contexts)
             batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (N, L)
-            # The agents explore among policies, in opposite directions; in the paper's form not.
+            # The agents explore in opposite directions; in the paper's form they are random at first.
             directions, uniform = {}, cfg.paper and episode < cfg.explore
             if not cfg.paper:
-                direction = cfg.noise * random_direction(states, cfg.seed, episode)         # (N, L)
+                direction = random_direction(states, cfg.seed, episode)                     # (N, L)
                 directions = {"learner": direction, "opponent": -direction}
             for name in players:
                 row_random = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
                 plays[name] = act(agents.get(name), states, batch, row_random, cfg.p,
-                                  directions.get(name, 0.0), uniform)
+                                  directions.get(name), cfg.noise, uniform)
         plays = broadcast(plays)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
@@ -476,7 +480,8 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
     toy world's values, for all others with the paper's.
 
     finest_metric: --metric=None means the last of METRICS, not the paper's; with `tiny` still toy.py's"""
-    loop.use_fast_path(cfg.fast)
+    # In a model as small as `tiny`, casts to bf16 cost more than they gain.
+    loop.use_fast_path(cfg.fast and cfg.lm != "tiny")
     tokenizer = load_tokenizer(cfg.lm)
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)
     if data.kind == "text":
@@ -498,7 +503,7 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
 
 def main(cfg: Config) -> None:
     data, lm, task = open_task(cfg)
-    most_episodes = 30 if cfg.lm == "tiny" else 200
+    most_episodes = 24 if cfg.lm == "tiny" else 200
     folder = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     runs.fill(cfg, {"episodes": most_episodes, "out": folder})
 

@@ -572,7 +572,7 @@ def filled_in(**given):
     ({"lm": "bert-base-uncased", "masker": "search:runs/x"}, (0.05, 3, 2e-5, 16)),
     ({"lm": "bert-base-uncased", "masker": "rare"}, (0.15, 1, 2e-5, 16)),
     ({"lm": "bert-base-uncased", "p": 0.2, "epochs": 9}, (0.2, 9, 2e-5, 16)),
-    ({"lm": "tiny"}, (0.05, 3, 1e-3, 32)),
+    ({"lm": "tiny"}, (0.05, 1, 2e-3, 32)),
 ])
 def test_defaults_are_the_papers_or_the_toy_worlds(given, expected):
     cfg = filled_in(**given)

@@ -34,15 +34,17 @@ def test_every_row_of_the_papers_tables():
     rows = [c for c in commands if "finetune_" in c]
     assert commands == policies + rows
     # Policies of tables 1, 2 and 3; rows of three seeds.
-    assert len(policies) == 6 + 2 + 2
-    assert len(rows) == 3 * (6 * 7 + 2 * 7 + 2) == len(set(rows))
+    assert len(policies) == 3 * (2 * 6 + 2 * 2 + 2)
+    assert len(rows) == 3 * (6 * 9 + 2 * 9 + 2) == len(set(rows))
     # none: two tables of QA, one of classification
     assert sum("pretrain.py" not in row for row in rows) == 3 * 8
     for row in rows:
         seed = row.rsplit("-", 2)[1]
         assert row.count(f"--seed={seed} ") == row.count(".py ")
-    assert sum("--self_play=False" in c for c in policies) == 1
-    assert sum("--continual=False" in c for c in policies) == 1
+    assert sum("--self_play=False" in c for c in policies) == 3
+    assert sum("--continual=False" in c for c in policies) == 3
+    assert sum("--paper=True" in c for c in policies) == 3 * 8
+    assert sum("--row=random,--p=0.05,--epochs=3" in row for row in rows) == 3 * 8
     made = {c.partition("--out=")[2] for c in policies}
     used = {row.partition("--masker=nmg:")[2].partition(" ")[0] for row in rows}
     assert used - {""} == made
@@ -53,7 +55,7 @@ def test_every_row_of_the_papers_tables():
     ({"LMS": "roberta-base", "QA": "newsqa", "MASKERS": "nmg", "SEEDS": "7"}, 1 + 1),
     ({"LMS": "roberta-base", "QA": "newsqa", "MASKERS": "nmg-alone nmg-fresh", "SEEDS": "7"}, 2 + 2),
     ({"QA": "some/folder", "CLS": "", "LMS": "x", "MASKERS": "none", "SEEDS": "0"}, 1),
-    ({"CLS": "my.csv", "LMS": "x", "MASKERS": "random tfidf random,--p=0.3 search", "SEEDS": "0 1"}, 9),
+    ({"CLS": "my.csv", "LMS": "x", "MASKERS": "random tfidf random,--p=0.3 search", "SEEDS": "0 1"}, 10),
     ({"CLS": "my.csv", "LMS": "x", "MASKERS": "search sampled", "SEEDS": "0"}, 1 + 2),
     ({"QA": "", "CLS": ""}, 0),
 ])
@@ -63,10 +65,20 @@ def test_subsets(env, count):
 
 def test_quick_runs_the_same_rows_on_the_toys():
     commands = listed(QUICK="1")
-    assert len(commands) == 4 + 7 + 7 + 2
+    assert len(commands) == 6 + 8 + 8 + 2
     assert all("--lm=tiny " in c and "--dataset=toy" in c for c in commands)
     learning = [c for c in commands if "train_nmg.py" in c]
-    assert all("--episodes=2 --explore=1 " in c and "--metric=likelihood" in c for c in learning)
+    assert all("--episodes=2 --metric=likelihood" in c for c in learning)
+
+
+def test_seeds_take_turns_with_policies():
+    """So that the interval of a row holds for policies, too."""
+    commands = listed(CLS="chemprot", LMS="x", MASKERS="nmg random", SEEDS="0 1 2 3 4", POLICIES="2")
+    learn, rows = commands[:2], commands[2:7]
+    made = [c.partition("--out=")[2] for c in learn]
+    assert ["--seed=0 " in learn[0], "--seed=1 " in learn[1]] == [True, True] and len(set(made)) == 2
+    for seed, row in enumerate(rows):
+        assert f"--masker=nmg:{made[seed % 2]} " in row
 
 
 def test_paths_keep_their_names(tmp_path):
@@ -95,9 +107,10 @@ def test_what_is_learned_and_its_flags():
                       NMG_FLAGS="--mlm_lr=3e-4 --self_play=True")
     learn, rows = commands[:4], commands[4:]
     assert ["train_nmg.py" in c and "--mlm_lr=3e-4" in c for c in learn] == [True, True, True, False]
-    assert "--self_play=True --self_play=False --dataset=newsqa --lm=x --out=" in learn[1]
-    assert "--self_play=True --continual=False --dataset=newsqa --lm=x --out=" in learn[2]
-    assert "search_masks.py --pairs=9 --dataset=newsqa --lm=x --out=runs/tables/policy-newsqa-x-" in learn[3]
+    where = "--seed=0 --dataset=newsqa --lm=x --out=runs/tables/policy-newsqa-x-"
+    assert f"--self_play=True --continual=True --self_play=False {where}" in learn[1]
+    assert f"--self_play=True --continual=False {where}" in learn[2]
+    assert f"search_masks.py --pairs=9 {where}" in learn[3]
     made = [c.partition("--out=")[2] for c in learn]
     assert len(set(made)) == 4
     for kind, folder, row in zip(("nmg", "nmg", "nmg", "sampled"), made, rows, strict=False):
@@ -158,7 +171,7 @@ def test_rows_in_the_results_are_not_listed_again(tmp_path):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(Path(file).name)
     asked = {"CLS": "a/my.csv", "LMS": "b/lm", "MASKERS": "random nmg", "SEEDS": "0 1", "OUT": str(tmp_path),
-             "cwd": tmp_path}
+             "POLICIES": "1", "cwd": tmp_path}
     commands = listed(**asked)
     assert len(commands) == 5
     keys = [c.partition("--key=")[2].split()[0] for c in commands if "--key=" in c]
@@ -377,7 +390,8 @@ def test_every_row_of_the_paper_is_run(stand_ins, tmp_path):
               ("imdb", bert)]
     expected = []
     for data, lm in groups:
-        names = ["none", "random", "whole", "span", "entity", "punct", "nmg"]
+        names = ["none", "random", "whole", "span", "entity", "punct", "nmg", "nmg-paper"]
+        names.append("random,--p=0.05,--epochs=3")
         if (data, lm) == ("newsqa", distilbert):
             names += ["nmg-alone", "nmg-fresh"]
         expected += itertools.product([data], [lm], names, [0])
@@ -389,7 +403,8 @@ def test_every_row_of_the_paper_is_run(stand_ins, tmp_path):
     _, *parts = (out / "report/results.md").read_text().split("\n## ")
     assert sorted(part.partition("\n")[0] for part in parts) == sorted(map(", ".join, groups))
     for part in parts:
-        names = set(re.findall(r"^\| ([a-z-]+) \|.* 1 \|", part, re.MULTILINE))
+        names = set(re.findall(r"^\| ([^|]+) \|.* 1 \|", part, re.MULTILINE))
         ablations = {"nmg-alone", "nmg-fresh"}
-        assert names - ablations == {"none", "random", "whole", "span", "entity", "punct", "nmg"}
+        assert names - ablations == {"none", "random", "whole", "span", "entity", "punct", "nmg", "nmg-paper",
+                                     "random,--p=0.05,--epochs=3"}
         assert (names >= ablations) == part.startswith(f"newsqa, {distilbert}")

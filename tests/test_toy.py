@@ -1,5 +1,6 @@
 """The embedded world: what it promises of its texts and its LM."""
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -26,43 +27,59 @@ def test_no_name_is_in_two_splits(task):
     assert not docs["train"] & docs["dev"]
     assert not docs["train"] & docs["test"] and not docs["dev"] & docs["test"]
     assert docs["train"] | docs["dev"] | docs["test"] == docs["corpus"]
+    new = set()
+    for names in toy.NAMES:
+        new |= set(names[:toy.N_TASK])
     names = {}
     for split, records in world.items():
         words = words_of(" ".join(record["text"] for record in records))
-        names[split] = set(words) & set(toy.TASK_NAMES)
-    assert not names["train"] & names["test"] and names["test"] <= names["corpus"]
+        names[split] = set(words) & new
+    assert not names["train"] & names["test"] and names["test"] <= names["corpus"] == new
 
 
 @pytest.mark.parametrize("task", toy.TASKS)
 def test_labelled_texts_tell_nothing_but_a_name(task):
-    """Names among fillers; which class a name is of is for the LM to know, from the corpus."""
+    """Names of the first family among fillers; of which class one is, the LM must know from the corpus."""
     world = toy.TASKS[task]()
     for split in ("train", "dev", "test"):
         for record in world[split]:
             words = set(words_of(record["text"]))
-            assert not words & set(toy.ATTRIBUTES) and words & set(toy.TASK_NAMES)
-    for record in world["corpus"]:
-        words = set(words_of(record["text"]))
-        [name] = words & set(toy.TASK_NAMES)
-        attributes = words & set(toy.ATTRIBUTES)
-        assert len(attributes) == 2
-        assert {toy.ATTRIBUTES.index(word) % 6 for word in attributes} == {toy.TASK_NAMES.index(name) % 6}
+            assert not words & set(toy.ALL_ATTRIBUTES + toy.NAMES[1]) and words & set(toy.NAMES[0])
+
+
+def test_a_context_holds_a_name_and_an_attribute_of_each_family():
+    """Side by side, and of one class; names and attributes of both families are equally frequent."""
+    corpus, count = toy.classification()["corpus"], Counter()
+    for record in corpus:
+        words = words_of(record["text"])
+        count.update(words)
+        for names, attributes in zip(toy.NAMES, toy.ATTRIBUTES, strict=True):
+            [name] = set(words) & set(names)
+            attribute = words[words.index(name) + 1]
+            assert [attribute] == [word for word in words if word in attributes]
+            assert attributes.index(attribute) % 3 == names.index(name) % 3
+    for names, attributes in zip(toy.NAMES, toy.ATTRIBUTES, strict=True):
+        assert {count[name] for name in names[:toy.N_TASK]} == {16}
+        assert sum(count[attribute] for attribute in attributes) == len(corpus)
 
 
 def test_labels_and_answers_are_the_names_own():
     for record in toy.classification()["test"]:
-        [name] = set(words_of(record["text"])) & set(toy.TASK_NAMES)
-        assert record["label"] == toy.CLASSES[toy.TASK_NAMES.index(name) % 6]
+        [name] = set(words_of(record["text"])) & set(toy.NAMES[0])
+        assert record["label"] == toy.CLASSES[toy.NAMES[0].index(name) % 3]
     for record in toy.question_answering()["test"]:
+        assert len({qa["question"] for qa in record["qas"]}) == 3
         for qa in record["qas"]:
             attribute, [answer] = words_of(qa["question"])[-1], qa["answers"]
             assert record["text"][answer["start"]:].startswith(answer["text"])
-            assert toy.TASK_NAMES.index(answer["text"]) % 6 == toy.ATTRIBUTES.index(attribute) % 6
+            assert toy.NAMES[0].index(answer["text"]) % 3 == toy.ATTRIBUTES[0].index(attribute) % 3
 
 
 def test_the_lm_has_seen_no_name_of_a_task():
     words = set(words_of(" ".join(toy.general_text())))
-    assert not words & set(toy.TASK_NAMES) and words >= set(toy.GENERAL_NAMES + toy.ATTRIBUTES + toy.FILLERS)
+    for names in toy.NAMES:
+        assert not words & set(names[:toy.N_TASK]) and words >= set(names[toy.N_TASK:])
+    assert words >= set(toy.ALL_ATTRIBUTES + toy.FILLERS)
 
 
 def test_it_is_the_same_everywhere():
@@ -75,10 +92,10 @@ def test_it_is_the_same_everywhere():
 
 def test_every_word_is_one_token():
     tok = toy.tokenizer()
-    for word in [*toy.FILLERS, *toy.ATTRIBUTES, *toy.NAMES, "which", "one", "is"]:
+    for word in [*toy.FILLERS, *toy.ALL_ATTRIBUTES, *toy.ALL_NAMES, "which", "one", "is"]:
         assert tok.tokenize(word) == [word]
     corpus = data_prep.load("toycls", tok).corpus
-    assert (np.diff(corpus.token_start) == 12).all() and tok.unk_token_id not in corpus.input_ids
+    assert (np.diff(corpus.token_start) == 9).all() and tok.unk_token_id not in corpus.input_ids
 
 
 def test_the_tokenizer_of_the_lm_is_that_of_the_world():
@@ -90,9 +107,15 @@ def test_the_tokenizer_of_the_lm_is_that_of_the_world():
     assert load_lm("tiny").config.vocab_size == len(kept)
 
 
-def test_informative_words_are_names_and_attributes():
-    words = np.array(toy.tokenizer().convert_ids_to_tokens(np.flatnonzero(toy.informative())))
-    assert sorted(words) == sorted(toy.NAMES + toy.ATTRIBUTES)
+def test_every_word_is_of_one_kind():
+    kinds, vocabulary = toy.kind_of_token(), toy.tokenizer()
+    assert sum(len(words) for words in toy.KINDS.values()) == (kinds >= 0).sum()
+    for i, words in enumerate(toy.KINDS.values()):
+        assert (kinds[vocabulary.convert_tokens_to_ids(words)] == i).all()
+    words = vocabulary.convert_ids_to_tokens(np.flatnonzero(toy.informative()))
+    assert sorted(words) == sorted(toy.ATTRIBUTES[0])
+    corpus = data_prep.load("toycls", vocabulary).corpus
+    assert (kinds[corpus.input_ids] >= 0).all()
 
 
 @pytest.mark.slow

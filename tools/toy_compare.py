@@ -1,10 +1,10 @@
 """What masks are worth in the toy world: test accuracy after each way of masking, and a picture.
 
-    python -m tools.toy_compare                                 # with what `python search_masks.py` found
+    python -m tools.toy_compare                                 # with what `python train_nmg.py` learned
     python -m tools.toy_compare --seeds=5                       # and with `--seed=1`, ... `--seed=4`
     python -m tools.toy_compare --maskers=none,random,whole,oracle --seeds=5
 
-What was found is shown twice: masks drawn from it (sampled), and its most probable tokens (greedy).
+The policy is shown twice: masks drawn from it, and its most probable tokens (greedy).
 """
 from collections import defaultdict
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ import maskers
 import plots
 import runs
 import toy
+import train_nmg
 from data import Data, blocks, truncated
 from models import LMReader, load_lm, load_tokenizer
 from pretrain import mask_batch, pretrain
@@ -27,7 +28,7 @@ from pretrain import mask_batch, pretrain
 
 @dataclass
 class Config:
-    maskers: str | None = None          # comma-separated; None: none, random, what was found, oracle
+    maskers: str | None = None          # comma-separated; None: random, what NMG learned, oracle
     seeds: int = 1                      # how many: of policy, masks, order and head
     seed: int = 0                       # the first of them
     out: str = "runs/toy.png"           # the picture
@@ -44,23 +45,40 @@ def score_on_test(data: Data, masker: str, seed: int) -> float:
     return finetune_cls.summary(finetune_cls.predictions(model, test))["accuracy"]
 
 
-def informative_share(data: Data, masker: str) -> float:
-    """The share of informative words among the tokens that a masker chooses in the corpus, in percent."""
+def shares_of_kinds(data: Data, masker: str) -> np.ndarray:
+    """The share of each kind of words (toy.KINDS) among the tokens that a masker chooses in the corpus, in
+    percent."""
     pieces = blocks(data.corpus, 128)
     lm = LMReader(load_lm("tiny"))
     every = np.arange(len(pieces))
     batch, mask, _ = mask_batch(pieces, maskers.find(masker), toy.PRETRAIN["p"], 0, 0, every, lm)
-    return 100 * float(toy.informative()[batch.input_ids[mask]].mean())
+    kinds = toy.kind_of_token()[batch.input_ids[mask]]
+    return 100 * np.bincount(kinds, minlength=len(toy.KINDS)) / len(kinds)
+
+
+def folder_of(seed: int) -> str:
+    """Where `python train_nmg.py --seed=SEED` leaves its policy."""
+    return f"runs/nmg-toycls-tiny-{seed}"
 
 
 def maskers_shown(cfg: Config, seed: int) -> dict[str, str]:
-    """What is shown -> masker: what was asked for, or what the search of this seed found, between random and
+    """What is shown -> masker: what was asked for, or what NMG learned with this seed, between random and
     oracle."""
     if cfg.maskers:
         return {name: name for name in cfg.maskers.split(",")}
-    folder = f"runs/search-toycls-tiny-{seed}"
-    return {"none": "none", "random": "random", "search, sampled": f"sampled:{folder}",
-            "search, greedy": f"search:{folder}", "oracle": "oracle"}
+    folder = folder_of(seed)
+    return {"random": "random", "NMG, drawn": f"sampled:{folder}", "NMG, greedy": f"nmg:{folder}",
+            "oracle": "oracle"}
+
+
+def what_was_learned(seed: int, masked: np.ndarray, text: np.ndarray) -> str:
+    """The sentence that says what NMG learned: its record, and the kind of words that it masks most beyond
+    their share of the text. masked, text: percentages of toy.KINDS."""
+    last = runs.read_rows(Path(folder_of(seed)) / "metrics.jsonl")[-10:]
+    most = int(np.argmax(masked - text))
+    said = f"seed {seed}: in the last {len(last)} episodes the learner {train_nmg.won_lost(last)}. It masks "
+    kind = list(toy.KINDS)[most]
+    return f"{said}{kind} {masked[most]:.0f} % of the time; they are {text[most]:.0f} % of the text."
 
 
 def draw(scores: dict[str, list[float]], file: Path) -> None:
@@ -83,7 +101,7 @@ def draw(scores: dict[str, list[float]], file: Path) -> None:
 
 
 def main(cfg: Config) -> None:
-    loop.use_fast_path(True)
+    loop.use_fast_path(False)
     data = data_prep.load("toycls", load_tokenizer("tiny"))
 
     # 1. What will be compared. A policy that is missing is told before any training.
@@ -94,16 +112,21 @@ def main(cfg: Config) -> None:
             jobs.append((seed, name, masker))
 
     # 2. Pre-train, fine-tune, score, seed by seed.
-    scores, shares = defaultdict(list), defaultdict(list)
+    scores, shares, learned = defaultdict(list), defaultdict(list), []
+    tokens = toy.kind_of_token()[data.corpus.input_ids]
+    text = 100 * np.bincount(tokens, minlength=len(toy.KINDS)) / len(tokens)
     width = max(len(name) for _, name, _ in jobs)
     for seed, name, masker in jobs:
         score = score_on_test(data, masker, seed)
         scores[name].append(score)
         if masker != "none":
-            shares[name].append(informative_share(data, masker))
+            kinds = shares_of_kinds(data, masker)
+            shares[name].append(kinds[0])
+        if name == "NMG, drawn":
+            learned.append(what_was_learned(seed, kinds, text))
         print(f"seed {seed}  {name:{width}} {score:6.2f}", flush=True)
 
-    # 3. The table and the picture.
+    # 3. The table, the picture, and what was learned.
     columns = "mean; each seed" if cfg.seeds > 1 else "%"
     print(f"\ntoycls, test accuracy, {columns}; informative words among the masked, %")
     for name, each in scores.items():
@@ -115,6 +138,8 @@ def main(cfg: Config) -> None:
         print(line)
     draw(scores, Path(cfg.out))
     print(f"picture: {cfg.out}")
+    for said in learned:
+        print(said)
 
 
 if __name__ == "__main__":
