@@ -43,8 +43,8 @@ PLAYERS = ("random", "opponent", "learner")
 FORMS = {
     False: "Exploring among policies: each episode adds a random policy to the learner's logits, subtracts it "
            "from the opponent's, and both agents approach what won.",
-    True: "The paper's exact form: players explore token by token, and the loss has the ratio of the new and "
-          "the old policy; it has learned nothing in any task tried so far."}
+    True: "The paper's exact form: players explore token by token, and the loss has the ratio of the new "
+          "and the old policy; it has learned nothing in any task tried so far."}
 
 
 @dataclass
@@ -199,10 +199,10 @@ def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom
             logits = policy_logits.cpu().numpy()
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
     if direction is not None:
-        # Never less than the logits themselves differ. Otherwise a policy that was wrong early would stay so.
+        # Always twice as far as the logits themselves differ: else a policy that was wrong early stays so.
         spread = np.ma.masked_invalid(logits)
         spread = (spread - spread.mean(1, keepdims=True)).std()
-        logits = logits + max(noise, spread) * direction
+        logits = logits + max(noise, 2 * spread) * direction
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
     return Play(mask, log_softmax(logits, 1), value, entropy=entropy)
 

@@ -326,7 +326,7 @@ def test_a_direction_is_played_but_not_the_policys_own(subtask):
     logits = train_nmg.policy_forward(agent.policy, states)[0].detach() + 4 * torch.from_numpy(direction)
     torch.testing.assert_close(torch.from_numpy(play.log_prob), logits.log_softmax(1))
     assert play.entropy == plain.entropy
-    # Never less than the logits differ: of a policy that is sure of itself, the direction is played, too.
+    # Twice as far as the logits differ: of a policy that is sure of itself, the direction is played, too.
     _, _, value_head = [agent.policy.token_head[i] for i in range(3)]
     value_head.weight.data *= 1000
     logits = train_nmg.policy_forward(agent.policy, states)[0].detach()
@@ -334,8 +334,8 @@ def test_a_direction_is_played_but_not_the_policys_own(subtask):
     spread = torch.cat(centred).std(correction=0)
     rng = RowRandom(0, "learner acts", 0, batch.indices)
     sure = train_nmg.act(agent, states, batch, rng, 0.3, direction, 4)
-    expected = (logits + spread * torch.from_numpy(direction)).log_softmax(1)
-    assert spread > 4
+    expected = (logits + 2 * spread * torch.from_numpy(direction)).log_softmax(1)
+    assert 2 * spread > 4
     torch.testing.assert_close(torch.from_numpy(sure.log_prob), expected, rtol=1e-4, atol=1e-3)
     # The two opposite players mask what is high, and what is low, in the direction.
     _, _, _, opposite = acting(subtask, uniform=False, direction=-direction)
