@@ -1,7 +1,7 @@
 """Learns which words to mask: meta-trains a Neural Mask Generator by self-play (Kang, Han, Hwang 2020).
 
     python train_nmg.py --dataset=newsqa --lm=bert-base-uncased
-    python train_nmg.py --episodes=5                                # toy world, tiny LM: a minute
+    python train_nmg.py                                             # toy world, tiny LM: a minute
     python pretrain.py --masker=nmg:runs/nmg-toycls-tiny-0          # a policy as a masker
     torchrun --nproc_per_node=3 train_nmg.py --dataset=newsqa --lm=bert-base-uncased    # three plays at once
 
@@ -41,7 +41,7 @@ from subtasks import SubTask, SubTaskSampler
 PLAYERS = ("random", "opponent", "learner")
 # What --paper chooses between, as every run says.
 FORMS = {
-    False: "Exploring among policies: each episode adds a random policy to the learner's logits, subtracts it "
+    False: "Exploring among policies: an episode adds a random policy to the learner's logits, subtracts it "
            "from the opponent's, and both agents approach what won.",
     True: "The paper's exact form: players explore token by token, and the loss has the ratio of the new "
           "and the old policy; it has learned nothing in any task tried so far."}
@@ -392,6 +392,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
     so only the policy that it returns has been trained."""
     rank, world = rank_and_world()
     players = PLAYERS if cfg.self_play else ("random", "learner")
+    reward_fn = paper_rewards if cfg.paper else rewards
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     agents, states_of = {}, {}
     metrics = []
@@ -441,8 +442,9 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             # An agent learns from the plays of all three; in the paper's form from its own.
             row = {"episode": episode + 1}
             for name, agent in agents.items():
-                for player in [name] if cfg.paper else players:
-                    R, rewarded = (paper_rewards if cfg.paper else rewards)(plays, player)
+                learns_from = [name] if cfg.paper else players
+                for player in learns_from:
+                    R, rewarded = reward_fn(plays, player)
                     actions = actions_of(episode, plays[player], R, rewarded, batch.input_ids)
                     agent.replay = np.concatenate((agent.replay, actions))[-cfg.replay_size:]
 

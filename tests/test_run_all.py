@@ -316,7 +316,7 @@ def test_rows_of_the_toy_world_are_run_once(tmp_path):
     assert "1 failed" in first.stderr
     assert "the spaCy model 'xx_none' is not installed" in first.stderr
     assert "1 runs are in" in second.stdout
-    assert "- Scored on 960 examples of test." in second.stdout
+    assert "- Scored on 480 examples of test." in second.stdout
     logs = [file.read_text() for file in (tmp_path / "logs").glob("score-toycls-tiny-entity-0-*.log")]
     assert ["xx_none" in text for text in sorted(logs, key=len)].count(True) == 1
     assert "| none |" in first.stdout

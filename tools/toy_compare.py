@@ -112,7 +112,8 @@ def main(cfg: Config) -> None:
             jobs.append((seed, name, masker))
 
     # 2. Pre-train, fine-tune, score, seed by seed.
-    scores, shares, learned = defaultdict(list), defaultdict(list), []
+    scores, shares = defaultdict(list), defaultdict(list)
+    learned = []
     tokens = toy.kind_of_token()[data.corpus.input_ids]
     text = 100 * np.bincount(tokens, minlength=len(toy.KINDS)) / len(tokens)
     width = max(len(name) for _, name, _ in jobs)
