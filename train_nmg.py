@@ -199,7 +199,7 @@ def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom
             logits = policy_logits.cpu().numpy()
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
     if direction is not None:
-        # Always twice as far as the logits themselves differ: else a policy that was wrong early stays so.
+        # At least twice as far as the logits themselves differ: else a policy that was wrong early stays so.
         spread = np.ma.masked_invalid(logits)
         spread = (spread - spread.mean(1, keepdims=True)).std()
         logits = logits + max(noise, 2 * spread) * direction
