@@ -23,12 +23,11 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
-import runs
-import toy
-from data import ARRAYS, Data, SpecialTokens, Split, cut_docs, starts
-from models import load_tokenizer
-from runs import UserError
-from sources import CACHE, SPLITS, Source, find_source, located
+from nmg import runs, toy
+from nmg.data import ARRAYS, Data, SpecialTokens, Split, cut_docs, starts
+from nmg.models import load_tokenizer
+from nmg.runs import UserError
+from nmg.sources import CACHE, SPLITS, Source, find_source, located
 
 FORMAT = 3              # goes up when the arrays change, so that old caches are not read
 KINDS = {"label": "cls", "qas": "qa"}   # the kind of a data set by a field of its records; "text" without

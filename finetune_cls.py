@@ -24,12 +24,12 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification
 
-import runs
-from data import Pieces, Split, collate, truncated
-from evaluation import EvaluationConfig, evaluate
-from loop import autocast, device, fit, length_batches, progress, to_device
-from models import with_head
-from runs import UserError
+from finetune import EvaluationConfig, evaluate
+from nmg import runs
+from nmg.data import Pieces, Split, collate, truncated
+from nmg.loop import autocast, device, fit, length_batches, progress, to_device
+from nmg.models import with_head
+from nmg.runs import UserError
 
 KIND = "cls"
 # The paper's values for a whole task (its meta-test), and for the inner loop of meta-training (appendix).

@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForQuestionAnswering
 
-import runs
-from data import Batch, Pieces, Split, collate, windows
-from evaluation import EvaluationConfig, evaluate
-from loop import autocast, device, fit, length_batches, progress, to_device
-from models import with_head
+from finetune import EvaluationConfig, evaluate
+from nmg import runs
+from nmg.data import Batch, Pieces, Split, collate, windows
+from nmg.loop import autocast, device, fit, length_batches, progress, to_device
+from nmg.models import with_head
 
 KIND = "qa"
 # The paper's values for a whole task (its meta-test), and for the inner loop of meta-training (appendix).

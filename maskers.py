@@ -21,20 +21,22 @@ import importlib.util
 import inspect
 import re
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
-import runs
-from data import Batch
-from policies import load_policy
-from runs import UserError, nearest, stream
-from scores import SCORES, collocations
+from nmg import counts, runs, toy
+from nmg.data import Batch
+from nmg.policies import load_policy
+from nmg.runs import RowRandom, UserError, nearest, stream
 
 Masker = Callable[..., np.ndarray]
+Score = Callable[..., np.ndarray]
 MASKERS: dict[str, Masker] = {}
+SCORES: dict[str, Score] = {}       # the scores among them, which features and tables read, too
 
 
 def register(name: str) -> Callable[[Masker], Masker]:
@@ -44,8 +46,18 @@ def register(name: str) -> Callable[[Masker], Masker]:
     return add
 
 
+def register_score(name: str) -> Callable[[Score], Score]:
+    """The same of a score: a function (batch, lm) -> (B, L), how much each token should be masked, as logits.
+    Its masker draws tokens with weight exp(score): a score of log n gives weight n."""
+    def add(score):
+        SCORES[name] = score
+        MASKERS[name] = drawn_by(score)
+        return score
+    return add
+
+
 def drawn_by(score: Callable) -> Masker:
-    """The masker that draws tokens without replacement, with weight exp(score): a score of scores.py, or the
+    """The masker that draws tokens without replacement, with weight exp(score): a score, or the
     logits of a policy, as in its training."""
     # Wrapped, so that `version_of` reads the source of the score.
     @functools.wraps(score)
@@ -65,7 +77,7 @@ def highest_of(score: Callable) -> Masker:
 def find(name: str) -> Masker:
     """The masker of a --masker: a registered name, nmg:, search: or sampled:FOLDER, or FILE.py:function."""
     if is_learned(name):
-        logits = load_policy(name.partition(":")[2]).logits
+        logits = load_policy(name.partition(":")[2], SCORES).logits
         return drawn_by(logits) if name.startswith("sampled:") else highest_of(logits)
     if name.startswith("difference:"):
         general = Path(name.removeprefix("difference:"))
@@ -114,19 +126,19 @@ def is_learned(name: str) -> bool:
 # ---------------------------------------------------------------- the maskers (section 4.1, baselines)
 
 @register("none")
-def none(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+def none(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """No further pre-training at all."""
     return np.zeros_like(batch.maskable)
 
 
 @register("random")
-def random(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+def random(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Tokens, uniformly, without replacement."""
     return pick(rng.random(batch.input_ids.shape), batch, budget)
 
 
 @register("whole")
-def whole(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+def whole(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Whole words, uniformly."""
     words = units_of(batch.word_ids)
     score = np.take_along_axis(rng.random(words.shape), words, 1)
@@ -134,7 +146,7 @@ def whole(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.nda
 
 
 @register("span")
-def span(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+def span(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Spans of whole words, lengths geometric (0.2) up to 10 (SpanBERT); the last is cut to the budget."""
     B, L = batch.input_ids.shape
     # Spans one behind the other, with lengths in words.
@@ -155,7 +167,7 @@ def span(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndar
 
 
 @register("entity")
-def entity(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+def entity(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Whole named entities first, then random tokens (the paper's Entity-Random)."""
     entities = units_of(batch.entity_ids)
     score = (batch.entity_ids >= 0) + np.take_along_axis(rng.random(entities.shape), entities, 1)
@@ -163,14 +175,113 @@ def entity(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.nd
 
 
 @register("pmi")
-def pmi(batch: Batch, budget: np.ndarray, rng: "RowRandom", lm=None) -> np.ndarray:
+def pmi(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Collocations and words, whole, uniformly (PMI-Masking, Levine et al. 2021)."""
-    units = units_of(np.where(batch.maskable, collocations(batch.split)[batch.token_at], -1))
+    units = units_of(np.where(batch.maskable, counts.collocations(batch.split)[batch.token_at], -1))
     score = np.take_along_axis(rng.random(units.shape), units, 1)
     return pick(score, batch, budget, units)
 
 
-MASKERS |= {name: drawn_by(score) for name, score in SCORES.items()}
+# ---------------------------------------------------------------- scores, each of which makes a masker
+
+# Word counts of general English, made by tools/general_words.py; difference:FILE takes counts of your own.
+GENERAL = Path(counts.__file__).with_name("general_words.txt")
+FIRST = 20.0    # a logit far above all noise: such tokens come first
+
+
+@register_score("punct")
+def punct(batch: Batch, lm=None) -> np.ndarray:
+    """Punctuation first, then random tokens (the paper's Punctuation-Random)."""
+    return FIRST * batch.is_punct
+
+
+@register_score("oracle")
+def oracle(batch: Batch, lm=None) -> np.ndarray:
+    """The toy world's informative words first, the best that a policy could learn there (--lm=tiny)."""
+    if batch.split.special.vocabulary_size != len(toy.informative()):
+        raise UserError("the masker oracle knows the words of the toy world only; use --lm=tiny")
+    return FIRST * toy.informative()[batch.input_ids]
+
+
+@register_score("frequent")
+def frequent(batch: Batch, lm=None) -> np.ndarray:
+    """log n, n: how often the token stands in the corpus."""
+    return np.log(counts.token_counts(batch.split)[batch.input_ids])
+
+
+@register_score("rare")
+def rare(batch: Batch, lm=None) -> np.ndarray:
+    """-log n, the opposite of `frequent`."""
+    return -frequent(batch)
+
+
+@register_score("subword")
+def subword(batch: Batch, lm=None) -> np.ndarray:
+    """The second and later tokens of words first; the first token of a piece is never one."""
+    later = np.zeros(batch.maskable.shape, bool)
+    later[:, 1:] = batch.word_ids[:, 1:] == batch.word_ids[:, :-1]
+    return FIRST * later
+
+
+@register_score("in_entity")
+def in_entity(batch: Batch, lm=None) -> np.ndarray:
+    """Tokens of named entities first; unlike `entity`, one by one."""
+    return FIRST * (batch.entity_ids >= 0)
+
+
+@register_score("marked")
+def marked(batch: Batch, lm=None) -> np.ndarray:
+    """What stands inside << >> and [[ ]] first: the entities that a label of ChemProt is about."""
+    return FIRST * counts.in_markers(batch.split)[batch.token_at]
+
+
+@register_score("tfidf")
+def tfidf(batch: Batch, lm=None) -> np.ndarray:
+    """log(tf log(N / df)): tf times in this piece, in df of the corpus' N texts."""
+    same = batch.input_ids[:, :, None] == batch.input_ids[:, None, :]                           # (B, L, L)
+    return np.log(same.sum(2)) + np.log(counts.inverse_document_frequency(batch.split)[batch.input_ids])
+
+
+@register_score("label")
+def label(batch: Batch, lm=None) -> np.ndarray:
+    """log of how much the token tells about the label: KL(p(label | token), p(label)) in train, in nats.
+
+    In question answering the label of a token is whether it stands in an answer."""
+    train = batch.split.train
+    return np.log(counts.label_information(train, tuple(train.labelled))[batch.input_ids])
+
+
+@register_score("loss")
+def loss(batch: Batch, lm=None) -> np.ndarray:
+    """log of the LM's own loss at the token, unmasked, in nats."""
+    logits = lm.logits(batch).flatten(0, 1)                                                     # (B L, V)
+    ids = torch.from_numpy(batch.input_ids.astype(np.int64)).flatten().to(logits.device)
+    nats = F.cross_entropy(logits, ids, reduction="none")                                       # (B L,)
+    return (nats + 1e-3).log().cpu().numpy().reshape(batch.input_ids.shape)
+
+
+@register_score("easy")
+def easy(batch: Batch, lm=None) -> np.ndarray:
+    """The opposite of `loss`: easy tokens first."""
+    return -loss(batch, lm)
+
+
+@register_score("entropy")
+def entropy(batch: Batch, lm=None) -> np.ndarray:
+    """log of the entropy of what the LM would put in the token's place, unmasked, in nats."""
+    log_probs = lm.logits(batch).log_softmax(-1)                                                # (B, L, V)
+    nats = -(log_probs.exp() * log_probs).sum(-1)                                               # (B, L)
+    return (nats + 1e-3).log().cpu().numpy()
+
+
+@register_score("difference")
+def difference(batch: Batch, lm=None, general: Path = GENERAL) -> np.ndarray:
+    """log p(word) in the corpus - log p(word) in general text; 0 for words without a letter.
+
+    What is typical of the task, after Difference-Masking (Wilf et al. 2023), which ranks words by TF-ICF.
+    general: a file of words and their counts, "word<TAB>count" a line; as a masker, difference:FILE"""
+    words = counts.words_of(batch.split).word_of_token[batch.token_at]                          # (B, L)
+    return counts.typical(batch.split, general)[words]
 
 
 # ---------------------------------------------------------------- what maskers are made of
@@ -259,7 +370,7 @@ def fixed(masks: np.ndarray) -> Masker:
     return repeat
 
 
-def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: "RowRandom", mask_id: int,
+def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: RowRandom, mask_id: int,
             ordinary_ids: np.ndarray) -> np.ndarray:
     """BERT's 80/10/10: of the masked tokens 80 % become [MASK], 10 % a random ordinary token, 10 % stay.
 
@@ -268,36 +379,3 @@ def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: "RowRandom", mask_id: 
     other = ordinary_ids[(rng.random(input_ids.shape) * len(ordinary_ids)).astype(np.int64)]
     replaced = np.where(fate < 0.8, mask_id, np.where(fate < 0.9, other, input_ids))
     return np.where(mask, replaced, input_ids)
-
-
-class RowRandom:
-    """Random numbers for the rows of a batch, each row with a stream of its own, whatever batch it comes in.
-
-    Number j of a call is a hash of (seed, name, round, index of the row, call, j): shuffling, batch size,
-    padding and the number of processes change nothing. round: the epoch, episode or pair of plays. A numpy
-    generator for each row would do the same, but takes 10 to 40 µs to make, several times a step."""
-
-    def __init__(self, seed: int, name: str, round: int, indices: np.ndarray):
-        key = np.zeros(len(indices), np.uint64)
-        for part in (seed, zlib.crc32(name.encode()), round, indices):
-            key = splitmix64(key + np.asarray(part).astype(np.uint64) + np.uint64(1))
-        self.key = key[:, None]
-        self.calls = 0
-
-    def random(self, shape: tuple[int, int]) -> np.ndarray:
-        """(B, n) uniform in [0, 1)"""
-        self.calls += 1
-        counter = np.arange(shape[1], dtype=np.uint64) + np.uint64(self.calls << 32)
-        return (splitmix64(self.key + splitmix64(counter)) >> np.uint64(11)) * 2.0**-53
-
-    def gumbel(self, shape: tuple[int, int]) -> np.ndarray:
-        """(B, n) noise: the k highest of logits + noise are k draws from their softmax, none twice."""
-        return -np.log(-np.log(self.random(shape) + 1e-300))
-
-
-def splitmix64(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014), uint64 -> uint64."""
-    x = x * np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

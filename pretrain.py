@@ -15,15 +15,13 @@ import torch
 import torch.nn.functional as F
 
 import data_prep
-import loop
 import maskers
-import runs
-import toy
-from data import Batch, Pieces, blocks, collate
-from loop import autocast, device, fit, length_batches, progress, steps_of, to_device
-from models import LMReader, load_lm, load_tokenizer, max_len_of, set_dropout, weights_of
-from plots import held_out_curve
-from runs import Run, UserError
+from nmg import loop, runs, toy
+from nmg.data import Batch, Pieces, blocks, collate
+from nmg.loop import autocast, device, fit, length_batches, progress, steps_of, to_device
+from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of, set_dropout, weights_of
+from nmg.plots import held_out_curve
+from nmg.runs import Run, UserError
 
 
 @dataclass
@@ -59,14 +57,14 @@ def mask_batch(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, epoc
     batch = collate(pieces, indices)
     budget = maskers.budget_of(batch, p)
     budget.flags.writeable = False
-    mask = masker(batch, budget, maskers.RowRandom(seed, "mask", epoch, indices), lm)
+    mask = masker(batch, budget, runs.RowRandom(seed, "mask", epoch, indices), lm)
     right_kind = isinstance(mask, np.ndarray) and mask.shape == batch.maskable.shape and mask.dtype == bool
     if not right_kind or (mask & ~batch.maskable).any() or (mask.sum(1) > budget).any():
         name = getattr(masker, "__name__", masker)
         raise UserError(f"the masker {name!r} must return a bool array (B, L), True only where maskable and "
                         "at most budget[b] times in row b (maskers.pick does)")
     special = pieces.split.special
-    corrupted = maskers.corrupt(batch.input_ids, mask, maskers.RowRandom(seed, "corrupt", epoch, indices),
+    corrupted = maskers.corrupt(batch.input_ids, mask, runs.RowRandom(seed, "corrupt", epoch, indices),
                                 special.mask_id, special.ordinary_ids)
     return batch, mask, corrupted
 

@@ -14,8 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import stats
 
-import plots
-import runs
+from nmg import plots, runs
 
 # Tables 1 to 3 of the paper, percent, three seeds; its rows are called as in MASKERS of run_all.sh.
 PAPER = pd.read_csv(Path(__file__).parent / "results/paper.txt", sep=" ", index_col=[0, 1, 2])

@@ -24,19 +24,16 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import data_prep
-import loop
 import maskers
-import runs
-import toy
-from data import Batch, Data, Pieces, collate
-from loop import all_gather, broadcast, device, length_batches, rank_and_world, torch_seed
-from maskers import RowRandom
-from models import LMReader, load_lm, load_tokenizer, max_len_of, weights_of
-from plots import curves
-from policies import Policy
+from nmg import loop, runs, toy
+from nmg.data import Batch, Data, Pieces, collate
+from nmg.loop import all_gather, broadcast, device, length_batches, rank_and_world, torch_seed
+from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of, weights_of
+from nmg.plots import curves
+from nmg.policies import Policy
+from nmg.runs import RowRandom, Run, UserError, stream
+from nmg.subtasks import SubTask, SubTaskSampler
 from pretrain import pretrain
-from runs import Run, UserError, stream
-from subtasks import SubTask, SubTaskSampler
 
 PLAYERS = ("random", "opponent", "learner")
 # What --paper chooses between, as every run says.

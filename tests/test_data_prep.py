@@ -22,12 +22,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 import data_prep
-import loop
-import models
-import sources
-from data import ARRAYS, Split, blocks, collate, truncated, windows
 from data_prep import load
-from runs import UserError
+from nmg import loop, models, sources
+from nmg.data import ARRAYS, Split, blocks, collate, truncated, windows
+from nmg.runs import UserError
 
 
 @pytest.fixture(scope="module")

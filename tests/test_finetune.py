@@ -15,16 +15,13 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from torchmetrics.text import SQuAD
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
-import evaluation
+import finetune
 import finetune_cls
 import finetune_qa
-import loop
-import models
-import runs
-import scores
-from data import collate, truncated, windows
 from data_prep import load
-from runs import Run, UserError
+from nmg import counts, loop, models, runs
+from nmg.data import collate, truncated, windows
+from nmg.runs import Run, UserError
 
 ANSWER = st.text(alphabet=st.sampled_from("aAbt heTn,.-'é 1"), max_size=15)
 CASES = st.lists(st.tuples(ANSWER, st.lists(ANSWER, min_size=1, max_size=4)), min_size=1, max_size=8)
@@ -433,7 +430,7 @@ def test_stages_of_a_seed_use_the_same_labels(script, lm_folder, cls_folder, qa_
         raise UserError("stop")
 
     monkeypatch.setattr(importlib.import_module(script), "finetune", train)
-    monkeypatch.setattr(scores, "label_information", read)
+    monkeypatch.setattr(counts, "label_information", read)
     data = cls_folder if script == "finetune_cls" else qa_folder
     flags = [f"--dataset={data}", f"--lm={lm_folder}", "--max_len=64"]
     for stage in (f"{script}.py", "pretrain.py"):
@@ -590,12 +587,11 @@ def finished_run(folder, seed=0):
 def test_a_line_of_results(tmp_path, capsys):
     run = finished_run(tmp_path / "o")
     capsys.readouterr()
-    evaluation.add_result(tmp_path / "results.jsonl", run)
+    finetune.add_result(tmp_path / "results.jsonl", run)
     row = json.loads((tmp_path / "results.jsonl").read_text())
     versions = row.pop("versions")
     assert "torch" in versions
     assert row.pop("config") == run.settings
-    assert row.pop("key") is None
     assert row.pop("metrics") == ["accuracy", "macro_f1"]
     # what is printed is the line without what is long
     assert json.loads(capsys.readouterr().out) == row
@@ -609,14 +605,14 @@ def test_the_same_result_twice_is_one_line(tmp_path):
     results = tmp_path / "results.jsonl"
     one, two = finished_run(tmp_path / "one", seed=1), finished_run(tmp_path / "two", seed=2)
     for run in (one, two, one, two):
-        evaluation.add_result(results, run)
+        finetune.add_result(results, run)
     assert [line["seed"] for line in runs.read_rows(results)] == [1, 2]
 
 
 def test_nothing_is_glued_to_a_line_without_newline(tmp_path):
     results = tmp_path / "results.jsonl"
     results.write_text('{"seed": 7}')
-    evaluation.add_result(results, finished_run(tmp_path / "o"))
+    finetune.add_result(results, finished_run(tmp_path / "o"))
     assert [line["seed"] for line in runs.read_rows(results)] == [7, 0]
     assert results.read_text().startswith('{"seed": 7}\n{')
     assert results.read_text().endswith("}\n")
@@ -627,7 +623,7 @@ def test_a_broken_line_is_found_before_training(line, tmp_path):
     results = tmp_path / "results.jsonl"
     results.write_text(f'{{"seed": 0}}\n{line}\n{{"seed": 1}}\n')
     with pytest.raises(UserError, match=r"results.jsonl:2: not a JSON object"):
-        evaluation.check_results(results)
+        finetune.check_results(results)
 
 
 def test_a_blank_line_of_results_is_none(tmp_path):
@@ -642,20 +638,20 @@ def test_a_place_for_results_that_cannot_be_written(place, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("nowhere/results.jsonl")
     with pytest.raises(OSError):
-        evaluation.check_results(tmp_path / place)
+        finetune.check_results(tmp_path / place)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_results_in_a_read_only_folder(tmp_path):
     (tmp_path / "folder").mkdir(mode=0o500)
     with pytest.raises(PermissionError):
-        evaluation.check_results(tmp_path / "folder/results.jsonl")
+        finetune.check_results(tmp_path / "folder/results.jsonl")
 
 
 def test_checking_changes_no_results(tmp_path):
     results = tmp_path / "new/results.jsonl"
-    evaluation.check_results(results)
+    finetune.check_results(results)
     assert runs.read_rows(results) == []
     results.write_text('{"seed": 0}\n')
-    evaluation.check_results(results)
+    finetune.check_results(results)
     assert results.read_text() == '{"seed": 0}\n'

@@ -11,12 +11,9 @@ import torch.nn.functional as F
 import transformers
 from conftest import random_lm
 
-import fast_cpu
-import loop
-import models
 import pretrain
-import runs
-from runs import UserError
+from nmg import fast_cpu, loop, models, runs
+from nmg.runs import UserError
 
 KINDS = ["bert", "distilbert", "roberta", "electra", "deberta", "deberta-v1", "modernbert", "albert", "mpnet",
          "longformer", "eurobert"]

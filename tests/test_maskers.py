@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 import data_prep
 import maskers
-import models
-import toy
-from data import Batch, blocks, collate
-from policies import LinearPolicy, Policy, load_policy
-from runs import UserError
-from scores import SCORES
+from maskers import SCORES
+from nmg import models, runs, toy
+from nmg.data import Batch, blocks, collate
+from nmg.policies import LinearPolicy, Policy, load_policy
+from nmg.runs import UserError
 
 LEARNED = ["nmg", "sampled", "search"]
 HEURISTICS = sorted(maskers.MASKERS)
@@ -91,7 +90,7 @@ def with_entity(batch, begin, end):
 
 
 def rng_of(batch, seed=0, epoch=0):
-    return maskers.RowRandom(seed, "mask", epoch, batch.indices)
+    return runs.RowRandom(seed, "mask", epoch, batch.indices)
 
 
 def mask_of(name, batch, p, seed=0):
@@ -124,7 +123,8 @@ def wide_policy(name):
     torch.manual_seed(0)
     if name == "search":
         components = torch.randn(16, 3).numpy()
-        return LinearPolicy(["frequent", "punct"], components, np.zeros(5), np.eye(5), np.arange(5) - 2.0)
+        return LinearPolicy(["frequent", "punct"], SCORES, components, np.zeros(5), np.eye(5),
+                            np.arange(5) - 2.0)
     policy = Policy(16)
     for layer in (policy.token_head[0], policy.token_head[2]):
         torch.nn.init.normal_(layer.weight, std=0.5)
@@ -489,7 +489,7 @@ def test_corruption_is_80_10_10():
     batch = plain_batch(rows=5000)
     mask = mask_of("random", batch, 0.5)
     ordinary = np.arange(10, 1000)
-    rng = maskers.RowRandom(0, "corrupt", 0, batch.indices)
+    rng = runs.RowRandom(0, "corrupt", 0, batch.indices)
     corrupted = maskers.corrupt(batch.input_ids, mask, rng, 4, ordinary)
     assert (corrupted[~mask] == 7 * batch.maskable[~mask] + 2 * ~batch.maskable[~mask]).all()
     ids = corrupted[mask]
@@ -499,7 +499,7 @@ def test_corruption_is_80_10_10():
 
 
 def test_random_numbers_are_uniform():
-    u = maskers.RowRandom(0, "mask", 0, np.arange(2000)).random((2000, 100))
+    u = runs.RowRandom(0, "mask", 0, np.arange(2000)).random((2000, 100))
     assert u.min() >= 0 and u.max() < 1
     counts = np.histogram(u, 100, (0, 1))[0]
     assert ((counts - 2000) ** 2 / 2000).sum() < 99 + 5 * np.sqrt(2 * 99)
@@ -512,19 +512,19 @@ def correlation(a, b):
 def test_random_numbers_are_unrelated():
     """Neighbours in rows and columns; the next call, another seed, purpose and epoch."""
     rows, shape = np.arange(2000), (2000, 100)
-    rng = maskers.RowRandom(0, "mask", 0, rows)
+    rng = runs.RowRandom(0, "mask", 0, rows)
     u = rng.random(shape)
     assert correlation(u[:-1], u[1:]) < 0.01
     assert correlation(u[:, :-1], u[:, 1:]) < 0.01
     assert correlation(u, rng.random(shape)) < 0.01
     for other in ((1, "mask", 0), (0, "corrupt", 0), (0, "mask", 1)):
-        assert correlation(u, maskers.RowRandom(*other, rows).random(shape)) < 0.01
+        assert correlation(u, runs.RowRandom(*other, rows).random(shape)) < 0.01
 
 
 def test_random_numbers_of_a_row_are_its_own():
     """The same in another batch, at another place, beside other rows, and of another width."""
-    whole = maskers.RowRandom(3, "mask", 1, np.arange(10)).random((10, 20))
-    some = maskers.RowRandom(3, "mask", 1, np.array([7, 2])).random((2, 5))
+    whole = runs.RowRandom(3, "mask", 1, np.arange(10)).random((10, 20))
+    some = runs.RowRandom(3, "mask", 1, np.array([7, 2])).random((2, 5))
     assert (some == whole[[7, 2], :5]).all()
 
 
@@ -595,7 +595,7 @@ def test_the_policy_is_that_of_the_paper():
 def test_a_saved_policy_is_the_same(tmp_path):
     policy = Policy(32)
     policy.save(tmp_path)
-    opened = load_policy(tmp_path)
+    opened = load_policy(tmp_path, SCORES)
     for name, weight in policy.state_dict().items():
         assert torch.equal(weight, opened.state_dict()[name])
 
@@ -605,7 +605,7 @@ def test_a_policy_that_was_cut_short(tmp_path):
     weights = tmp_path / "policy.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(UserError, match="no policy"):
-        load_policy(tmp_path)
+        load_policy(tmp_path, SCORES)
 
 
 def test_a_policy_for_a_lm_of_another_size():

@@ -13,17 +13,14 @@ from conftest import ROOT, TEXTS, call, fast_tokenizer, kill_when, random_lm, to
 from safetensors.torch import load_file
 
 import data_prep
-import evaluation
+import finetune
 import finetune_cls
 import finetune_qa
-import loop
 import maskers
-import models
-import policies
 import pretrain
-import runs
-from data import blocks, windows
-from runs import UserError
+from nmg import loop, models, policies, runs
+from nmg.data import blocks, windows
+from nmg.runs import UserError
 
 KINDS = ["bert", "distilbert", "roberta", "electra", "deberta", "modernbert", "albert", "mpnet", "longformer"]
 
@@ -521,7 +518,7 @@ def test_none_hands_the_lm_on_as_it_is(tmp_path, flags, lm_folder):
 
 def test_the_origin_of_a_lm(tmp_path, flags, lm_folder):
     call("pretrain.py", *flags, "--masker=whole", "--seed=4", "--out=o", cwd=tmp_path)
-    found = evaluation.origin_of(str(tmp_path / "o"))
+    found = finetune.origin_of(str(tmp_path / "o"))
     expected = {"lm": str(lm_folder), "masker": "whole", "seed": 4, "p": 0.15, "epochs": 1, "max_len": 32}
     assert {name: found["settings"][name] for name in expected} == expected
     before, after = found["held_out_loss"]
@@ -531,7 +528,7 @@ def test_the_origin_of_a_lm(tmp_path, flags, lm_folder):
 def test_the_origin_of_a_lm_without_further_pre_training(lm_folder):
     weights = models.weights_of(str(lm_folder))
     expected = {"lm": str(lm_folder), "weights": weights, "masker": "none", "p": None}
-    found = evaluation.origin_of(str(lm_folder))
+    found = finetune.origin_of(str(lm_folder))
     assert {name: found["settings"].get(name) for name in expected} == expected
     assert found["seconds"] == 0 and found["held_out_loss"] is None
 
@@ -552,7 +549,7 @@ def test_a_policy_that_changed_is_another_run(tmp_path, flags):
     policies.Policy(32).save(tmp_path / "policy")
     command = ["pretrain.py", *flags, "--masker=nmg:policy", "--max_steps=1", "--out=o"]
     assert call(*command, cwd=tmp_path).returncode == 0
-    settings = evaluation.origin_of(str(tmp_path / "o"))["settings"]
+    settings = finetune.origin_of(str(tmp_path / "o"))["settings"]
     assert settings["policy"]["episodes"] == 4 and len(settings["policy"]["checksum"]) == 8
     assert "masker_code" not in settings
     policies.Policy(32).save(tmp_path / "policy")

@@ -13,11 +13,11 @@ from conftest import ROOT, SHARED, call, needs_shared
 from matplotlib.figure import Figure
 from scipy import stats
 
-import plots
 import report
 import train_nmg
+from nmg import plots
+from nmg.runs import UserError
 from report import holm, sign_flips
-from runs import UserError
 
 
 @pytest.fixture

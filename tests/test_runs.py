@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, call
 
-import runs
-from runs import Run, UserError, parse_flags
+from nmg import runs
+from nmg.runs import Run, UserError, parse_flags
 
 # ---------------------------------------------------------------- flags
 
@@ -151,7 +151,7 @@ def test_every_script_has_help_and_knows_its_flags(script, tmp_path):
 SCRIPT = '''
 """A script of the project."""
 from dataclasses import dataclass
-import runs
+from nmg import runs
 
 @dataclass
 class Config:
@@ -320,7 +320,7 @@ def test_a_file_in_the_place_of_the_folder(tmp_path):
 
 
 HOLD = """
-from runs import Run
+from nmg.runs import Run
 run = Run("o", {"seed": 0})
 print("at work", flush=True)
 input()

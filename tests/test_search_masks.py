@@ -13,20 +13,16 @@ from scipy import integrate, stats
 
 import data_prep
 import maskers
-import models
-import policies
-import runs
-import search_masks
-import toy
 import train_nmg
-from data import blocks, collate
-from maskers import RowRandom
-from models import LMReader
-from policies import LinearPolicy, load_policy
-from runs import UserError
-from search_masks import COSINE, ODDS, PRIORS, Posterior, posterior_of
-from subtasks import SubTaskSampler
-from tools import what_matters
+from maskers import SCORES
+from nmg import models, policies, runs, toy
+from nmg.data import blocks, collate
+from nmg.models import LMReader
+from nmg.policies import LinearPolicy, load_policy
+from nmg.runs import RowRandom, UserError
+from nmg.subtasks import SubTaskSampler
+from tools import search_masks, what_matters
+from tools.search_masks import COSINE, ODDS, PRIORS, Posterior, posterior_of
 from tools.toy_compare import shares_of_kinds
 
 # A pair of a second or less.
@@ -249,7 +245,7 @@ def batches(world):
 
 
 def policy_of(batches, lm, names=("frequent", "punct", "subword", "label", "loss"), components=4):
-    return LinearPolicy.whitened(list(names), components, batches, lm)
+    return LinearPolicy.whitened(list(names), SCORES, components, batches, lm)
 
 
 def features_of(policy, batches, lm):
@@ -263,7 +259,7 @@ def test_features_are_whitened_over_the_corpus(batches, lm):
     features = features_of(policy, batches, lm)
     assert len(features) > 3000 and features.shape[1] == 8
     np.testing.assert_allclose(features.mean(0), 0, atol=1e-6)
-    plain = np.concatenate([policies.plain_features(batch, lm, policy.names, policy.components)
+    plain = np.concatenate([policies.plain_features(batch, lm, policy.names, SCORES, policy.components)
                             [batch.maskable] for batch in batches])
     # The ridge shrinks what features have in common, here of `punct` and `frequent`.
     correlation = np.corrcoef(plain.T)
@@ -322,7 +318,7 @@ def test_a_saved_policy_is_the_same(components, batches, lm, tmp_path):
     policy = policy_of(batches, lm, components=components)
     policy.weight = np.random.default_rng(0).normal(size=len(policy.mean))
     policy.save(tmp_path)
-    opened = load_policy(tmp_path)
+    opened = load_policy(tmp_path, SCORES)
     assert opened.names == policy.names
     np.testing.assert_array_equal(opened.logits(batches[0], lm), policy.logits(batches[0], lm))
 
@@ -363,7 +359,7 @@ def test_a_broken_policy_is_one_sentence(spoil, policy, tmp_path):
     policy.save(tmp_path)
     spoil(tmp_path)
     with pytest.raises(UserError, match=r"no policy of train_nmg.py or search_masks.py in this folder"):
-        load_policy(tmp_path)
+        load_policy(tmp_path, SCORES)
 
 
 # ---------------------------------------------------------------- the script
@@ -380,7 +376,7 @@ def finished(tmp_path_factory, one_thread):
 
     with pytest.MonkeyPatch.context() as m:
         m.setattr(train_nmg, "inner_loop", watch)
-        result = call("search_masks.py", *SMALL, "--pairs=4", "--out=o", cwd=place)
+        result = call("tools/search_masks.py", *SMALL, "--pairs=4", "--out=o", cwd=place)
     assert result.returncode == 0, result.stderr
     return place, result, plays
 
@@ -403,7 +399,7 @@ def test_what_a_search_leaves(finished):
     text = (place / "o/worth.txt").read_text()
     assert result.stdout.endswith(f"{text}saved o: worth.txt, worth.png, and the policy for "
                                   "--masker=sampled:o\n")
-    policy = load_policy(place / "o")
+    policy = load_policy(place / "o", SCORES)
     assert policy.names == ["frequent", "label"] and policy.components.shape == (128, 1)
     settings = {"dataset": "toycls", "lm": "tiny", "pairs": 4, "seed": 0, "metric": "likelihood",
                 "features": "frequent,subword,label", "val_share": 0.5}
@@ -418,7 +414,7 @@ def test_what_a_search_says(finished, world):
     lines = (place / "o/worth.txt").read_text().splitlines()
     names = ["frequent", "label", "component 1"]
     assert sorted(re.split(r"  +", line)[0] for line in lines[1:4]) == sorted(names)
-    pairs, policy = pairs_of(place / "o/pairs.jsonl"), load_policy(place / "o")
+    pairs, policy = pairs_of(place / "o/pairs.jsonl"), load_policy(place / "o", SCORES)
     posterior = posterior_of(pairs, "likelihood", 3)
     for line in lines[1:4]:
         i = names.index(re.split(r"  +", line)[0])
@@ -455,7 +451,7 @@ def test_both_players_of_a_pair_mask_the_same_contexts(finished, lm):
     """One follows the direction and one the opposite, each with noise of its own, a context at a time; x are
     the mean features of the tokens that they masked, and scores are theirs."""
     place, _, plays = finished
-    policy = load_policy(place / "o")
+    policy = load_policy(place / "o", SCORES)
     for pair, first, second in zip(pairs_of(place / "o/pairs.jsonl"), plays[::2], plays[1::2], strict=True):
         assert first[0] is second[0]
         # The score `label` reads the labels of the sub-task.
@@ -484,9 +480,9 @@ def test_both_players_of_a_pair_mask_the_same_contexts(finished, lm):
 
 def test_a_finished_search_is_done(finished):
     place = finished[0]
-    again = call("search_masks.py", *SMALL, "--pairs=4", "--out=o", cwd=place)
+    again = call("tools/search_masks.py", *SMALL, "--pairs=4", "--out=o", cwd=place)
     assert again.returncode == 0 and "already done: o" in again.stdout
-    other = call("search_masks.py", *SMALL, "--pairs=4", "--out=o", "--seed=1", cwd=place)
+    other = call("tools/search_masks.py", *SMALL, "--pairs=4", "--out=o", "--seed=1", cwd=place)
     assert other.returncode == 2 and "seed=0 there, 1 here" in other.stderr
 
 
@@ -494,20 +490,21 @@ def test_a_finished_search_is_done(finished):
 def test_a_search_goes_on_from_its_log(finished, tmp_path):
     """Two pairs, then two more in another folder, are the four of one run; with --pairs=2 again the first two
     count. Other flags are refused."""
-    first = call("search_masks.py", *SMALL, "--pairs=2", "--out=a", "--log=log.jsonl", cwd=tmp_path)
+    first = call("tools/search_masks.py", *SMALL, "--pairs=2", "--out=a", "--log=log.jsonl", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     two, four = pairs_of(tmp_path / "log.jsonl"), pairs_of(finished[0] / "o/pairs.jsonl")
     assert two == four[:2]
-    second = call("search_masks.py", *SMALL, "--pairs=4", "--out=b", "--log=log.jsonl", cwd=tmp_path)
+    second = call("tools/search_masks.py", *SMALL, "--pairs=4", "--out=b", "--log=log.jsonl", cwd=tmp_path)
     assert second.returncode == 0, second.stderr
     assert pairs_of(tmp_path / "log.jsonl") == four
-    ours, theirs = load_policy(tmp_path / "b"), load_policy(finished[0] / "o")
+    ours, theirs = load_policy(tmp_path / "b", SCORES), load_policy(finished[0] / "o", SCORES)
     np.testing.assert_array_equal(ours.weight, theirs.weight)
-    again = call("search_masks.py", *SMALL, "--pairs=2", "--out=d", "--log=log.jsonl", cwd=tmp_path)
+    again = call("tools/search_masks.py", *SMALL, "--pairs=2", "--out=d", "--log=log.jsonl", cwd=tmp_path)
     assert again.returncode == 0 and "After 2 pairs" in again.stdout
-    np.testing.assert_array_equal(load_policy(tmp_path / "d").weight, load_policy(tmp_path / "a").weight)
+    first, again = load_policy(tmp_path / "a", SCORES), load_policy(tmp_path / "d", SCORES)
+    np.testing.assert_array_equal(first.weight, again.weight)
     for flag in ("--seed=1", "--p=0.1", "--features=frequent", "--dataset=toyqa"):
-        other = call("search_masks.py", *SMALL, "--pairs=4", flag, "--out=c", "--log=log.jsonl",
+        other = call("tools/search_masks.py", *SMALL, "--pairs=4", flag, "--out=c", "--log=log.jsonl",
                      cwd=tmp_path)
         assert other.returncode == 2 and other.stderr.count("\n") == 1
         assert "log.jsonl: holds another search" in other.stderr
@@ -525,7 +522,7 @@ def test_a_stopped_search_goes_on(finished, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return inner_loop(*given)
 
-    command = ["search_masks.py", *SMALL, "--pairs=4", "--out=o"]
+    command = ["tools/search_masks.py", *SMALL, "--pairs=4", "--out=o"]
     with monkeypatch.context() as m:
         m.setattr(train_nmg, "inner_loop", stop)
         assert call(*command, cwd=tmp_path).returncode == 130
@@ -539,7 +536,7 @@ def test_a_stopped_search_goes_on(finished, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_two_processes_search_as_one(finished, tmp_path):
     """Each plays one of a pair."""
-    result = torchrun(2, "search_masks.py", *SMALL, "--pairs=4", "--out=o", cwd=tmp_path)
+    result = torchrun(2, "tools/search_masks.py", *SMALL, "--pairs=4", "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert pairs_of(tmp_path / "o/pairs.jsonl") == pairs_of(finished[0] / "o/pairs.jsonl")
     files = [(place / "o/policy.safetensors").read_bytes() for place in (tmp_path, finished[0])]
@@ -554,7 +551,7 @@ def test_two_processes_search_as_one(finished, tmp_path):
     ["--pairs=2", "--dataset=toyqa"],
 ])
 def test_switches(flags, tmp_path):
-    result = call("search_masks.py", *SMALL, *flags, "--out=o", cwd=tmp_path)
+    result = call("tools/search_masks.py", *SMALL, *flags, "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     text = (tmp_path / "o/worth.txt").read_text()
     assert "count as evidence. No feature is worth more than" in text and "nan" not in text
@@ -566,14 +563,14 @@ def test_a_policy_whose_scores_are_gone(tmp_path):
     settings = json.loads((folder / "policy.json").read_text())
     settings["names"][0] = "gone"
     (folder / "policy.json").write_text(json.dumps(settings))
-    with pytest.raises(UserError, match=r"it reads scores that are not in scores\.py: gone"):
-        load_policy(folder)
+    with pytest.raises(UserError, match=r"it reads scores that are not in maskers\.py: gone"):
+        load_policy(folder, SCORES)
 
 
 def test_pairs_that_all_tie_teach_nothing(tmp_path):
     """One example to score: both players are wrong, or both right. No policy is saved; the pairs are."""
-    result = call("search_masks.py", *SMALL, "--pairs=2", "--metric=accuracy", "--validation=1", "--out=o",
-                  cwd=tmp_path)
+    result = call("tools/search_masks.py", *SMALL, "--pairs=2", "--metric=accuracy", "--validation=1",
+                  "--out=o", cwd=tmp_path)
     assert result.returncode == 2
     assert "after 2 pairs nothing is known: both players of each had the same accuracy" in result.stderr
     assert len(runs.read_rows(tmp_path / "o/pairs.jsonl")) == 3
@@ -595,14 +592,14 @@ def test_pairs_that_all_tie_teach_nothing(tmp_path):
 def test_wrong_flags(flags, said, tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
     (tmp_path / "broken.jsonl").write_text("{half of a li")
-    result = call("search_masks.py", *PLAYS, "--pairs=1", "--out=o", *flags, cwd=tmp_path)
+    result = call("tools/search_masks.py", *PLAYS, "--pairs=1", "--out=o", *flags, cwd=tmp_path)
     assert result.returncode == 2 and said in result.stderr
     assert "Traceback" not in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_the_oracle_knows_the_words_of_the_toy_world_only(cls_folder, lm_folder, tmp_path):
-    result = call("search_masks.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--features=oracle",
-                  "--contexts=4", "--pairs=1", "--val_share=0.3", cwd=tmp_path)
+    result = call("tools/search_masks.py", f"--dataset={cls_folder}", f"--lm={lm_folder}",
+                  "--features=oracle", "--contexts=4", "--pairs=1", "--val_share=0.3", cwd=tmp_path)
     assert result.returncode == 2 and result.stderr.count("\n") == 1
 
 
@@ -620,7 +617,7 @@ def with_known_worth(monkeypatch, tmp_path, effect):
         return lm, {"accuracy": effect * share + noise.normal(0, 0.02)}
 
     monkeypatch.setattr(train_nmg, "inner_loop", inner_loop)
-    result = call("search_masks.py", "--contexts=240", "--docs=60", "--out=o", cwd=tmp_path)
+    result = call("tools/search_masks.py", "--contexts=240", "--docs=60", "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     data = data_prep.load("toycls", toy.tokenizer())
     said = (tmp_path / "o/worth.txt").read_text().splitlines()[-1]

@@ -9,11 +9,11 @@ from conftest import write_rows
 
 import finetune_cls
 import finetune_qa
-import toy
-from data import collate
 from data_prep import load
-from runs import UserError
-from subtasks import SubTaskSampler
+from nmg import toy
+from nmg.data import collate
+from nmg.runs import UserError
+from nmg.subtasks import SubTaskSampler
 
 
 def load_rows(path, rows):

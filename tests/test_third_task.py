@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, call
 
-import runs
-import sources
+from nmg import runs, sources
 
 
 @pytest.fixture
@@ -41,8 +40,8 @@ def test_an_lm_is_fine_tuned_and_scored(counting, tmp_path, monkeypatch):
 
 
 def test_a_search_for_a_third_kind_of_task(counting, tmp_path):
-    result = call("search_masks.py", "--dataset=counting", "--metric=closeness", "--contexts=12", "--pairs=2",
-                   "--features=frequent,label", "--components=1", "--out=o", cwd=tmp_path)
+    result = call("tools/search_masks.py", "--dataset=counting", "--metric=closeness", "--contexts=12",
+                  "--pairs=2", "--features=frequent,label", "--components=1", "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert re.search(r"worth of 1 sd, x 100 +closeness\n", (tmp_path / "o/worth.txt").read_text())
 

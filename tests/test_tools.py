@@ -18,15 +18,12 @@ import data_prep
 import finetune_cls
 import finetune_qa
 import maskers
-import models
 import pretrain
-import runs
-import scores
-import toy
 import train_nmg
-from data import Pieces, blocks, collate
-from policies import Policy
-from runs import UserError
+from nmg import models, runs, toy
+from nmg.data import Pieces, blocks, collate
+from nmg.policies import Policy
+from nmg.runs import UserError
 from tools import bench, show_masks, toy_compare
 
 PNG = b"\x89PNG"
@@ -569,8 +566,8 @@ def test_general_words_need_their_package(tmp_path, monkeypatch):
 
 def test_the_general_words_are_common_english():
     """20,000 of the package, without those that have no letter."""
-    assert scores.GENERAL == ROOT / "general_words.txt"
-    rows = [line.split("\t") for line in scores.GENERAL.read_text("utf-8").splitlines()]
+    assert maskers.GENERAL == ROOT / "nmg/general_words.txt"
+    rows = [line.split("\t") for line in maskers.GENERAL.read_text("utf-8").splitlines()]
     words, counts = [word for word, _ in rows], [int(count) for _, count in rows]
     assert 19_000 < len(set(words)) == len(words) <= 20_000
     assert {"the", "to", "and", "of", "a", "in"} <= set(words[:10])

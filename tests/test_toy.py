@@ -7,9 +7,8 @@ import pytest
 from conftest import call
 
 import data_prep
-import models
-import toy
-from models import load_lm
+from nmg import models, toy
+from nmg.models import load_lm
 from pretrain import held_out_loss
 from tools.make_tiny import general_blocks, untrained
 

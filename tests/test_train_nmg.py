@@ -31,17 +31,14 @@ import data_prep
 import finetune_cls
 import finetune_qa
 import maskers
-import models
 import pretrain
-import runs
-import sources
-import toy
 import train_nmg
-from data import blocks, collate
-from maskers import RowRandom
-from policies import Policy, load_policy
-from runs import UserError
-from subtasks import SubTaskSampler
+from maskers import SCORES
+from nmg import models, runs, sources, toy
+from nmg.data import blocks, collate
+from nmg.policies import Policy, load_policy
+from nmg.runs import RowRandom, UserError
+from nmg.subtasks import SubTaskSampler
 from train_nmg import Agent, Config, Play
 
 # A run of a few seconds, in which the LM of an episode is that of the last, and old actions leave replay.
@@ -900,7 +897,7 @@ def test_lengths_are_the_papers(script, kind, lengths, cls_folder, qa_folder, lm
             raise UserError("stop")
         return 48
 
-    module = "evaluation" if script.startswith("finetune_") else script
+    module = "finetune" if script.startswith("finetune_") else script
     monkeypatch.setattr(importlib.import_module(module), "max_len_of", max_len_of)
     data = cls_folder if kind == "cls" else qa_folder
     result = call(f"{script}.py", f"--dataset={data}", f"--lm={lm_folder}", cwd=tmp_path)
@@ -953,7 +950,7 @@ def test_chemprot_with_a_real_lm(tmp_path):
                   f"--lm={SHARED}/lm/minilm", "--contexts=8", "--episodes=1", "--validation=8",
                   "--examples=32", "--ft_epochs=1", "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    weights = load_policy(tmp_path / "o").parameters()
+    weights = load_policy(tmp_path / "o", SCORES).parameters()
     assert sum(weight.numel() for weight in weights) == 690_946
 
 

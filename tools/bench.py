@@ -29,12 +29,12 @@ import torch.nn.functional as F
 import maskers
 import pretrain
 import report
-import runs
 import train_nmg
-from data import Batch, Pieces, collate
-from loop import device
-from runs import stream
-from subtasks import SubTask, SubTaskSampler
+from nmg import runs
+from nmg.data import Batch, Pieces, collate
+from nmg.loop import device
+from nmg.runs import stream
+from nmg.subtasks import SubTask, SubTaskSampler
 
 SIDES = ("ours", "padded")
 STAGES = ("MLM", "fine-tuning", "scoring")

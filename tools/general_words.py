@@ -8,9 +8,9 @@ The figures are those of Robyn Speer's wordfreq 3 (2022), CC BY-SA 4.0. Counts o
 from dataclasses import dataclass
 from pathlib import Path
 
-import runs
-from runs import UserError
-from scores import has_letter
+from nmg import runs
+from nmg.counts import has_letter
+from nmg.runs import UserError
 
 
 @dataclass

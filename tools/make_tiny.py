@@ -10,11 +10,9 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 import data_prep
-import loop
 import maskers
-import runs
-import toy
-from data import Pieces, blocks
+from nmg import loop, runs, toy
+from nmg.data import Pieces, blocks
 from pretrain import held_out_loss, pretrain
 
 

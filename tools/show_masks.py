@@ -19,16 +19,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import data_prep
-import loop
 import maskers
-import plots
-import runs
-import toy
-from data import Pieces, Split, blocks
-from loop import length_batches
-from models import LMReader, load_lm, load_tokenizer, max_len_of
+from nmg import loop, plots, runs, toy
+from nmg.data import Pieces, Split, blocks
+from nmg.loop import length_batches
+from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of
+from nmg.runs import UserError, stream
 from pretrain import mask_batch
-from runs import UserError, stream
 
 COLORS = ("#9db8d2", plots.BLUE, plots.ORANGE, "#7d9c6c", "#8c5a7c", "#b9b09a")
 ALL = "in the text"         # the name of all maskable tokens, beside the maskers

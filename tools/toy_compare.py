@@ -15,14 +15,11 @@ from matplotlib.figure import Figure
 
 import data_prep
 import finetune_cls
-import loop
 import maskers
-import plots
-import runs
-import toy
 import train_nmg
-from data import Data, blocks, truncated
-from models import LMReader, load_lm, load_tokenizer
+from nmg import loop, plots, runs, toy
+from nmg.data import Data, blocks, truncated
+from nmg.models import LMReader, load_lm, load_tokenizer
 from pretrain import mask_batch, pretrain
 
 

@@ -16,14 +16,14 @@ from tqdm import tqdm
 
 import maskers
 import report
-import runs
 import train_nmg
-from data import Pieces
-from loop import length_batches
-from models import LMReader, weights_of
+from nmg import runs
+from nmg.data import Pieces
+from nmg.loop import length_batches
+from nmg.models import LMReader, weights_of
+from nmg.runs import UserError, stream
+from nmg.subtasks import SubTaskSampler
 from pretrain import mask_batch
-from runs import UserError, stream
-from subtasks import SubTaskSampler
 
 
 @dataclass

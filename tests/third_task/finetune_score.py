@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification
 
-import runs
-from data import collate, truncated
-from evaluation import EvaluationConfig, evaluate
-from loop import autocast, device, fit, length_batches, to_device
-from models import with_head
+from finetune import EvaluationConfig, evaluate
+from nmg import runs
+from nmg.data import collate, truncated
+from nmg.loop import autocast, device, fit, length_batches, to_device
+from nmg.models import with_head
 
 KIND = "score"
 DEFAULTS = {"epochs": 2, "lr": 1e-3, "batch_size": 8, "max_len": 64}

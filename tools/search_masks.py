@@ -25,17 +25,16 @@ from scipy.special import logsumexp
 from tqdm import tqdm
 
 import maskers
-import runs
 import train_nmg
-from data import Data, collate
-from loop import all_gather, broadcast, length_batches, rank_and_world
-from maskers import RowRandom
-from models import LMReader, weights_of
-from plots import draw_worth, winners_foreseen, worth_table
-from policies import LinearPolicy
-from runs import Run, UserError, stream
-from scores import SCORES
-from subtasks import SubTaskSampler
+from maskers import SCORES
+from nmg import runs
+from nmg.data import Data, collate
+from nmg.loop import all_gather, broadcast, length_batches, rank_and_world
+from nmg.models import LMReader, weights_of
+from nmg.plots import draw_worth, winners_foreseen, worth_table
+from nmg.policies import LinearPolicy
+from nmg.runs import RowRandom, Run, UserError, stream
+from nmg.subtasks import SubTaskSampler
 
 # A search ends when the odds that it matters what is masked exceed 50 to 1 (if it does not, at most one in 50
 # searches ever gets there), and the expected cosine of the estimated and the true direction exceeds 0.8.
@@ -125,7 +124,7 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
     # Enough text to whiten the features, and not more than memory holds.
     some = contexts.spread(min(1000, int(100_000 / contexts.length.mean())))
     batches = [collate(contexts, some[indices]) for indices in length_batches(contexts.length[some])]
-    policy = LinearPolicy.whitened(cfg.features.split(","), cfg.components, batches, reader)
+    policy = LinearPolicy.whitened(cfg.features.split(","), SCORES, cfg.components, batches, reader)
     D = len(policy.weight)
     pairs = read_pairs(file, settings)[:cfg.pairs]
     bar = tqdm(range(len(pairs), cfg.pairs), unit="pair", disable=not runs.is_main_process())

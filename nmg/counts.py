@@ -1,143 +1,22 @@
-"""How much each token should be masked: scores, as logits. A score is a masker, which draws tokens with
-weight exp(score) (a score of log n gives weight n), and a feature of search_masks.py.
+"""What a masker may count over a whole split: how often tokens occur, in how many texts, with which
+labels; and the words and collocations of its texts. Each is counted once, and kept.
 
-    @register("rare")
-    def rare(batch, lm=None):
-        return -np.log(token_counts(batch.split)[batch.input_ids])
-
-batch: numpy arrays (B, L), see data.Batch; batch.split is the corpus, over which a score may count. lm: the
-LM as it is now: lm(batch) are its hidden states (B, L, H), lm.logits(batch) (B, L, V). Returns (B, L); what
-stands where nothing may be masked is ignored.
-"""
+A split has T tokens in N texts; V is the size of the vocabulary (see data.Split)."""
 import functools
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
-import toy
-from data import Batch, Split
-from runs import UserError
-from sources import lines
+from nmg.data import Split
+from nmg.runs import UserError
+from nmg.sources import lines
 
-Score = Callable[..., np.ndarray]
-SCORES: dict[str, Score] = {}
-
-
-def register(name: str) -> Callable[[Score], Score]:
-    def add(score):
-        SCORES[name] = score
-        return score
-    return add
-
-
-# Word counts of general English, made by tools/general_words.py; difference:FILE takes counts of your own.
-GENERAL = Path(__file__).with_name("general_words.txt")
 LONGEST = 5     # words of a collocation, at most
-FIRST = 20.0    # a logit far above all noise: such tokens come first
 
-
-@register("punct")
-def punct(batch: Batch, lm=None) -> np.ndarray:
-    """Punctuation first, then random tokens (the paper's Punctuation-Random)."""
-    return FIRST * batch.is_punct
-
-
-@register("oracle")
-def oracle(batch: Batch, lm=None) -> np.ndarray:
-    """The toy world's informative words first, the best that a policy could learn there (--lm=tiny)."""
-    if batch.split.special.vocabulary_size != len(toy.informative()):
-        raise UserError("the masker oracle knows the words of the toy world only; use --lm=tiny")
-    return FIRST * toy.informative()[batch.input_ids]
-
-
-@register("frequent")
-def frequent(batch: Batch, lm=None) -> np.ndarray:
-    """log n, n: how often the token stands in the corpus."""
-    return np.log(token_counts(batch.split)[batch.input_ids])
-
-
-@register("rare")
-def rare(batch: Batch, lm=None) -> np.ndarray:
-    """-log n, the opposite of `frequent`."""
-    return -frequent(batch)
-
-
-@register("subword")
-def subword(batch: Batch, lm=None) -> np.ndarray:
-    """The second and later tokens of words first; the first token of a piece is never one."""
-    later = np.zeros(batch.maskable.shape, bool)
-    later[:, 1:] = batch.word_ids[:, 1:] == batch.word_ids[:, :-1]
-    return FIRST * later
-
-
-@register("in_entity")
-def in_entity(batch: Batch, lm=None) -> np.ndarray:
-    """Tokens of named entities first; unlike `entity`, one by one."""
-    return FIRST * (batch.entity_ids >= 0)
-
-
-@register("marked")
-def marked(batch: Batch, lm=None) -> np.ndarray:
-    """What stands inside << >> and [[ ]] first: the entities that a label of ChemProt is about."""
-    return FIRST * in_markers(batch.split)[batch.token_at]
-
-
-@register("tfidf")
-def tfidf(batch: Batch, lm=None) -> np.ndarray:
-    """log(tf log(N / df)): tf times in this piece, in df of the corpus' N texts."""
-    same = batch.input_ids[:, :, None] == batch.input_ids[:, None, :]                           # (B, L, L)
-    return np.log(same.sum(2)) + np.log(inverse_document_frequency(batch.split)[batch.input_ids])
-
-
-@register("label")
-def label(batch: Batch, lm=None) -> np.ndarray:
-    """log of how much the token tells about the label: KL(p(label | token), p(label)) in train, in nats.
-
-    In question answering the label of a token is whether it stands in an answer."""
-    train = batch.split.train
-    return np.log(label_information(train, tuple(train.labelled))[batch.input_ids])
-
-
-@register("loss")
-def loss(batch: Batch, lm=None) -> np.ndarray:
-    """log of the LM's own loss at the token, unmasked, in nats."""
-    logits = lm.logits(batch).flatten(0, 1)                                                     # (B L, V)
-    ids = torch.from_numpy(batch.input_ids.astype(np.int64)).flatten().to(logits.device)
-    nats = F.cross_entropy(logits, ids, reduction="none")                                       # (B L,)
-    return (nats + 1e-3).log().cpu().numpy().reshape(batch.input_ids.shape)
-
-
-@register("easy")
-def easy(batch: Batch, lm=None) -> np.ndarray:
-    """The opposite of `loss`: easy tokens first."""
-    return -loss(batch, lm)
-
-
-@register("entropy")
-def entropy(batch: Batch, lm=None) -> np.ndarray:
-    """log of the entropy of what the LM would put in the token's place, unmasked, in nats."""
-    log_probs = lm.logits(batch).log_softmax(-1)                                                # (B, L, V)
-    nats = -(log_probs.exp() * log_probs).sum(-1)                                               # (B, L)
-    return (nats + 1e-3).log().cpu().numpy()
-
-
-@register("difference")
-def difference(batch: Batch, lm=None, general: Path = GENERAL) -> np.ndarray:
-    """log p(word) in the corpus - log p(word) in general text; 0 for words without a letter.
-
-    What is typical of the task, after Difference-Masking (Wilf et al. 2023), which ranks words by TF-ICF.
-    general: a file of words and their counts, "word<TAB>count" a line; as a masker, difference:FILE"""
-    return typical(batch.split, general)[words_of(batch.split).word_of_token[batch.token_at]]
-
-
-# ---------------------------------------------------------------- what is counted once over a split
 
 @functools.cache
 def token_counts(split: Split) -> np.ndarray:

@@ -6,11 +6,10 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 from transformers.utils import logging
 
-import runs
-import toy
-from data import Batch
-from loop import autocast, device, to_device, torch_seed
-from runs import UserError
+from nmg import runs, toy
+from nmg.data import Batch
+from nmg.loop import autocast, device, to_device, torch_seed
+from nmg.runs import UserError
 
 # ---------------------------------------------------------------- by name
 

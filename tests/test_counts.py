@@ -14,14 +14,13 @@ from conftest import fast_tokenizer, random_lm, write_rows
 import data_prep
 import finetune_cls
 import maskers
-import scores
-import toy
-from data import blocks, collate
-from maskers import RowRandom
-from models import LMReader
-from runs import UserError
-from scores import FIRST, SCORES, Words
-from subtasks import SubTaskSampler
+from maskers import FIRST, SCORES
+from nmg import counts, toy
+from nmg.counts import Words
+from nmg.data import blocks, collate
+from nmg.models import LMReader
+from nmg.runs import RowRandom, UserError
+from nmg.subtasks import SubTaskSampler
 
 MARKED = [
     "The << cat >> sat on the [[ mat ]], and purred.",
@@ -138,7 +137,7 @@ def test_words_against_a_plain_loop(kind, tmp_path):
     """With a text that may have no tokens, special tokens, and words of several tokens."""
     texts = ["The Unbelievable cat", "\u200b", "[SEP] the CAT  sat[MASK]on [SEP]", "cat 7 unbelievable"]
     split = words_corpus(tmp_path, fast_tokenizer(kind), texts)
-    words, expected = scores.words_of(split), list(itertools.chain(*naive_words(split)))
+    words, expected = counts.words_of(split), list(itertools.chain(*naive_words(split)))
     every = [word for word, _, _ in expected]
     assert every[:3] + every[-3:] == ["the", "unbelievable", "cat", "cat", "7", "unbelievable"]
     assert words.text == list(dict.fromkeys(every))
@@ -187,7 +186,7 @@ def test_difference_of_the_corpus_to_general_text(data, tmp_path):
 def test_a_file_that_counts_no_words(content, said, tmp_path):
     (tmp_path / "general.txt").write_text(content)
     with pytest.raises(UserError, match=f"general.txt{said}"):
-        scores.general_counts(tmp_path / "general.txt")
+        counts.general_counts(tmp_path / "general.txt")
 
 
 # ---------------------------------------------------------------- collocations
@@ -226,7 +225,7 @@ def test_high_pmi_against_its_definition(seed):
     """Phrases of up to 6 words among single ones; word 99 has no letter."""
     phrases = [[20, 21], [20, 21, 3], [22, 23, 24], [22, 25, 26, 27, 28], [29] * 6, [1, 99, 2]]
     texts = texts_with([*phrases, [0], [1], [2], [3], [4]], seed)
-    found = scores.high_pmi(texts, range(40))
+    found = counts.high_pmi(texts, range(40))
     assert found == naive_high_pmi(texts, range(40))
     assert {(20, 21), (22, 23, 24), (22, 25, 26, 27, 28)} <= found
 
@@ -238,7 +237,7 @@ def test_high_pmi_against_its_definition(seed):
     ([[0], [1], [2]] * 300 + [[0, 1, 2]] * 12 + [[3, 4], [5, 6]] * 20, {(3, 4), (5, 6)}),
 ])
 def test_what_is_a_collocation(texts, found):
-    assert scores.high_pmi(texts, range(7)) == found
+    assert counts.high_pmi(texts, range(7)) == found
 
 
 def test_units_are_collocations_from_left_to_right(tmp_path, tok):
@@ -259,7 +258,7 @@ def test_units_are_collocations_from_left_to_right(tmp_path, tok):
             expected += [unit] * (text[len(gram) - 1][2] - text[0][1] + 1)
             unit += 1
             del text[:len(gram)]
-    found = scores.collocations(split)
+    found = counts.collocations(split)
     np.testing.assert_array_equal(found - found[0], expected)
 
 
@@ -474,5 +473,5 @@ def test_a_score_draws_tokens_by_its_softmax(name, data, lm):
 
 
 def test_counts_are_made_once(data):
-    assert scores.token_counts(data.corpus) is scores.token_counts(data.corpus)
-    assert scores.token_counts(data.corpus) is not scores.token_counts(data["train"])
+    assert counts.token_counts(data.corpus) is counts.token_counts(data.corpus)
+    assert counts.token_counts(data.corpus) is not counts.token_counts(data["train"])

@@ -22,11 +22,10 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
-import runs
-import toy
-from runs import UserError
+from nmg import runs, toy
+from nmg.runs import UserError
 
-CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent / "cache"))
+CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent.parent / "cache"))
 SPLITS = ("train", "dev", "test", "corpus")
 # The split of a file by the first word of its name.
 SPLIT_NAMES = {split: split for split in SPLITS} | {"val": "dev", "valid": "dev", "validation": "dev"}

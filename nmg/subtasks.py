@@ -4,8 +4,8 @@ from types import ModuleType
 
 import numpy as np
 
-from data import Data, Pieces, blocks, cut_docs
-from runs import UserError
+from nmg.data import Data, Pieces, blocks, cut_docs
+from nmg.runs import UserError
 
 
 @dataclass

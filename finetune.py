@@ -11,12 +11,10 @@ from types import ModuleType
 from filelock import FileLock
 
 import data_prep
-import loop
 import maskers
-import runs
-import toy
-from models import load_lm, load_tokenizer, max_len_of, weights_of
-from runs import Run, UserError
+from nmg import loop, runs, toy
+from nmg.models import load_lm, load_tokenizer, max_len_of, weights_of
+from nmg.runs import Run, UserError
 
 
 @dataclass
@@ -37,7 +35,6 @@ class EvaluationConfig:
     results: str = "results.jsonl"  # one line a finished evaluation
     out: str | None = None          # folder of predictions; None: runs/KIND-DATASET-LM-SPLIT-SEED-HASH
     row: str | None = None          # what run_all.sh calls it, MASKER,--flag=value; tables show the flags
-    key: str | None = None          # by which run_all.sh finds the line of results again
     save_model: bool = False        # keep the fine-tuned model in `out`, as a Hugging Face folder
 
 
@@ -72,7 +69,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
     evaluated = task.pieces_of(data[cfg.split], cfg.max_len)
 
     # 2. the folder of this run
-    settings = runs.settings_of(cfg, without=("results", "row", "key", "save_model"), data=data.checksum,
+    settings = runs.settings_of(cfg, without=("results", "row", "save_model"), data=data.checksum,
                                 weights=weights_of(cfg.lm), pretraining=pretraining)
     if cfg.out is None:
         name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
@@ -102,7 +99,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
 
     # 4. one line of results
     if runs.is_main_process():
-        add_result(Path(cfg.results), run, cfg.row, cfg.key)
+        add_result(Path(cfg.results), run, cfg.row)
 
 
 def origin_of(lm: str) -> dict:
@@ -137,17 +134,17 @@ def check_results(path: Path) -> None:
         pass
 
 
-def add_result(path: Path, run: Run, row: str | None = None, key: str | None = None) -> None:
+def add_result(path: Path, run: Run, row: str | None = None) -> None:
     """Appends a finished evaluation to the results, unless a line with the same "config" is there.
 
-    row, key: what run_all.sh calls it."""
+    row: what run_all.sh calls it."""
     settings, facts = run.settings, runs.read_run(run.folder)
     pretraining = settings["pretraining"]
     line = {"dataset": settings["dataset"], "lm": pretraining["lm"], "masker": pretraining["masker"],
             "row": row, "seed": settings["seed"], "split": settings["split"], "examples": facts["examples"],
             "metrics": list(facts["scores"]), **facts["scores"],
             "held_out_loss": facts["held_out_loss"], "seconds": facts["seconds"],
-            "predictions": str(run.folder / "predictions.jsonl"), "key": key, "config": settings,
+            "predictions": str(run.folder / "predictions.jsonl"), "config": settings,
             "versions": facts["versions"]}
     with FileLock(f"{path}.lock"):
         before = runs.read_rows(path)
@@ -155,6 +152,6 @@ def add_result(path: Path, run: Run, row: str | None = None, key: str | None = N
             print(f"{path} has a line of these settings already; remove it there to score edited code")
             return
         runs.write_rows(path, [*before, line])
-    hidden = ("metrics", "key", "config", "versions")
+    hidden = ("metrics", "config", "versions")
     shown = {name: value for name, value in line.items() if name not in hidden}
     print(json.dumps(shown))

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from runs import UserError, stream
+from nmg.runs import UserError, stream
 
 # What a split's folder holds, NAME.bin each; `Split` says what they are. What one task alone has, such as a
 # label per token, is added here.

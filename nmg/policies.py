@@ -2,7 +2,7 @@
 policy.safetensors.
 
     Policy          the network of the paper, learned by train_nmg.py
-    LinearPolicy    a weighted sum of few features of a token, found by search_masks.py
+    LinearPolicy    a weighted sum of few features of a token, found by tools/search_masks.py
 """
 import json
 from collections.abc import Callable
@@ -14,10 +14,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from data import Batch, Pieces, collate
-from loop import length_batches
-from runs import UserError, atomic_write
-from scores import SCORES
+from nmg.data import Batch, Pieces, collate
+from nmg.loop import length_batches
+from nmg.runs import UserError, atomic_write
 
 
 class Policy(torch.nn.Module):
@@ -76,25 +75,26 @@ class Policy(torch.nn.Module):
 
 @dataclass
 class LinearPolicy:
-    """The policy of search_masks.py: a token's logit is the sum of its features, weighted by `weight`.
+    """The policy of tools/search_masks.py: a token's logit is the sum of its features, weighted by `weight`.
 
     Features are scores and principal components of the LM's hidden states, standardised and decorrelated
     over the corpus (ZCA with a small ridge: standard deviations are about 1). That is computed once, with the
     labels of all of D_tr; in a sub-task the score `label` reads those of D_tr' alone."""
-    names: list[str]            # of SCORES
+    names: list[str]            # of scores
+    scores: dict[str, Callable]     # maskers.SCORES: (batch, lm) -> (B, L)
     components: np.ndarray      # (H, C)
     mean: np.ndarray            # (d,) of the d = len(names) + C features
     whitener: np.ndarray        # (d, d)
     weight: np.ndarray          # (d,)
 
     @classmethod
-    def whitened(cls, names: list[str], n_components: int, batches: list[Batch],
-                 lm: Callable) -> "LinearPolicy":
+    def whitened(cls, names: list[str], score_fns: dict[str, Callable], n_components: int,
+                 batches: list[Batch], lm: Callable) -> "LinearPolicy":
         """With features whitened over some batches, and weight 0. A score that is the same for all tokens is
         left out."""
         scores, hidden = [], []
         for batch in batches:
-            scores.append(plain_features(batch, lm, names)[batch.maskable])
+            scores.append(plain_features(batch, lm, names, score_fns)[batch.maskable])
             hidden.append(lm(batch).cpu().numpy()[batch.maskable])
         scores, hidden = np.concatenate(scores), np.concatenate(hidden).astype(float)       # (T, ...)
         varies = np.ptp(scores, 0) > 0
@@ -111,11 +111,12 @@ class LinearPolicy:
         # The ridge on the diagonal keeps features that are nearly the same from blowing each other up.
         values, vectors = np.linalg.eigh(np.corrcoef(plain.T) + 0.01 * np.eye(plain.shape[1]))
         whitener = np.diag(1 / plain.std(0)) @ (vectors / np.sqrt(values)) @ vectors.T
-        return cls(names, components, plain.mean(0), whitener, np.zeros(plain.shape[1]))
+        return cls(names, score_fns, components, plain.mean(0), whitener, np.zeros(plain.shape[1]))
 
     def features(self, batch: Batch, lm: Callable) -> np.ndarray:
         """(B, L, d) whitened."""
-        return (plain_features(batch, lm, self.names, self.components) - self.mean) @ self.whitener
+        plain = plain_features(batch, lm, self.names, self.scores, self.components)
+        return (plain - self.mean) @ self.whitener
 
     def features_of(self, contexts: Pieces, lm: Callable) -> np.ndarray:
         """(N, L, d) of N contexts; of padding they mean nothing."""
@@ -138,10 +139,10 @@ class LinearPolicy:
 LINEAR_ARRAYS = ("components", "mean", "whitener", "weight")
 
 
-def plain_features(batch: Batch, lm: Callable, names: list[str],
+def plain_features(batch: Batch, lm: Callable, names: list[str], score_fns: dict[str, Callable],
                    components: np.ndarray | None = None) -> np.ndarray:
     """(B, L, d): the named scores and, along `components` (H, C), the hidden states."""
-    scores = [SCORES[name](batch, lm) for name in names]
+    scores = [score_fns[name](batch, lm) for name in names]
     if components is not None and components.shape[1]:
         hidden = lm(batch)
         check_hidden_size(len(components), hidden)
@@ -162,16 +163,19 @@ def save_policy(folder: Path, settings: dict, weights: dict[str, torch.Tensor]) 
         save_file(weights, partial)
 
 
-def load_policy(folder: str | Path) -> Policy | LinearPolicy:
-    """The policy of a folder; UserError where there is none."""
+def load_policy(folder: str | Path, score_fns: dict[str, Callable]) -> Policy | LinearPolicy:
+    """The policy of a folder; UserError where there is none.
+
+    score_fns: maskers.SCORES, of which a LinearPolicy reads some"""
     try:
         settings = json.loads((Path(folder) / "policy.json").read_text())
         weights = load_file(Path(folder) / "policy.safetensors")
         if "names" in settings:
-            unknown = [name for name in settings["names"] if name not in SCORES]
+            unknown = [name for name in settings["names"] if name not in score_fns]
             if unknown:
-                raise ValueError(f"it reads scores that are not in scores.py: {', '.join(unknown)}")
-            return LinearPolicy(**settings, **{name: weights[name].numpy() for name in LINEAR_ARRAYS})
+                raise ValueError(f"it reads scores that are not in maskers.py: {', '.join(unknown)}")
+            arrays = {name: weights[name].numpy() for name in LINEAR_ARRAYS}
+            return LinearPolicy(**settings, scores=score_fns, **arrays)
         policy = Policy(**settings)
         policy.load_state_dict(weights)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-import fast_cpu
-from runs import UserError, atomic_write, is_main_process, stream
+from nmg import fast_cpu
+from nmg.runs import UserError, atomic_write, is_main_process, stream
 
 FAST = False                    # set by use_fast_path, read by autocast
 CHECKPOINT_MINUTES = 10         # between two checkpoints of a long training

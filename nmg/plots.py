@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from runs import atomic_write
+from nmg.runs import atomic_write
 
 BLUE = "#1f3b57"
 ORANGE = "#d08c3c"
