@@ -29,7 +29,7 @@ def serve(path: str) -> None:
             "spacy.pipeline.entityruler")
     for name in ("train_nmg", "finetune_cls", "finetune_qa", "report", *late):
         importlib.import_module(name)
-    models = importlib.import_module("models")
+    models = importlib.import_module("nmg.models")
     models.load_lm("tiny")
     models.load_tokenizer("tiny")
     # The forks share this memory as long as nobody writes to it.

@@ -20,7 +20,8 @@ def run_all(*flags, cwd=ROOT, **env):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | env, timeout=600)
 
 
-def listed(cwd=ROOT, **env):
+def listed(cwd="/", **env):
+    """The commands that are left to do, in a folder without runs unless it is another."""
     result = run_all("--list", cwd=cwd, **env)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
@@ -39,7 +40,7 @@ def test_every_row_of_the_papers_tables():
     # none: two tables of QA, one of classification
     assert sum("pretrain.py" not in row for row in rows) == 3 * 8
     for row in rows:
-        seed = row.rsplit("-", 2)[1]
+        seed = row.rpartition("-")[2]
         assert row.count(f"--seed={seed} ") == row.count(".py ")
     assert sum("--self_play=False" in c for c in policies) == 3
     assert sum("--continual=False" in c for c in policies) == 3
@@ -55,8 +56,8 @@ def test_every_row_of_the_papers_tables():
     ({"LMS": "roberta-base", "QA": "newsqa", "MASKERS": "nmg", "SEEDS": "7"}, 1 + 1),
     ({"LMS": "roberta-base", "QA": "newsqa", "MASKERS": "nmg-alone nmg-fresh", "SEEDS": "7"}, 2 + 2),
     ({"QA": "some/folder", "CLS": "", "LMS": "x", "MASKERS": "none", "SEEDS": "0"}, 1),
-    ({"CLS": "my.csv", "LMS": "x", "MASKERS": "random tfidf random,--p=0.3 search", "SEEDS": "0 1"}, 10),
-    ({"CLS": "my.csv", "LMS": "x", "MASKERS": "search sampled", "SEEDS": "0"}, 1 + 2),
+    ({"CLS": "my.csv", "LMS": "x", "MASKERS": "random tfidf random,--p=0.3 sampled", "SEEDS": "0 1"}, 10),
+    ({"CLS": "my.csv", "LMS": "x", "MASKERS": "sampled nmg", "SEEDS": "0"}, 1 + 2),
     ({"QA": "", "CLS": ""}, 0),
 ])
 def test_subsets(env, count):
@@ -81,13 +82,24 @@ def test_seeds_take_turns_with_policies():
         assert f"--masker=nmg:{made[seed % 2]} " in row
 
 
-def test_paths_keep_their_names(tmp_path):
-    """Data sets and LMs in other folders, by relative and by absolute paths, go into folders of their own."""
-    (tmp_path / "data2").mkdir()
-    data = f"../x/data ../x/other {tmp_path}/data2"
-    commands = listed(QA=data, CLS="", LMS="../lm/m-1.0 ../lm/m-1.5", MASKERS="none", SEEDS="0")
-    outs = {c.rpartition("--out=")[2] for c in commands}
-    assert len(outs) == len(commands) == 6
+def test_data_sets_and_lms_of_the_same_name_have_folders_of_their_own():
+    commands = listed(QA="../x/data /y/data ../x/other data", CLS="", LMS="../lm/m-1.0 ../lm/m-1.5 ../m-1.5",
+                      MASKERS="random nmg", SEEDS="0")
+    policies = [c for c in commands if "train_nmg.py" in c]
+    rows = [c for c in commands if "finetune_" in c]
+    assert (len(policies), len(rows)) == (4 * 3, 2 * 4 * 3)
+    outs = [word for c in commands for word in c.split() if word.startswith("--out=")]
+    # A policy; and for a row an adapted LM and scores.
+    assert len(outs) == len(set(outs)) == 12 + 2 * 24
+    # All of them side by side.
+    assert {out.rpartition("/")[0] for out in outs} == {"--out=runs/tables"}
+
+
+def test_folders_have_readable_names():
+    command, = listed(CLS="my.csv", LMS="google/bert_tiny", MASKERS="my.py:rare,--p=0.3", SEEDS="7")
+    name = "my.csv-google-bert_tiny-my.py-rare---p=0.3-7"
+    assert f"--out=runs/tables/pretrain-{name} &&" in command
+    assert command.endswith(f"--out=runs/tables/score-{name}")
 
 
 def test_more_flags():
@@ -102,51 +114,58 @@ def test_more_flags():
 def test_what_is_learned_and_its_flags():
     """A policy for each learned masker, whose own flags win; the row masks with it, and flags after a comma
     are its alone."""
-    names = "nmg nmg-alone nmg-fresh sampled random,--p=0.3,--epochs=2"
-    commands = listed(LMS="x", QA="newsqa", MASKERS=names, SEEDS="0", SEARCH_FLAGS="--pairs=9",
+    names = "nmg nmg-alone nmg-fresh random,--p=0.3,--epochs=2"
+    commands = listed(LMS="x", QA="newsqa", MASKERS=names, SEEDS="0",
                       NMG_FLAGS="--mlm_lr=3e-4 --self_play=True")
-    learn, rows = commands[:4], commands[4:]
-    assert ["train_nmg.py" in c and "--mlm_lr=3e-4" in c for c in learn] == [True, True, True, False]
-    where = "--seed=0 --dataset=newsqa --lm=x --out=runs/tables/policy-newsqa-x-"
-    assert f"--self_play=True --continual=True --self_play=False {where}" in learn[1]
-    assert f"--self_play=True --continual=False {where}" in learn[2]
-    assert f"search_masks.py --pairs=9 {where}" in learn[3]
-    made = [c.partition("--out=")[2] for c in learn]
-    assert len(set(made)) == 4
-    for kind, folder, row in zip(("nmg", "nmg", "nmg", "sampled"), made, rows, strict=False):
-        assert f"--masker={kind}:{folder} " in row
-    assert "--masker=random " in rows[4] and " --p=0.3 --epochs=2 " in rows[4].partition("&&")[0]
-    assert "--row=random,--p=0.3,--epochs=2 " in rows[4]
+    learn, rows = commands[:3], commands[3:]
+    given = "train_nmg.py --dataset=newsqa --lm=x --seed=0 --mlm_lr=3e-4 --self_play=True"
+    where = "--out=runs/tables/policy-newsqa-x"
+    assert learn[0].endswith(f"{given} --continual=True {where}-nmg-0")
+    assert learn[1].endswith(f"{given} --continual=True --self_play=False {where}-nmg-alone-0")
+    assert learn[2].endswith(f"{given} --continual=False {where}-nmg-fresh-0")
+    for command, row in zip(learn, rows, strict=False):
+        assert f"--masker=nmg:{command.partition('--out=')[2]} " in row
+    assert "--masker=random " in rows[3] and " --p=0.3 --epochs=2 " in rows[3].partition("&&")[0]
+    assert "--row=random,--p=0.3,--epochs=2 " in rows[3]
 
 
-def test_every_row_has_a_folder_of_its_own():
-    names = "search:a/b sampled:a/b random random,--p=0.3 difference difference:a/b my.py:b"
-    commands = listed(CLS="my.csv", LMS="x", MASKERS=names, SEEDS="0")
-    outs = [c.rpartition("--out=")[2] for c in commands]
-    keys = [c.partition("--key=")[2].split()[0] for c in commands]
-    assert len(set(outs)) == len(set(keys)) == len(commands) == 7
+def test_nmg_and_sampled_share_a_policy():
+    learn, nmg, sampled = listed(LMS="x", QA="newsqa", MASKERS="nmg sampled", SEEDS="0")
+    folder = learn.partition("--out=")[2]
+    assert f"--masker=nmg:{folder} " in nmg and f"--masker=sampled:{folder} " in sampled
+    assert "--row=nmg " in nmg and "--row=sampled " in sampled
 
 
-@pytest.mark.parametrize("edited", ["my.csv", "lm/weights", "my.py", "policy/weights", "words.txt"])
-def test_what_is_edited_is_another_row(edited, tmp_path):
-    """Of the files, what they hold is in the key, and not where they lie."""
-    keys = []
-    for place in ("here", "there", "edited"):
-        names = ("my.csv", "lm/weights", "my.py", "policy/weights", "words.txt")
-        files = dict.fromkeys(names, "one")
-        if place == "edited":
-            files[edited] = "two"
-        for file, content in files.items():
-            (tmp_path / place / file).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / place / file).write_text(content)
-        commands = listed(cwd=tmp_path / place, CLS="my.csv", LMS="lm", SEEDS="0",
-                          MASKERS="none my.py:rare sampled:policy difference:words.txt")
-        keys.append([command.partition("--key=")[2].split()[0] for command in commands])
-    here, there, after = keys
-    assert here == there and len(set(here)) == 4
-    row = {"my.py": 1, "policy/weights": 2, "words.txt": 3}.get(edited)
-    changed = [one != other for one, other in zip(here, after, strict=True)]
-    assert changed == [row in (None, i) for i in range(4)]
+LEARNED = "--p=0.05 --epochs=3"
+
+
+@pytest.mark.parametrize(("row", "lm", "flags"), [
+    ("nmg", "x", LEARNED),
+    ("nmg-paper", "x", LEARNED),
+    ("nmg-alone", "x", LEARNED),
+    ("nmg-fresh", "x", LEARNED),
+    ("sampled", "x", LEARNED),
+    ("nmg:a/b", "x", LEARNED),
+    ("sampled:a/b", "x", LEARNED),
+    ("nmg,--p=0.3", "x", f"{LEARNED} --p=0.3"),
+    ("sampled:a/b,--lr=1e-4", "x", f"{LEARNED} --lr=1e-4"),
+    ("random", "x", ""),
+    ("difference:a/b", "x", ""),
+    ("nmg.py:rare", "x", ""),
+    # The toy world's own numbers apply.
+    ("nmg", "tiny", ""),
+    ("sampled:a/b", "tiny", ""),
+])
+def test_learned_rows_carry_their_flags(row, lm, flags):
+    """Those with which they were learned; a later flag, as of the row itself, wins."""
+    command = listed(CLS="my.csv", LMS=lm, MASKERS=row, SEEDS="0")[-1]
+    given = command.partition(" --seed=0 ")[2].partition("--out=")[0]
+    assert given.strip() == flags
+
+
+def test_flags_for_all_rows_win_over_those_of_learned_rows():
+    command = listed(CLS="my.csv", LMS="x", MASKERS="nmg", SEEDS="0", PRETRAIN_FLAGS="--p=0.15")[-1]
+    assert f" {LEARNED} --p=0.15 --out=" in command
 
 
 def test_one_kind_of_task_alone():
@@ -162,41 +181,52 @@ def test_from_another_folder(tmp_path):
     command, = run_all("--list", cwd=tmp_path, **env).stdout.splitlines()
     assert f"{ROOT}/pretrain.py --dataset=my.csv " in command
     assert f"{ROOT}/finetune_cls.py --dataset=my.csv " in command
-    assert "--out=runs/tables/score-my.csv-x-random-0-" in command
+    assert command.endswith("--results=runs/tables/results.jsonl --out=runs/tables/score-my.csv-x-random-0")
 
 
-def test_rows_in_the_results_are_not_listed_again(tmp_path):
-    """Wherever data, LM and results lie now; with other flags it is another row, and another policy."""
-    for file in ("a/my.csv", "b/lm/weights", "else/my.csv", "where/lm/weights"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(Path(file).name)
-    asked = {"CLS": "a/my.csv", "LMS": "b/lm", "MASKERS": "random nmg", "SEEDS": "0 1", "OUT": str(tmp_path),
-             "POLICIES": "1", "cwd": tmp_path}
+def finish(command):
+    """As the last script of a command leaves its folder; returns the folder."""
+    folder = Path(command.rpartition("--out=")[2])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text("{}")
+    with open(folder.parent / "results.jsonl", "a") as f:
+        f.write(json.dumps({"predictions": f"{folder}/predictions.jsonl"}) + "\n")
+    return folder
+
+
+def test_what_is_finished_is_not_listed_again(tmp_path):
+    asked = {"CLS": "a/my.csv", "LMS": "x", "MASKERS": "random nmg", "SEEDS": "0 1", "OUT": str(tmp_path)}
     commands = listed(**asked)
-    assert len(commands) == 5
-    keys = [c.partition("--key=")[2].split()[0] for c in commands if "--key=" in c]
-    assert len(set(keys)) == 4
-    lines = [json.dumps({"seed": 0, "key": key, "config": {}}) for key in keys]
-    (tmp_path / "results.jsonl").write_text("\n".join(lines[:3]) + "\n")
-    left = listed(**asked | {"CLS": "else/my.csv", "LMS": "where/lm"})
-    assert len(left) == 2 and "train_nmg.py" in left[0] and f"--key={keys[3]} " in left[1]
-    assert len(listed(**asked | {"FINETUNE_FLAGS": "--epochs=9"})) == 5
-    relearned = listed(**asked | {"NMG_FLAGS": "--episodes=9"})
-    assert len(relearned) == 1 + 2 + 0 and relearned[0].split("--out=")[1] != left[0].split("--out=")[1]
-    assert len(listed(**asked | {"PRETRAIN_FLAGS": "--epochs=9"})) == 5
-    (tmp_path / "results.jsonl").write_text("\n".join(lines) + "\n")
+    policies, rows = commands[:2], commands[2:]
+    assert [len(policies), len(rows)] == [2, 4]
+
+    # Done for its last command only.
+    finish(rows[0])
+    assert listed(**asked) == policies + rows[1:]
+    # A policy that is learned; its rows are left.
+    learned = finish(policies[0])
+    assert listed(**asked) == policies[1:] + rows[1:]
+    # What began is not done, neither is a row that was only pre-trained.
+    (learned / "run.json").rename(learned / "started.json")
+    finish(rows[1].partition(" &&")[0])
+    assert listed(**asked) == policies + rows[1:]
+    # Who has the rows needs no policy.
+    for row in rows:
+        finish(row)
     assert listed(**asked) == []
+    assert len(listed(**asked | {"CLS": "b/my.csv", "SEEDS": "0"})) == 3
+    assert len(listed(**asked | {"OUT": str(tmp_path / "other")})) == 6
 
 
 @pytest.mark.parametrize(("flags", "env", "message"), [
     (["--lits"], {}, "--lits: give --list or nothing; all else are environment variables"),
-    ([], {"QA": "", "CLS": ""}, "no row is left: check LMS, QA, CLS and MASKERS"),
     (["--list"], {"OUT": "with space"}, "OUT, PYTHON and this path must be without spaces"),
-    ([], {"JOBS": "0"}, "JOBS=0: must be 1 or more"),
-    ([], {"JOBS": "many"}, "JOBS=many: must be 1 or more"),
+    ([], {"JOBS": "0"}, "JOBS=0, POLICIES=3: must be 1 or more"),
+    ([], {"JOBS": "many"}, "JOBS=many, POLICIES=3: must be 1 or more"),
+    (["--list"], {"POLICIES": "0"}, "JOBS=1, POLICIES=0: must be 1 or more"),
 ])
-def test_mistakes(flags, env, message):
-    result = run_all(*flags, **env)
+def test_mistakes(flags, env, message, tmp_path):
+    result = run_all(*flags, cwd=tmp_path, **env)
     assert result.returncode == 2
     assert result.stderr == f"error: {message}\n"
 
@@ -204,58 +234,105 @@ def test_mistakes(flags, env, message):
 # ---------------------------------------------------------------- running them
 
 STUB = """#!/usr/bin/env bash
-case "$*" in *report.py*) exec $REAL_PYTHON "$@" ;; esac
+case "$*" in
+    *report.py*) [ -z "$REAL_PYTHON" ] || exec $REAL_PYTHON "$@"; exit ;;
+    *train_nmg.py*) sleep 0.5 ;;
+esac
 echo "$@" >> "$STUB_LOG"
 case "$*" in
     *--dataset=bad*) echo wrong; exit 3;;
     *--dataset=odd*) echo "WARNING: odd";;
     *slow*) sleep 2; echo ended >> "$STUB_LOG";;
 esac
+command="$*"
+out=${command##*--out=}
+mkdir -p $out
+echo "{}" > $out/run.json
+results=${command##*--results=}
+[[ $command != *--results=* ]] || echo "{\\"predictions\\": \\"$out/x\\"}" >> ${results%% *}
 """
 
 
 @pytest.fixture
 def stub(tmp_path):
-    """A PYTHON that writes down what it was asked to run. It fails for the data set `bad`, and is slow for
-    `slow`."""
+    """A PYTHON that writes down what it was asked to run, and leaves run.json there as our scripts do. It
+    fails for the data set `bad`, and is slow for `slow`. Given REAL_PYTHON it runs report.py by that."""
     file = tmp_path / "python"
     file.write_text(STUB)
     file.chmod(0o755)
-    return {"PYTHON": str(file), "REAL_PYTHON": sys.executable, "STUB_LOG": str(tmp_path / "log"),
-            "OUT": str(tmp_path / "out"), "LMS": "x", "QA": "", "SEEDS": "0"}
+    return {"PYTHON": str(file), "STUB_LOG": str(tmp_path / "log"), "OUT": str(tmp_path / "out"), "LMS": "x",
+            "QA": "", "SEEDS": "0"}
 
 
 def test_a_failed_row_says_so_and_the_rest_go_on(stub, tmp_path):
-    # As the first row leaves it before it fails: nothing to report yet.
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/results.jsonl").touch()
     result = run_all(**stub | {"CLS": "bad good", "MASKERS": "none whole"})
     ran = (tmp_path / "log").read_text().splitlines()
     assert result.returncode == 1
-    assert "2 failed; the same command runs them again" in result.stderr
-    assert "no line of results" not in result.stderr
-    failed = r"^score-bad-x-none-0-\d+ FAILED \(3\), see \S+: wrong$"
-    assert re.search(failed, result.stderr, re.MULTILINE)
+    log = tmp_path / "out/logs/score-bad-x-none-0.log"
+    assert f"score-bad-x-none-0 FAILED (3), see {log}: wrong\n" in result.stderr
+    # What was run, and what it said.
+    command, said = log.read_text().splitlines()
+    assert "finetune_cls.py --dataset=bad " in command and said == "wrong"
     # Why, at the end, once.
+    assert "\n2 failed; the same command runs them again:\n" in result.stderr
     assert result.stderr.endswith(" 2 wrong\n")
-    assert len(list((tmp_path / "out/logs").glob("score-bad-x-none-0-*.log"))) == 1
     # bad: none and the first half of whole; good: none and both halves
     assert len(ran) == 2 + 3
-    assert len(re.findall(r"score-good-x-(?:whole|none)-0-\d+ ends$", result.stdout, re.MULTILINE)) == 2
+    for row in ("none", "whole"):
+        assert (tmp_path / f"out/score-good-x-{row}-0/run.json").exists()
 
 
-def test_what_logs_warn_of_is_counted_at_the_end(stub):
+def test_the_finished_is_skipped_and_the_unfinished_is_run_again(stub, tmp_path):
+    def ran(**env):
+        (tmp_path / "log").write_text("")
+        assert run_all(**stub | {"CLS": "good", "MASKERS": "none nmg"} | env).returncode == 0
+        return [Path(line.split()[0]).name for line in (tmp_path / "log").read_text().splitlines()]
+
+    assert ran() == ["train_nmg.py", "finetune_cls.py", "pretrain.py", "finetune_cls.py"]
+    assert ran() == []
+    # As a row leaves it that was killed before it wrote its line, and then while it was fine-tuned.
+    (tmp_path / "out/results.jsonl").unlink()
+    assert ran() == ["finetune_cls.py", "pretrain.py", "finetune_cls.py"]
+    (tmp_path / "out/score-good-x-nmg-0/run.json").rename(tmp_path / "out/score-good-x-nmg-0/started.json")
+    assert ran() == ["pretrain.py", "finetune_cls.py"]
+    assert ran(SEEDS="0 1", MASKERS="none") == ["finetune_cls.py"]
+
+
+@pytest.mark.parametrize("changed", ["PRETRAIN_FLAGS", "FINETUNE_FLAGS", "NMG_FLAGS", "POLICIES"])
+def test_other_flags_need_another_folder(stub, tmp_path, changed):
+    """The rows that are done there have those of before."""
+    first = {"PRETRAIN_FLAGS": "--lr=1", "FINETUNE_FLAGS": "--lr=1", "NMG_FLAGS": "--p=1", "POLICIES": "1"}
+    asked = stub | {"CLS": "good", "MASKERS": "none"} | first
+    assert run_all(**asked).returncode == 0
+    out = stub["OUT"]
+    for flags in ([], ["--list"]):
+        refused = run_all(*flags, **asked | {changed: "2"})
+        assert refused.returncode == 2
+        said = f"error: {out}/settings has other flags: choose another OUT, or remove {out}\n"
+        assert refused.stderr == said
+    assert len((tmp_path / "log").read_text().splitlines()) == 1
+    other = asked | {changed: "2", "OUT": str(tmp_path / "other")}
+    assert run_all(**other).returncode == 0
+    assert len((tmp_path / "log").read_text().splitlines()) == 2
+
+
+def test_what_logs_warn_of_is_counted_at_the_end(stub, tmp_path):
     """Of the last run of each row."""
-    for _ in range(2):
-        result = run_all(**stub | {"CLS": "odd good", "MASKERS": "none", "SEEDS": "0 1 2"})
+    asked = stub | {"CLS": "odd good", "MASKERS": "none", "SEEDS": "0 1 2"}
+    assert run_all(**asked).returncode == 0
+    # A row that is run again, and two that are not.
+    (tmp_path / "out/score-odd-x-none-1/run.json").unlink()
+    result = run_all(**asked)
     assert result.returncode == 0 and re.search(r"^ +3 WARNING: odd$", result.stderr, re.MULTILINE)
 
 
 def test_a_report_that_fails_is_told_by_the_exit_code(stub, tmp_path):
     """And it does not hide what failed before it."""
-    (tmp_path / "out").mkdir()
+    real = stub | {"REAL_PYTHON": sys.executable}
+    empty = run_all(**real | {"CLS": ""})
+    assert empty.returncode == 2 and "results.jsonl: no such file" in empty.stderr
     (tmp_path / "out/results.jsonl").write_text("no JSON\n")
-    result = run_all(**stub | {"CLS": "bad good", "MASKERS": "none"})
+    result = run_all(**real | {"CLS": "bad good", "MASKERS": "none"})
     assert result.returncode == 1 and "results.jsonl:1: not a JSON object" in result.stderr
     assert "1 failed; the same command runs them again" in result.stderr
     assert result.stderr.endswith(" 1 wrong\n")
@@ -267,8 +344,14 @@ def test_a_policy_is_learned_before_its_rows_whatever_names_say(stub, tmp_path):
     assert result.returncode == 0
     ran = [Path(line.split()[0]).name for line in (tmp_path / "log").read_text().splitlines()]
     assert ran == ["train_nmg.py", "pretrain.py", "finetune_cls.py"]
-    begun = re.findall(r"\d (policy|score)-\S+ (begins|ends)", result.stdout)
-    assert begun == [("policy", "begins"), ("policy", "ends"), ("score", "begins"), ("score", "ends")]
+    begun = re.findall(r":\d\d (\S+)$", result.stdout, re.MULTILINE)
+    assert begun == ["policy-good-x-nmg-0", "score-good-x-nmg-0"]
+
+
+def test_jobs_run_at_once(stub, tmp_path):
+    result = run_all(**stub | {"CLS": "slow", "MASKERS": "none", "SEEDS": "0 1", "JOBS": "2"})
+    assert result.returncode == 0
+    assert (tmp_path / "log").read_text().splitlines()[2:] == ["ended"] * 2
 
 
 @contextlib.contextmanager
@@ -305,28 +388,27 @@ def test_ctrl_c_ends_the_row_at_work_and_no_other_starts(stub, tmp_path):
 @pytest.mark.slow
 def test_rows_of_the_toy_world_are_run_once(tmp_path):
     """A row fails, is mended and run again; what is finished is not."""
+    masker = tmp_path / "my.py"
     with quick_python(tmp_path) as python:
-        env = {"PYTHON": python, "QUICK": "1", "CLS": "toycls", "MASKERS": "none entity",
-               "OUT": str(tmp_path), "FINETUNE_FLAGS": "--epochs=1"}
-        first = run_all(**env, PRETRAIN_FLAGS="--epochs=1 --spacy_model=xx_none")
-        [log] = (tmp_path / "logs").glob("score-toycls-tiny-none-0-*.log")
+        env = {"PYTHON": python, "QUICK": "1", "CLS": "toycls", "MASKERS": "none my.py:rare",
+               "OUT": str(tmp_path / "out"), "FINETUNE_FLAGS": "--epochs=1", "PRETRAIN_FLAGS": "--epochs=1"}
+        first = run_all(cwd=tmp_path, **env)
+        log = tmp_path / "out/logs/score-toycls-tiny-none-0.log"
         before = log.read_text()
-        second = run_all(**env, PRETRAIN_FLAGS="--epochs=1", SEEDS="0 1")
+        masker.write_text("from maskers import random as rare\n")
+        second = run_all(cwd=tmp_path, **env, SEEDS="0 1")
     assert first.returncode == 1
     assert "1 failed" in first.stderr
-    assert "the spaCy model 'xx_none' is not installed" in first.stderr
-    assert "1 runs are in" in second.stdout
-    assert "- Scored on 480 examples of test." in second.stdout
-    logs = [file.read_text() for file in (tmp_path / "logs").glob("score-toycls-tiny-entity-0-*.log")]
-    assert ["xx_none" in text for text in sorted(logs, key=len)].count(True) == 1
+    assert "no such file: my.py" in first.stderr
     assert "| none |" in first.stdout
     assert second.returncode == 0, second.stderr
+    assert "- Scored on 480 examples of test." in second.stdout
     assert log.read_text() == before
-    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     rows = [(line["masker"], line["seed"]) for line in lines]
-    assert sorted(rows) == [("entity", 0), ("entity", 1), ("none", 0), ("none", 1)]
+    assert sorted(rows) == [("my.py:rare", 0), ("my.py:rare", 1), ("none", 0), ("none", 1)]
     # Each seed has an LM of its own, and yet they are one row.
-    assert re.search(r"\| entity \| [^|]+±[^|]+\|", second.stdout)
+    assert re.search(r"\| my.py:rare \| [^|]+±[^|]+\|", second.stdout)
 
 
 # ---------------------------------------------------------------- the paper's tables, on stand-ins
