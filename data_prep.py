@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
 from tqdm import tqdm
 
 from nmg import runs, toy
-from nmg.data import ARRAYS, Data, SpecialTokens, Split, cut_docs, starts
+from nmg.data import ARRAYS, Data, SpecialTokens, Split, cut_docs, offsets_of
 from nmg.models import load_tokenizer
 from nmg.runs import UserError
-from nmg.sources import CACHE, SPLITS, Source, find_source, located
+from nmg.sources import CACHE, SPLITS, Source, error_context, find_source, lock_of
 
 FORMAT = 3              # goes up when the arrays change, so that old caches are not read
-KINDS = {"label": "cls", "qas": "qa"}   # the kind of a data set by a field of its records; "text" without
+# The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
+KIND_OF_FIELD = {"label": "cls", "qas": "qa"}
 # Parts of spaCy pipelines that take time and that named entities do not depend on.
 NOT_FOR_ENTITIES = ["tagger", "morphologizer", "parser", "attribute_ruler", "lemmatizer"]
 
@@ -56,14 +56,13 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
 
     # What was prepared is found by the checksum of all that went into it.
     how = [FORMAT, source.cut, list(source.splits), source.kind, tokenizer.backend_tokenizer.to_str()]
-    how += [(file.name, runs.checksum(file)) for file in source.files]
+    with error_context(f"--dataset={name}"):
+        how += [(file.name, runs.checksum(file)) for file in source.files]
     if not source.files:
         how.append(runs.digest(source.splits))
     key = hashlib.sha256(json.dumps(how).encode()).hexdigest()
     folder = CACHE / "prepared" / f"{Path(name).stem}-{key[:12]}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Of the processes that torchrun starts, one prepares and the others wait.
-    with FileLock(f"{folder}.lock"):
+    with lock_of(folder):
         if not folder.exists():
             with runs.atomic_write(folder) as partial:
                 prepare(source, tokenizer, partial, name)
@@ -108,11 +107,11 @@ def describe(name: str, split: Split, unknown: int | None) -> None:
 def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     """Writes the arrays of every split and, last, meta.json."""
     # Train is read at once: it tells which fields and labels there are, and other splits are cut from it.
-    with located(f"{name}, train"):
+    with error_context(f"{name}, train"):
         records = list(source.records("train"))
         train = list(with_docs(records))
     first = records[0] if records else {}
-    fields = KINDS.keys() & first.keys()
+    fields = KIND_OF_FIELD.keys() & first.keys()
     labels = sorted({record["label"] for record in train if "label" in record})
     joined = "doc" in first and "doc" in next(iter(source.records("corpus")), {})
 
@@ -126,7 +125,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         wanted = fields if split != "corpus" else set()
         write_split(splits[split], tokenizer, folder / split, wanted, labels, f"{name}, {split}")
 
-    kind = source.kind or next((KINDS[field] for field in KINDS if field in fields), "text")
+    kind = source.kind or next((KIND_OF_FIELD[field] for field in KIND_OF_FIELD if field in fields), "text")
     meta = {"kind": kind, "labels": labels, "splits": names, "joined": joined}
     (folder / "meta.json").write_text(json.dumps(meta))
 
@@ -171,7 +170,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
     while chunk := list(itertools.islice(records, 1000)):
         arrays = text_arrays(chunk, tokenizer, is_punct, is_special)
-        with located(what):
+        with error_context(what):
             # A task of another shape: its arrays go here, and their names into data.ARRAYS.
             if "label" in fields:
                 arrays["label"] = [label_id(record["label"], labels) for record in chunk]
@@ -187,7 +186,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
     for name in ("token_start", "byte_start", "question_start"):
         file = folder / f"{name}.bin"
         if file.exists():
-            starts(np.fromfile(file, ARRAYS[name])).tofile(file)
+            offsets_of(np.fromfile(file, ARRAYS[name])).tofile(file)
 
 
 def append(folder: Path, arrays: dict[str, Iterable]) -> None:
@@ -299,7 +298,7 @@ def find_entities(split: Split, model: str) -> np.ndarray:
     spaCy reads the raw texts once; the result is kept in the split's folder."""
     nlp = toy.entity_pipeline() if model == "toy" else load_spacy(model, exclude=NOT_FOR_ENTITIES)
     file = split.folder / f"ent-{Path(model).name}-{runs.digest(nlp.meta)}.bin"
-    with FileLock(f"{file}.lock"):
+    with lock_of(file):
         if not file.exists():
             with runs.atomic_write(file) as partial:
                 run_spacy(split, nlp).tofile(partial)

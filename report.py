@@ -23,10 +23,8 @@ READING = """- Mean ± standard deviation over seeds. hours: median of a seed, w
   Holm-corrected over rows; "too few seeds" where n seeds cannot show anything: p is never below 2 / 2^n, and
   that is above .05 / rows. detectable: the difference that so many seeds would find 4 times in 5 (t test at
   .05 / rows). What seeds show holds for these examples, which all of them share."""
-# Settings that differ between the rows of a table, or say where things lie, and so are not compared.
+# Settings that say where things lie, or that a table shows by itself, and so are not compared.
 NOT_COMPARED = {"masker", "dataset", "lm", "split", "spacy_model", "eval_every", "weights"}
-# What may differ between the seeds of a row, besides its scores.
-VARIES = {"seed", "pretraining.seed", "pretraining.policy.seed", "pretraining.policy.checksum"}
 # Settings that a table names, where they are set.
 SHOWN = ("contexts", "examples", "p", "mlm_epochs", "pretraining.p", "pretraining.epochs", "pretraining.lr",
          "labelled", "epochs", "lr", "batch_size")
@@ -47,7 +45,7 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
     """The lines of one split, one for each data set, LM, row and seed; the paper's rows first.
 
     Columns: those of the files, with short names of data set and LM, and row (its name), hours (of all
-    stages), where (file:line), facts (scores and settings by name). UserError where lines contradict."""
+    stages), where (file:line), settings (settings_of). UserError where two lines of a row and seed differ."""
     found = []
     for file in files:
         if not Path(file).is_file():
@@ -58,67 +56,51 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
             missing = [name for name in fields if line.get(name) is None]
             if missing:
                 raise runs.UserError(f"{file}:{n}: not a line of results: it lacks {', '.join(missing)}")
-            # Policies of one kind are one row, whatever their folders are.
+            # Policies of one kind are one row, whatever their folders are; old lines have search:FOLDER.
             row = re.sub(r"^(nmg|search|sampled):[^,]*", r"\1", line.get("row") or line["masker"])
             seconds = [s for s in line["seconds"].values() if s]
             found.append(line | {"dataset": Path(line["dataset"]).name, "lm": Path(line["lm"]).name,
                                  "row": row, "hours": sum(seconds) / 3600, "where": f"{file}:{n}",
-                                 "facts": facts_of(line)})
+                                 "settings": settings_of(line)})
     if not found:
         raise runs.UserError(f"--results={','.join(files)}: holds no line of results yet")
-    lines = pd.DataFrame(found)
 
-    splits = sorted(lines["split"].unique())
+    splits = sorted({line["split"] for line in found})
     if split is None:
         split = "test" if "test" in splits else splits[0]
     if split not in splits:
         raise runs.UserError(f"--split={split}: no line of this split in {', '.join(files)}; there is "
                              f"{', '.join(splits)}")
-    lines = lines[lines["split"] == split]
 
+    firsts = {}
+    for line in found:
+        if line["split"] != split:
+            continue
+        # The same said again is left out, but not what was run again with other flags.
+        first = firsts.setdefault((line["dataset"], line["lm"], line["row"], line["seed"]), line)
+        before = first["settings"]
+        differ = [name for name, value in line["settings"].items() if before.get(name, value) != value]
+        differ += [metric for metric in line["metrics"] if first.get(metric) != line[metric]]
+        if differ:
+            raise runs.UserError(f"{line['where']} ({first['where']}): both {line['row']} on "
+                                 f"{line['dataset']} with seed {line['seed']}, but differ in "
+                                 f"{', '.join(differ)}; keep one, or keep them in different files")
+    lines = pd.DataFrame(firsts.values())
     # In the paper's order; what is not in the paper has no place, and comes last.
     place = {row: i for i, row in enumerate(PAPER.columns)}
-    lines = lines.assign(place=lines["row"].map(place)).sort_values(["place", "seed"])
-    # Where a seed stands twice, also its scores must be the same.
-    refuse_contradictions(lines, ["dataset", "lm", "row", "seed"], set())
-    refuse_contradictions(lines, ["dataset", "lm", "row"], VARIES.union(*lines["metrics"]))
-    return lines.drop_duplicates(["dataset", "lm", "row", "seed"])
+    return lines.assign(place=lines["row"].map(place)).sort_values(["place", "seed"])
 
 
-def facts_of(line: dict) -> dict:
-    """{name: value} of the scores of a line, and of all settings behind them: those of fine-tuning ("lr"), of
-    pre-training ("pretraining.lr") and of a policy ("pretraining.policy.seed")."""
+def settings_of(line: dict) -> dict[str, str]:
+    """{name: value} of all settings behind a line: those of fine-tuning ("lr"), of pre-training
+    ("pretraining.lr") and of a policy ("pretraining.policy.seed")."""
     config = line["config"]
     # Without pre-training its flags are empty.
     if line["masker"] == "none":
         config = config | {"pretraining": None}
     settings, = pd.json_normalize(config).to_dict("records")
-    facts = {metric: line[metric] for metric in line["metrics"]}
-    for name, value in settings.items():
-        if name.split(".")[-1] not in NOT_COMPARED:
-            facts[name] = value
-    return facts
-
-
-def differing(facts: dict, others: dict, but: set[str]) -> str:
-    """The facts of both that differ: "name value (value of the other), ..."; "" where none does."""
-    found = []
-    for name in facts:
-        if name in others and name not in but and facts[name] != others[name]:
-            found.append(f"{name} {str(facts[name])[:20]} ({str(others[name])[:20]})")
-    return ", ".join(found)
-
-
-def refuse_contradictions(lines: pd.DataFrame, by: list[str], but: set[str]) -> None:
-    """UserError where the lines of a group differ in other facts than `but`."""
-    for _, group in lines.groupby(by):
-        first = group.iloc[0]
-        for _, line in group.iterrows():
-            differs = differing(line["facts"], first["facts"], but)
-            if differs:
-                raise runs.UserError(f"{line['where']} ({first['where']}): both {line['row']} on "
-                                     f"{line['dataset']}, but differ in {differs}; keep one, or keep them "
-                                     "in different files")
+    # As text, because pandas does not tell a value of None from a missing one.
+    return {name: str(value) for name, value in settings.items() if name.split(".")[-1] not in NOT_COMPARED}
 
 
 # ---------------------------------------------------------------- statistics
@@ -161,7 +143,7 @@ def holm(p: pd.Series) -> pd.Series:
 
 
 def compare(scores: pd.DataFrame, primary: str | None = None) -> pd.DataFrame:
-    """Every row of several seeds against random: a table with a line per row.
+    """Every row of several seeds against random: a table of these rows.
 
     The primary row is tested alone, uncorrected; all others are corrected among themselves.
 
@@ -177,7 +159,7 @@ def compare(scores: pd.DataFrame, primary: str | None = None) -> pd.DataFrame:
 
     others = found.index != primary
     found["tests"] = np.where(others, others.sum(), 1)
-    p = pd.Series([sign_flips(row.dropna()) for _, row in d.iterrows()], d.index, dtype=float)
+    p = pd.Series([sign_flips(of_row.dropna()) for _, of_row in d.iterrows()], d.index, dtype=float)
     p[others] = holm(p[others])
     enough = found["n"] >= least_seeds(found["tests"])
     found["p"] = p.where(enough)
@@ -222,17 +204,20 @@ def planned(compared: pd.DataFrame, metric: str, points: float) -> str:
 
 
 def notes(lines: pd.DataFrame, primary: str | None) -> list[str]:
-    """What was compared: the settings of random (without it, of the first row), and rows that differ from it
-    in more than their maskers."""
+    """What was compared: the settings of random (without it, of the first row), and each setting that is not
+    the same in all lines, with the rows that have a value of it."""
     firsts = lines.drop_duplicates("row").set_index("row")
     base = firsts.loc["random"] if "random" in firsts.index else firsts.iloc[0]
-    facts = base["facts"]
-    shown = [f"{name} {facts[name]}" for name in SHOWN if facts.get(name) is not None]
+    shown = [f"{name} {base['settings'][name]}" for name in SHOWN
+             if base["settings"].get(name, "None") != "None"]
     found = [f"- Settings: {', '.join(shown)}."]
-    for row, line in firsts.iterrows():
-        differs = differing(line["facts"], facts, VARIES.union(base["metrics"], ["pretraining.masker_code"]))
-        if differs:
-            found.append(f"- {row} ({base.name}) differs in more than its masker: {differs}.")
+    settings = pd.DataFrame(list(lines["settings"]), index=lines.index)
+    for name in settings:
+        rows = lines.groupby(settings[name])["row"].unique()
+        # Every row has seeds, a policy and the code of a masker of its own.
+        if len(rows) > 1 and not re.search("seed|policy|masker_code", name):
+            values = [f"{value} ({', '.join(names)})" for value, names in rows.items()]
+            found.append(f"- {name} differs: {', '.join(values)}.")
     if primary in firsts.index:
         found.append(f"- The test of {primary} was fixed in advance: its p is not corrected.")
     if pd.notna(base.get("examples")):
@@ -280,7 +265,7 @@ def markdown_table(table: pd.DataFrame) -> str:
 
 
 def forest(compared: dict[str, pd.DataFrame], title: str, file: Path) -> None:
-    """Differences to random with their intervals: a panel per metric, a line per row of several seeds."""
+    """Differences to random with their intervals: a panel per metric, all rows of several seeds."""
     n_rows = max(len(found) for found in compared.values())
     fig = Figure(figsize=(1.6 + 3.8 * len(compared), 0.4 * n_rows + 1.2), layout="constrained")
     panels = fig.subplots(1, len(compared), sharey=True, squeeze=False)[0]

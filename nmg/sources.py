@@ -10,6 +10,7 @@ import contextlib
 import csv
 import functools
 import gzip
+import itertools
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 import torch
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock
 
 from nmg import runs, toy
 from nmg.runs import UserError
@@ -30,8 +31,11 @@ SPLITS = ("train", "dev", "test", "corpus")
 # The split of a file by the first word of its name.
 SPLIT_NAMES = {split: split for split in SPLITS} | {"val": "dev", "valid": "dev", "validation": "dev"}
 
-# What reading a broken file raises; anything else is a defect of the program.
-BROKEN = (TypeError, ValueError, AttributeError, EOFError, csv.Error, zlib.error, gzip.BadGzipFile)
+# What reading a broken or a forbidden file raises; anything else is a defect of the program.
+BROKEN = (OSError, TypeError, ValueError, AttributeError, EOFError, csv.Error, zlib.error)
+
+# A line of CoNLL: one or more columns, and a tag such as O or B-PER.
+CONLL = re.compile(r"\S.*\s(O|[BIESLUM]-[A-Za-z]\S*)")
 
 
 # ---------------------------------------------------------------- raw files -> records
@@ -42,7 +46,7 @@ BROKEN = (TypeError, ValueError, AttributeError, EOFError, csv.Error, zlib.error
 # rest.
 
 @contextlib.contextmanager
-def located(where: object) -> Iterator[None]:
+def error_context(where: object) -> Iterator[None]:
     """Turns what reading a record raises into one sentence that begins with its place."""
     try:
         yield
@@ -59,33 +63,47 @@ def located(where: object) -> Iterator[None]:
 def lines(path: Path) -> Iterator[tuple[str, str]]:
     """("file:line", line) of a text file, gzipped or not."""
     open_text = gzip.open if path.name.lower().endswith(".gz") else open
-    with located(path), open_text(path, "rt", encoding="utf-8-sig") as f:
+    with error_context(path), open_text(path, "rt", encoding="utf-8-sig") as f:
         for n, line in enumerate(f, 1):
             yield f"{path}:{n}", line
 
 
-def format_of(path: Path) -> str:
-    """json, jsonl, csv or tsv by the suffix of a file; others are txt unless their first line is JSON."""
-    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    if suffix in (".json", ".jsonl", ".csv", ".tsv"):
-        return suffix[1:]
-    first = next((line for _, line in lines(path) if line.strip()), "")
-    # An opening brace, and then a quote, the closing brace, or the end of the line.
-    return "jsonl" if re.match(r'\s*\{\s*(["}]|$)', first) else "txt"
-
-
 def read(path: Path) -> Iterator[dict]:
     """The records of one file in any of the formats."""
-    readers = {"json": read_squad, "jsonl": read_jsonl, "csv": read_table, "txt": read_lines,
-               "tsv": functools.partial(read_table, delimiter="\t")}
-    with located(path):
-        yield from readers[format_of(path)](path)
+    with error_context(path):
+        yield from reader_of(path)(path)
+
+
+def reader_of(path: Path) -> Callable[[Path], Iterator[dict]]:
+    """The reader of a file, by its suffix; .txt and unknown ones are plain text unless their first line is
+    JSON."""
+    reader = READERS.get(suffix_of(path), read_lines)
+    if reader is read_lines:
+        first = next((line for _, line in lines(path) if line.strip()), "")
+        # An opening brace, and then a quote, the closing brace, or the end of the line.
+        if re.match(r'\s*\{\s*(["}]|$)', first):
+            return read_jsonl
+    return reader
+
+
+def suffix_of(path: Path) -> str:
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def read_lines(path: Path) -> Iterator[dict]:
+    refuse_conll(path)
     for _, line in lines(path):
         if line.strip():
             yield {"text": line.strip()}
+
+
+def refuse_conll(path: Path) -> None:
+    """UserError where most of the first lines are a token and its tag: tags would be read as text."""
+    first = [line.strip() for _, line in itertools.islice(lines(path), 1000) if line.strip()]
+    tagged = [line for line in first if CONLL.fullmatch(line)]
+    if len(tagged) > len(first) / 2 or (first and first[0].startswith("-DOCSTART-")):
+        raise UserError(f"{path}: looks like CoNLL (a token and its tag per line), but token classification "
+                        "is not built in; convert it to .jsonl with the field text, or to one text per line")
 
 
 def read_table(path: Path, delimiter: str = ",") -> Iterator[dict]:
@@ -98,7 +116,7 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[dict]:
                         f"has {', '.join(table.fieldnames)}; rename yours")
     while True:
         # A quoted cell may run over lines: the place of a row is where it begins.
-        with located(f"{path}:{table.line_num + 1}"):
+        with error_context(f"{path}:{table.line_num + 1}"):
             row = next(table, None)
             if row is None:
                 return
@@ -115,7 +133,7 @@ def read_jsonl(path: Path) -> Iterator[dict]:
     for where, line in lines(path):
         if not line.strip():
             continue
-        with located(where):
+        with error_context(where):
             row = json.loads(line.strip())
             if not isinstance(row, dict):
                 raise ValueError(f"a line must be one JSON object, but this is a {type(row).__name__}")
@@ -171,7 +189,7 @@ def read_squad(path: Path) -> Iterator[dict]:
     """SQuAD 1.1, where articles are documents, or emrQA, where notes are."""
     articles = json.loads("".join(line for _, line in lines(path)))["data"]
     for n, article in enumerate(articles):
-        with located(f"{path}: data[{n}]"):
+        with error_context(f"{path}: data[{n}]"):
             for paragraph in article["paragraphs"]:
                 if "note_id" in paragraph:
                     yield from read_note(paragraph)
@@ -225,6 +243,11 @@ def evidence_of(qa: dict) -> str:
     return evidence.pop()
 
 
+# The formats, also gzipped.
+READERS = {".json": read_squad, ".jsonl": read_jsonl, ".csv": read_table,
+           ".tsv": functools.partial(read_table, delimiter="\t"), ".txt": read_lines}
+
+
 # ---------------------------------------------------------------- data sets by name or path
 
 @dataclass
@@ -234,7 +257,7 @@ class Source:
     splits: dict[str, Path | list[dict]]                        # split -> its file, or its records
     files: list[Path] = field(default_factory=list)             # what its checksum is made of; none: records
     cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> its share
-    kind: str | None = None                                     # None: found by the fields (KINDS)
+    kind: str | None = None                                     # None: found by the fields (KIND_OF_FIELD)
 
     def records(self, split: str) -> Iterable[dict]:
         """The records of a split, read anew from its file each time; none where there is no such split."""
@@ -263,12 +286,18 @@ DOWNLOADS = {
 }
 
 
+def lock_of(path: Path) -> AcquireReturnProxy:
+    """`with lock_of(path):` makes a file or folder of the cache in one of the processes that torchrun starts;
+    the others wait."""
+    with error_context(f"NMG_CACHE={CACHE}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(f"{path}.lock").acquire()
+
+
 def downloaded(name: str) -> Source:
     """A data set of DOWNLOADS. Whoever has its files already puts them into the folder of that name."""
     folder = CACHE / "raw" / name
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Of the processes that torchrun starts, one downloads and the others wait.
-    with FileLock(f"{folder}.lock"):
+    with lock_of(folder):
         if not folder.exists():
             with runs.atomic_write(folder) as partial:
                 partial.mkdir()
@@ -314,14 +343,15 @@ def find_source(name: str) -> Source:
     if name in DATASETS:
         return DATASETS[name]()
     path = Path(name)
-    if path.is_dir():
-        return from_files(find_splits(path), dev=0.1)
-    if not path.is_file():
-        raise UserError(f"--dataset={name}: no such file or folder, nor a known name"
-                        f"{runs.nearest(name, DATASETS)}")
-    if format_of(path) == "txt":
-        return from_files({"corpus": path})
-    return from_files({"train": path}, dev=0.1)
+    with error_context(f"--dataset={name}"):
+        if path.is_dir():
+            return from_files(find_splits(path), dev=0.1)
+        if not path.is_file():
+            raise UserError(f"--dataset={name}: no such file or folder, nor a known name"
+                            f"{runs.nearest(name, DATASETS)}")
+        if reader_of(path) is read_lines:
+            return from_files({"corpus": path})
+        return from_files({"train": path}, dev=0.1)
 
 
 def from_files(files: dict[str, Path], **cut: float) -> Source:
@@ -335,15 +365,14 @@ def find_splits(folder: Path) -> dict[str, Path]:
     """Files named train, dev, test or corpus, also dev-v1.1.json, val-00000-of-00001.jsonl and the like."""
     found = {}
     for file in sorted(folder.iterdir()):
-        name = file.name.lower()
-        split = SPLIT_NAMES.get(re.split(r"[\W_]", name)[0])
-        if split is None or not re.search(r"\.(jsonl?|csv|tsv|txt)(\.gz)?$", name):
+        split = SPLIT_NAMES.get(re.split(r"[\W_]", file.name.lower())[0])
+        if split is None or suffix_of(file) not in READERS:
             continue
         if split in found:
             raise UserError(f"{folder}: {found[split].name} and {file.name} could be {split}; join them, or "
                             "keep one")
         found[split] = file
     if not found:
-        raise UserError(f"{folder}: no file named train, dev, test or corpus (.json .jsonl .csv .tsv .txt, "
-                        "also .gz) in this folder; or give the path of one file")
+        raise UserError(f"{folder}: no file named train, dev, test or corpus ({' '.join(READERS)}, also "
+                        ".gz) in this folder; or give the path of one file")
     return found

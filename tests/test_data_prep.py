@@ -667,14 +667,19 @@ def mrqa(**found):
 
 
 NOTE = {"note_id": "1", "context": "a", "qas": [{"question": ["q"], "answers": ["a"]}]}
+CONLL = "Anna NNP B-NP B-PER\nsings VBZ B-VP O\n. . O O\n\nIn IN B-PP O\nRome NNP B-NP I-LOC\n" * 400
 TSV = 'text\tlabel\n"a fine film\tx\nb\ty\nshe said no to\tx\nhe said"\tx\n'
 CONTEXT, ANSWER_START = [*QAS[:-2], "context"], [*QAS, "answers", 0, "answer_start"]
 BAD = [
     ("empty.jsonl", "", "empty.jsonl, train: there is no text in it"),
     ("blank.txt", "\n\n", "blank.txt, corpus: there is no text in it"),
     ("none.csv", "", "none.csv, train: there is no text in it"),
+    ("conll.txt", CONLL, "conll.txt: looks like CoNLL"),
+    ("wnut.bio", "Anna\tB-person\nsings\tO\n\nwell\tO\n", "wnut.bio: looks like CoNLL"),
+    ("docstart.txt.gz", gzip.compress(b"-DOCSTART- x\n\nAnna NP PER\n"), "docstart.txt.gz: looks like"),
     ("header.jsonl", jsonl({"header": {}}), "there is no text in it"),
     ("binary.txt", b"\x89PNG\xff\xfe", "binary.txt: 'utf-8' codec can't decode"),
+    ("latin.csv", "text,label\ncafé,a\n".encode("latin-1"), "latin.csv: 'utf-8' codec can't decode"),
     ("cut.jsonl.gz", gzip.compress(jsonl(*[GOOD] * 500).encode())[:60], "cut.jsonl.gz: Compressed file"),
     ("plain.jsonl.gz", jsonl(GOOD), "plain.jsonl.gz: Not a gzipped file"),
     ("broken.jsonl", jsonl(GOOD, '{"text": "a', GOOD), "broken.jsonl:2: not valid JSON: Unterm"),
@@ -733,6 +738,61 @@ def test_so_is_one_that_is_not_train(name, content, said, tmp_path, tok):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=re.escape(said)):
         load(str(tmp_path), tok)
+
+
+def test_a_folder_of_conll_is_not_read_as_a_corpus(tmp_path, tok):
+    (tmp_path / "train.txt").write_text(CONLL)
+    with pytest.raises(UserError, match=r"train\.txt: looks like CoNLL .*convert it to \.jsonl"):
+        load(str(tmp_path), tok)
+
+
+def test_short_lines_are_no_conll(tmp_path, tok):
+    """Some of which end as lines of CoNLL do."""
+    texts = ["yes", "no", "O", "B-PER", "a B-52", "exercise S-1", "Vitamin B", "type O", "go to lane I-A"]
+    (tmp_path / "c.txt").write_text("\n".join(texts))
+    assert texts_of(load(str(tmp_path / "c.txt"), tok).corpus) == texts
+
+
+def test_files_that_cannot_be_opened_are_one_sentence(tmp_path, tok, monkeypatch):
+    """What the system refuses is told with the path."""
+    (tmp_path / "a/train.csv").mkdir(parents=True)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/train.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    mine = sources.from_files({"train": tmp_path / "mine.csv"})
+    monkeypatch.setitem(sources.DATASETS, "mine", lambda: mine)
+    cases = [
+        (tmp_path / "a", f"Is a directory: '{tmp_path}/a/train.csv'"),
+        (tmp_path / "b", f"No such file or directory: '{tmp_path}/b/train.jsonl'"),
+        ("mine", f"No such file or directory: '{tmp_path}/mine.csv'"),
+        ("x" * 300, "File name too long")]
+    for name, said in cases:
+        with pytest.raises(UserError, match=re.escape(said)):
+            load(str(name), tok)
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.txt", "folder"])
+def test_what_one_may_not_read(name, tmp_path, tok, monkeypatch):
+    """Also for root, who may read all: what opens files is replaced."""
+    (tmp_path / "d.csv").write_text("text,label\na,b\n")
+    (tmp_path / "d.txt").write_text("a\n")
+    (tmp_path / "folder").mkdir()
+
+    def denied(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("builtins.open", denied)
+    monkeypatch.setattr("pathlib.Path.iterdir", denied)
+    with pytest.raises(UserError, match=f"{name}: .*Permission denied: '{tmp_path / name}'"):
+        load(str(tmp_path / name), tok)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, tok, monkeypatch):
+    (tmp_path / "file").touch()
+    for module in (data_prep, sources):
+        monkeypatch.setattr(module, "CACHE", tmp_path / "file")
+    for name in ("toycls", "imdb"):
+        with pytest.raises(UserError, match=f"NMG_CACHE={tmp_path}/file: .*Not a directory"):
+            load(name, tok)
 
 
 def test_the_script_says_one_sentence(tmp_path):

@@ -71,7 +71,7 @@ def table_of(folder, metric="accuracy"):
 
 
 def notes_of(folder):
-    """The settings, and the rows that differ in them."""
+    """The settings, and those that differ."""
     settings, *differing = report.notes(read(folder), None)
     return settings, differing
 
@@ -328,56 +328,61 @@ def test_two_lines_of_one_row_and_seed(tmp_path):
     # The same said again
     assert table_of(tmp_path)["whole"]["accuracy"] == "50.00"
     add(tmp_path, "whole", 0, 50.0, config={"lr": 1e-3}, pretraining={"p": 0.3})
-    sentence = refused(tmp_path)
     file = tmp_path / "results.jsonl"
-    assert f"{file}:3 ({file}:1): both whole on reviews" in sentence
-    assert "lr 0.001 (0.0002)" in sentence
-    assert "pretraining.p 0.3 (0.15)" in sentence
+    assert refused(tmp_path) == (f"{file}:3 ({file}:1): both whole on reviews with seed 0, but differ in lr, "
+                                 "pretraining.p; keep one, or keep them in different files")
+    result = call("report.py", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: results.jsonl:3 (results.jsonl:1): both whole on reviews")
 
 
 def test_the_same_settings_with_another_score(tmp_path):
     for score in (50.0, 60.0):
         add(tmp_path, "whole", 0, score)
-    assert "accuracy 60.0 (50.0)" in refused(tmp_path)
+    assert "but differ in accuracy, macro_f1;" in refused(tmp_path)
 
 
-@pytest.mark.parametrize("changed", [{"config": {"lr": 1e-3}}, {"pretraining": {"p": 0.3}},
-                                     {"pretraining": {"masker_code": "b"}}])
-def test_a_row_has_the_same_settings_for_all_seeds(tmp_path, changed):
-    add(tmp_path, "my.py:rare", 0, pretraining=None if "pretraining" not in changed else {"masker_code": "a"})
-    add(tmp_path, "my.py:rare", 1, **changed)
-    assert "but differ in" in refused(tmp_path)
+@pytest.mark.parametrize(("before", "after", "name"), [
+    ({"config": {"labelled": None}}, {"config": {"labelled": 100}}, "labelled"),
+    ({"pretraining": {"masker_code": "a"}}, {"pretraining": {"masker_code": "b"}}, "pretraining.masker_code"),
+    ({"policy": {"checksum": "a"}}, {"policy": {"checksum": "b"}}, "pretraining.policy.checksum")])
+def test_a_run_that_was_repeated_with_other_settings(before, after, name, tmp_path):
+    """None is a setting like any other; so are the code of a masker, and a policy."""
+    add(tmp_path, "nmg:a", 0, **before)
+    add(tmp_path, "nmg:b", 0, **after)
+    assert f"but differ in {name};" in refused(tmp_path)
 
 
-def test_a_flag_that_one_line_alone_sets(tmp_path):
-    """None is a setting like any other."""
-    for seed, labelled in ((0, None), (1, 100)):
-        add(tmp_path, "random", seed, config={"labelled": None})
-        add(tmp_path, "whole", seed, config={"labelled": labelled})
-    assert "but differ in labelled 100 (None)" in refused(tmp_path)
+def test_lines_of_another_split_may_differ(tmp_path):
+    """Flags are chosen on dev, where one row and seed has many lines."""
+    for lr in (1e-3, 1e-4):
+        add(tmp_path, "random", 0, split="dev", config={"lr": lr})
+    add(tmp_path, "random", 0)
+    assert len(read(tmp_path, "test")) == 1
+    assert "but differ in lr;" in refused(tmp_path, split="dev")
 
 
-def test_policies_of_another_seed(tmp_path):
-    """Each seed of a row may have a policy of its own, but no seed two."""
+def test_each_seed_of_a_row_may_have_a_policy_of_its_own(tmp_path):
     add(tmp_path, "nmg:a", 0, policy={"seed": 0, "checksum": "a"})
     add(tmp_path, "nmg:b", 1, policy={"seed": 1, "checksum": "b"})
     assert list(read(tmp_path)["seed"]) == [0, 1]
-    add(tmp_path, "nmg:b", 0, policy={"seed": 1, "checksum": "b"})
-    assert "pretraining.policy.seed 1 (0), pretraining.policy.checksum b (a)" in refused(tmp_path)
+    assert notes_of(tmp_path)[1] == []
 
 
-def test_rows_with_other_settings_are_named(tmp_path):
+def test_settings_that_differ_are_named_with_their_rows(tmp_path):
+    """Also where only the seeds of one row differ in them."""
     for seed in range(2):
         add(tmp_path, "none", seed)
-        add(tmp_path, "random", seed)
+        add(tmp_path, "random", seed, config={"labelled": None})
         add(tmp_path, "my.py:rare", seed, pretraining={"masker_code": "a"})
     assert notes_of(tmp_path)[1] == []
-    add(tmp_path, "nmg:a", 0, pretraining={"p": 0.05, "epochs": 3}, policy={"self_play": True})
-    add(tmp_path, "whole", 0, config={"lr": 1e-3})
+    add(tmp_path, "nmg:a", 0, pretraining={"p": 0.05}, policy={"self_play": True})
+    add(tmp_path, "whole", 0, config={"lr": 1e-3, "labelled": 100})
+    add(tmp_path, "whole", 1)
     assert notes_of(tmp_path)[1] == [
-        "- whole (random) differs in more than its masker: lr 0.001 (0.0002).",
-        "- nmg (random) differs in more than its masker: pretraining.p 0.05 (0.15), "
-        "pretraining.epochs 3 (1)."]
+        "- lr differs: 0.0002 (none, random, whole, nmg, my.py:rare), 0.001 (whole).",
+        "- labelled differs: 100 (whole), None (random).",
+        "- pretraining.p differs: 0.05 (nmg), 0.15 (random, whole, my.py:rare)."]
 
 
 def test_the_settings_of_random_are_named(tmp_path):
