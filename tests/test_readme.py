@@ -1,10 +1,8 @@
-"""README.md, docs/ and dev/: short, links that lead somewhere, and the figures that report.py makes."""
+"""README.md, docs/ and dev/: short, and links that lead somewhere."""
 import re
 
 import pytest
 from conftest import ROOT
-
-import report
 
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 # Its commands are those of earlier commits, but its links are today's.
@@ -53,11 +51,3 @@ def test_where_to_change_what_names_what_is_there():
         code = "".join((ROOT / file).read_text(encoding="utf-8") for file in files)
         for name in re.findall(r"`(\w+)`", row):
             assert re.search(rf"\b{name}\b", code), (name, files)
-
-
-def test_the_readmes_table_is_that_of_report_py():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = text.partition("<!-- results -->\n")[2].partition("\n<!-- /results -->")[0]
-    lines = report.read([str(ROOT / "results/study-chemprot-1000.jsonl")], "test")
-    tested = report.compare(report.scores_of(lines, "accuracy"), "sampled")
-    assert shown == report.markdown_table(report.score_table(lines, "accuracy", tested))
