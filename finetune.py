@@ -3,6 +3,7 @@
     evaluate(cfg, sys.modules[__name__])      # main() of finetune_cls.py, which is itself the task
 """
 import json
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,22 +13,16 @@ from filelock import FileLock
 
 import data_prep
 import maskers
-from nmg import loop, runs, toy
+from nmg import loop, runs
 from nmg.models import load_lm, load_tokenizer, max_len_of, weights_of
 from nmg.runs import Run, UserError
 
 
 @dataclass
 class EvaluationConfig:
-    """The flags of all finetune_*.py; `dataset` has another default in each of them."""
-    # A flag left at None takes the paper's value, given in its comment; with --lm=tiny, the one in toy.py.
-    dataset: str                    # a name of sources.py, or a path (data_prep.py)
+    """The flags that all finetune_*.py share; each adds its own."""
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
     split: str | None = None        # scored: test, or dev to choose by; None: test if there is one
-    epochs: int | None = None       # None: 3, question answering 2
-    lr: float | None = None         # None: 2e-5, question answering 3e-5; small LMs take more (22 M: 2e-4)
-    batch_size: int | None = None   # texts or windows per step; the paper chose from 12, 16, 32; None: 16
-    max_len: int | None = None      # tokens of a text, which is cut, or a window; None: 256, questions 384
     labelled: int | None = None     # texts of train whose labels are used, drawn by seed; None: all
     seed: int = 0                   # of head, order and dropout, three separate streams
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
@@ -43,8 +38,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
     processes train, and the first one predicts.
 
     task: finetune_cls, finetune_qa, or another file with their interface
-    cfg: the Config of that file; its flags that are None become the DEFAULTS there, or those of the toy world
-        where the LM is `tiny` or what pretrain.py made of it"""
+    cfg: the Config of that file"""
     loop.use_fast_path(cfg.fast)
     check_results(Path(cfg.results))
 
@@ -55,12 +49,9 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
     origin = origin_of(cfg.lm)
     pretraining = origin["settings"]
     check_labels(pretraining, cfg.labelled, cfg.seed)
-    defaults = task.DEFAULTS
-    if pretraining["lm"] == "tiny":
-        defaults = defaults | toy.FINETUNE.get(task.KIND, {})
-    cfg.max_len = max_len_of(lm, cfg.max_len, defaults["max_len"])
-    split = "test" if "test" in data.splits else "dev"
-    runs.fill(cfg, defaults | {"split": split})
+    cfg.max_len = max_len_of(lm, cfg.max_len)
+    if cfg.split is None:
+        cfg.split = "test" if "test" in data.splits else "dev"
     if cfg.split not in ("dev", "test"):
         raise UserError(f"--split={cfg.split}: must be dev or test")
     if cfg.labelled:
@@ -88,6 +79,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
         if not runs.is_main_process():
             return
         lines = task.predictions(model, evaluated)
+        warn_of_one_answer(lines)
         runs.write_rows(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
             model.save_pretrained(run.folder)
@@ -100,6 +92,15 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
     # 4. one line of results
     if runs.is_main_process():
         add_result(Path(cfg.results), run, cfg.row)
+
+
+def warn_of_one_answer(lines: list[dict]) -> None:
+    """A classifier that gives all texts one label has learned nothing."""
+    first = lines[0]
+    constant = all(line.get("predicted") == first.get("predicted") for line in lines)
+    if constant and any(line.get("gold") != first.get("gold") for line in lines):
+        print(f"WARNING: all texts were given the label {first['predicted']}: fine-tuning learned nothing; "
+              "more --epochs or a larger --lr may help")
 
 
 def origin_of(lm: str) -> dict:
@@ -128,24 +129,30 @@ def check_labels(pretraining: dict, labelled: int | None, seed: int) -> None:
 
 def check_results(path: Path) -> None:
     """Fails now, before hours of training, where add_result would fail after them."""
-    runs.read_rows(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a"):
-        pass
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        runs.read_rows(path)
+        # A line is added by a file beside this one, which replaces it.
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as e:
+        raise UserError(f"--results={path}: cannot be written to ({e})") from None
 
 
 def add_result(path: Path, run: Run, row: str | None = None) -> None:
     """Appends a finished evaluation to the results, unless a line with the same "config" is there.
 
     row: what run_all.sh calls it."""
-    settings, facts = run.settings, runs.read_run(run.folder)
+    settings = run.settings
+    finished = runs.read_run(run.folder)
     pretraining = settings["pretraining"]
     line = {"dataset": settings["dataset"], "lm": pretraining["lm"], "masker": pretraining["masker"],
-            "row": row, "seed": settings["seed"], "split": settings["split"], "examples": facts["examples"],
-            "metrics": list(facts["scores"]), **facts["scores"],
-            "held_out_loss": facts["held_out_loss"], "seconds": facts["seconds"],
+            "row": row, "seed": settings["seed"], "split": settings["split"],
+            "examples": finished["examples"], "metrics": list(finished["scores"]), **finished["scores"],
+            "held_out_loss": finished["held_out_loss"], "seconds": finished["seconds"],
             "predictions": str(run.folder / "predictions.jsonl"), "config": settings,
-            "versions": facts["versions"]}
+            "versions": finished["versions"]}
     with FileLock(f"{path}.lock"):
         before = runs.read_rows(path)
         if any(other.get("config") == line["config"] for other in before):

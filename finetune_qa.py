@@ -20,16 +20,14 @@ import torch.nn.functional as F
 from transformers import AutoModelForQuestionAnswering
 
 from finetune import EvaluationConfig, evaluate
-from nmg import runs
+from nmg import runs, toy
 from nmg.data import Batch, Pieces, Split, collate, windows
 from nmg.loop import autocast, device, fit, length_batches, progress, to_device
 from nmg.models import with_head
 
 KIND = "qa"
-# The paper's values for a whole task (its meta-test), and for the inner loop of meta-training (appendix).
-DEFAULTS = {"epochs": 2, "lr": 3e-5, "batch_size": 16, "max_len": 384}
-INNER_LOOP = {"ft_epochs": 1, "ft_lr": 3e-5, "metric": "em"}
-# The most fine-grained comes last: search_masks.py compares players by it.
+# The paper's values for the inner loop of meta-training (its appendix).
+INNER_LOOP = {"ft_epochs": 1, "ft_lr": 3e-5, "ft_max_len": 384, "metric": "em"}
 METRICS = ("em", "f1", "likelihood")
 
 OVERLAP = 128       # context tokens that two windows share; in short windows a third
@@ -39,7 +37,12 @@ MAX_ANSWER = 30     # tokens of the longest answer that is considered
 
 @dataclass
 class Config(EvaluationConfig):
+    # The values are the paper's, of a whole task; with --lm=tiny, FINETUNE_QA in nmg/toy.py.
     dataset: str = "toyqa"          # squad newsqa emrqa toyqa, or a path to SQuAD json or MRQA jsonl
+    epochs: int = 2
+    lr: float = 3e-5                # raise it for LMs smaller than BERT-base (6 layers x 384: 2e-4)
+    batch_size: int = 16            # windows per step; the paper chose from 12, 16, 32
+    max_len: int = 384              # tokens of a window: question and text
 
 
 # ---------------------------------------------------------------- the task
@@ -97,8 +100,8 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, bat
 @torch.no_grad()
 def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
     """A line for every question, by rising id: its best answer over all windows, exact characters of the raw
-    text, with the sum of its start and end logit, and METRICS: exact match and F1 in [0, 1], and the log
-    likelihood of the right answer.
+    text, with the sum of its start and end logit, exact match and F1 in [0, 1], and the log likelihood
+    of the right answer.
 
     Every span of at most MAX_ANSWER context tokens is considered."""
     split = pieces.split
@@ -201,4 +204,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    runs.start(main, Config)
+    runs.start(main, Config, tiny=toy.FINETUNE_QA)

@@ -13,8 +13,8 @@ A masker gets
 and returns a bool (B, L): True only where maskable, at most the budget, exactly that where its units allow.
 
 A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function. Every score
-of scores.py is a masker, too. With a policy that train_nmg.py or search_masks.py learned, nmg:FOLDER and
-search:FOLDER (two names of one masker) mask its most probable tokens; sampled:FOLDER draws tokens from it.
+of this file is a masker, too. With a policy that train_nmg.py learned, nmg:FOLDER masks its most probable
+tokens, and sampled:FOLDER draws tokens from it.
 """
 import functools
 import importlib.util
@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from nmg import counts, runs, toy
 from nmg.data import Batch
 from nmg.policies import load_policy
-from nmg.runs import RowRandom, UserError, nearest, stream
+from nmg.runs import RowRandom, UserError, nearest
 
 Masker = Callable[..., np.ndarray]
 Score = Callable[..., np.ndarray]
@@ -59,7 +59,6 @@ def register_score(name: str) -> Callable[[Score], Score]:
 def drawn_by(score: Callable) -> Masker:
     """The masker that draws tokens without replacement, with weight exp(score): a score, or the
     logits of a policy, as in its training."""
-    # Wrapped, so that `version_of` reads the source of the score.
     @functools.wraps(score)
     def draw(batch, budget, rng, lm=None):
         return pick(score(batch, lm) + rng.gumbel(batch.input_ids.shape), batch, budget)
@@ -75,7 +74,7 @@ def highest_of(score: Callable) -> Masker:
 
 
 def find(name: str) -> Masker:
-    """The masker of a --masker: a registered name, nmg:, search: or sampled:FOLDER, or FILE.py:function."""
+    """The masker of a --masker: a registered name, nmg:FOLDER, sampled:FOLDER, or FILE.py:function."""
     if is_learned(name):
         logits = load_policy(name.partition(":")[2], SCORES).logits
         return drawn_by(logits) if name.startswith("sampled:") else highest_of(logits)
@@ -87,7 +86,7 @@ def find(name: str) -> Masker:
     file, _, function = name.rpartition(":")
     if not file.endswith(".py"):
         raise UserError(f"--masker={name}: no such masker{nearest(name, MASKERS)}, FILE.py:function, and "
-                        "nmg: search: or sampled:FOLDER of what train_nmg.py or search_masks.py learned")
+                        "nmg:FOLDER or sampled:FOLDER of a policy that train_nmg.py learned")
     if not Path(file).is_file():
         raise UserError(f"--masker={name}: no such file: {file}")
     # Under a name of its own, as the file may be called like one of ours.
@@ -105,22 +104,25 @@ def find(name: str) -> Masker:
     return masker
 
 
-def version_of(name: str) -> str:
-    """Eight characters that tell a --masker from an edited one: of its policy, its file, or its own function.
-
-    Edits of what that function calls (pick, another score) are not noticed."""
-    if is_learned(name):
-        return runs.checksum(Path(name.partition(":")[2]) / "policy.safetensors")[:8]
+def checksum_of(name: str) -> str | None:
+    """sha256 of the file behind a --masker (a policy, a list of words, FILE.py); None of registered names."""
     if name in MASKERS:
-        return runs.digest(inspect.getsource(MASKERS[name]))
-    if name.startswith("difference:"):
-        return runs.checksum(Path(name.removeprefix("difference:")))[:8]
-    return runs.checksum(Path(name.rpartition(":")[0]))[:8]
+        return None
+    if is_learned(name):
+        file = Path(name.partition(":")[2]) / "policy.safetensors"
+    elif name.startswith("difference:"):
+        file = Path(name.removeprefix("difference:"))
+    else:
+        file = Path(name.rpartition(":")[0])
+    try:
+        return runs.checksum(file)
+    except OSError as e:
+        raise UserError(f"--masker={name}: {file} cannot be read ({e})") from None
 
 
 def is_learned(name: str) -> bool:
     """Whether a --masker names the folder of a policy."""
-    return name.startswith(("nmg:", "search:", "sampled:"))
+    return name.startswith(("nmg:", "sampled:"))
 
 
 # ---------------------------------------------------------------- the maskers (section 4.1, baselines)
@@ -247,8 +249,8 @@ def label(batch: Batch, lm=None) -> np.ndarray:
     """log of how much the token tells about the label: KL(p(label | token), p(label)) in train, in nats.
 
     In question answering the label of a token is whether it stands in an answer."""
-    train = batch.split.train
-    return np.log(counts.label_information(train, tuple(train.labelled))[batch.input_ids])
+    known = tuple(batch.labelled.tolist())
+    return np.log(counts.label_information(batch.split.train, known)[batch.input_ids])
 
 
 @register_score("loss")
@@ -292,30 +294,26 @@ def budget_of(batch: Batch, p: float) -> np.ndarray:
     return np.minimum(n, np.maximum(1, np.round(p * n))).astype(np.int64)
 
 
-def masking_rate(p: float | str, step: int, steps: int, seed: int) -> float:
+def masking_rate(p: float | str, step: int, steps: int) -> float:
     """The share of tokens to mask at a step: p itself; for "0.3-0.15" linear in the steps (Ankner et al.
-    2024); for "random:0.1-0.4" drawn uniformly for each step."""
+    2024)."""
     if not isinstance(p, str):
         return p
-    form, _, ends = p.rpartition(":")
-    first, last = map(float, ends.split("-"))
-    share = step / max(1, steps - 1)
-    if form == "random":
-        share = stream(seed, f"rate {step}").random()
-    return first + share * (last - first)
+    first, last = map(float, p.split("-"))
+    return first + step / max(1, steps - 1) * (last - first)
 
 
 def check_rate(p: float | str) -> float | str:
     """--p as a number, or else as masking_rate reads it."""
-    found = re.fullmatch(r"(random:)?([\d.]+)-([\d.]+)", str(p))
-    ends = found.groups()[1:] if found else [p]
+    found = re.fullmatch(r"([\d.]+)-([\d.]+)", str(p))
+    ends = found.groups() if found else [p]
     try:
         right = all(0 < float(end) <= 1 for end in ends)
     except ValueError:
         right = False
     if not right:
-        raise UserError(f"--p={p}: a share must be above 0 and at most 1, as in 0.15, 0.3-0.15 (linear in "
-                        "the steps), random:0.1-0.4 (drawn for each step)")
+        raise UserError(f"--p={p}: a share must be above 0 and at most 1, as in 0.15, or in 0.3-0.15, which "
+                        "is linear in the steps")
     return p if found else float(p)
 
 
@@ -375,7 +373,7 @@ def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: RowRandom, mask_id: in
     """BERT's 80/10/10: of the masked tokens 80 % become [MASK], 10 % a random ordinary token, 10 % stay.
 
     Held-out loss is measured with it, too: do not compare figures from before an edit with later ones."""
-    fate = rng.random(input_ids.shape)
-    other = ordinary_ids[(rng.random(input_ids.shape) * len(ordinary_ids)).astype(np.int64)]
-    replaced = np.where(fate < 0.8, mask_id, np.where(fate < 0.9, other, input_ids))
+    u = rng.random(input_ids.shape)
+    random_ids = ordinary_ids[(rng.random(input_ids.shape) * len(ordinary_ids)).astype(np.int64)]
+    replaced = np.where(u < 0.8, mask_id, np.where(u < 0.9, random_ids, input_ids))
     return np.where(mask, replaced, input_ids)

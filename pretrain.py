@@ -26,16 +26,16 @@ from nmg.runs import Run, UserError
 
 @dataclass
 class Config:
-    # A flag left at None takes the paper's value, given in its comment; with --lm=tiny, the one in toy.py.
+    # The values are the paper's, of adapting an LM to a whole task; with --lm=tiny, PRETRAIN in nmg/toy.py.
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; with a fast tokenizer
-    masker: str = "random"          # of maskers.py, scores.py; {nmg,search,sampled}:FOLDER; FILE.py:function
-    p: str | None = None            # 0.15, 0.3-0.15, random:0.1-0.4 (masking_rate); None: 0.15, learned 0.05
-    epochs: int | None = None       # None: 1, as the paper adapts to a whole task (learned maskers, toys: 3)
+    masker: str = "random"          # a name in maskers.py, nmg:FOLDER or sampled:FOLDER, or FILE.py:function
+    p: str = "0.15"                 # share of tokens to mask; 0.3-0.15 falls linearly; a learned masker: 0.05
+    epochs: int = 1                 # passes over the text; the paper takes 3 where the masker is learned
     max_steps: int | None = None    # stop after these, with the learning rate at 0; None: after all epochs
-    lr: float | None = None         # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 3e-4)
-    batch_size: int | None = None   # blocks per step; the paper chose from 12, 16, 24; None: 16
-    max_len: int | None = None      # tokens per block; None: 512 for questions, else 256, or the LM's most
+    lr: float = 2e-5                # raise it for LMs smaller than BERT-base (6 layers x 384: 3e-4)
+    batch_size: int = 16            # blocks per step; the paper chose from 12, 16, 24
+    max_len: int | None = None      # tokens per block; None: 512 for question answering, else 256
     dropout: float | None = None    # None: the LM's own, mostly 0.1; 0 is faster, for few passes
     seed: int = 0                   # of masks, order and dropout, three separate streams
     eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
@@ -114,7 +114,7 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
 
     def make_batch(step, epoch, indices):
         mask_epoch = epoch if remask else 0
-        rate = maskers.masking_rate(p, step, steps, seed)
+        rate = maskers.masking_rate(p, step, steps)
         batch, mask, corrupted = mask_batch(pieces, masker, rate, seed, mask_epoch, indices, reader)
         return mlm_tensors(batch, mask, corrupted)
 
@@ -126,7 +126,7 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
 @torch.no_grad()
 def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
     """Mean MLM loss on up to 1,000 blocks under random masks, p = 0.15; the same masks in every run."""
-    pieces = pieces.take(pieces.spread(1000))
+    pieces = pieces.take(pieces.evenly_spaced(1000))
     total, count = 0.0, 0
     training = model.training
     model.to(device()).eval()
@@ -142,24 +142,21 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
 
 # ---------------------------------------------------------------- the script
 
-def fill_in(cfg: Config) -> None:
-    """The flags that are None: the toy world's values for the tiny LM, for all others the paper's of adapting
-    to a whole task (its meta-test)."""
-    learned = {"p": 0.05, "epochs": 3} if maskers.is_learned(cfg.masker) else {}
-    paper = {"p": 0.15, "epochs": 1, "lr": 2e-5, "batch_size": 16} | learned
-    defaults = toy.PRETRAIN if cfg.lm == "tiny" else paper
-    runs.fill(cfg, defaults)
-    cfg.p = maskers.check_rate(cfg.p)
-    if cfg.out is None:
-        masker = re.sub(r"[/:]+", "-", cfg.masker)
-        cfg.out = f"runs/pretrain-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{masker}-{cfg.seed}"
+def policy_settings(cfg: Config) -> dict:
+    """The settings with which the policy of --masker was learned; warns where it is used in another way."""
+    settings = runs.read_run(cfg.masker.partition(":")[2]).get("settings", {})
+    p, epochs = settings.get("p"), settings.get("mlm_epochs")
+    if settings and (p, epochs) != (cfg.p, cfg.epochs) and not runs.is_tiny(cfg.lm):
+        print(f"WARNING: this policy was learned with --p={p} --epochs={epochs}, and is used with "
+              f"--p={cfg.p} --epochs={cfg.epochs}")
+    return settings
 
 
 def try_masker(cfg: Config, pieces: Pieces, masker: maskers.Masker, lm: LMReader, tokenizer) -> None:
     """Masks up to 16 blocks, and says how many tokens that are, and which; warns where they are less than
     half of the budget."""
-    some = pieces.spread(16)
-    rate = maskers.masking_rate(cfg.p, 0, 1, cfg.seed)
+    some = pieces.evenly_spaced(16)
+    rate = maskers.masking_rate(cfg.p, 0, 1)
     batch, mask, _ = mask_batch(pieces, masker, rate, cfg.seed, 0, some, lm)
     wanted = maskers.budget_of(batch, rate).sum()
     print(f"{cfg.masker} masks {mask.sum() / len(some):.1f} tokens of a block at p = {rate:g}")
@@ -210,8 +207,11 @@ Loss of held-out text under 15 % random masks: {before:.3f} nats before, {after:
 
 def main(cfg: Config) -> None:
     loop.use_fast_path(cfg.fast)
-    fill_in(cfg)
     masker = maskers.find(cfg.masker)
+    cfg.p = maskers.check_rate(cfg.p)
+    if cfg.out is None:
+        name = re.sub(r"[/:]+", "-", cfg.masker)
+        cfg.out = f"runs/pretrain-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{name}-{cfg.seed}"
 
     # 1. the LM, and the task's text in blocks
     tokenizer = load_tokenizer(cfg.lm)
@@ -224,13 +224,11 @@ def main(cfg: Config) -> None:
     model = load_lm(cfg.lm)
     if cfg.dropout is not None:
         set_dropout(model, cfg.dropout)
-    cfg.max_len = max_len_of(model, cfg.max_len, data.block_len)
-    sources = {"data": data.checksum, "weights": weights_of(cfg.lm)}
+    cfg.max_len = max_len_of(model, cfg.max_len or data.block_len)
+    sources = {"data": data.checksum, "weights": weights_of(cfg.lm),
+               "masker_file": maskers.checksum_of(cfg.masker)}
     if maskers.is_learned(cfg.masker):
-        learned = runs.read_run(cfg.masker.partition(":")[2])
-        sources["policy"] = learned.get("settings", {}) | {"checksum": maskers.version_of(cfg.masker)}
-    else:
-        sources["masker_code"] = maskers.version_of(cfg.masker)
+        sources["policy"] = policy_settings(cfg)
     run = Run(cfg.out, runs.settings_of(cfg, **sources))
     if run.done:
         return
@@ -280,4 +278,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    runs.start(main, Config)
+    runs.start(main, Config, tiny=toy.PRETRAIN)

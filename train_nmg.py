@@ -11,9 +11,8 @@ masked is rewarded by how it did against the others; opponent and learner learn 
 """
 import copy
 import importlib
-import inspect
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -45,39 +44,40 @@ FORMS = {
 
 
 @dataclass
-class BaseConfig:
-    """The flags that search_masks.py shares: where plays take place, and how they are scored."""
-    # A flag left at None takes the paper's value, given in its comment; with --lm=tiny, the one in toy.py.
+class PlayConfig:
+    """The flags of a play, which tools/ share: the task, a sub-task of it, and the inner loop."""
+    # The values are the paper's; with --lm=tiny, TRAIN_NMG in nmg/toy.py. Those that differ between tasks are
+    # None here, and stand in INNER_LOOP of finetune_cls.py or finetune_qa.py.
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
-    val_share: float | None = None  # of train, whole documents, for D_val; None: 0.1; 0.5 halves the noise
+    val_share: float = 0.1          # the share of train documents held out as D_val; 0.5 halves the noise
     # a sub-task
-    contexts: int | None = None     # texts to mask, each in one or more blocks of max_len tokens; None: 200
+    contexts: int = 200             # texts to mask, each in one or more blocks of max_len tokens
     docs: int | None = None         # how many documents to draw them from; None: any
     examples: int = 1000            # labelled examples, at most
     validation: int = 10_000        # validation examples, at most
     # the inner loop
     p: float = 0.05                 # share of tokens to mask
     mlm_epochs: int = 3             # of pre-training
-    mlm_lr: float | None = None     # None: 2e-5; raise it for LMs smaller than BERT-base (6 x 384: 3e-4)
-    ft_epochs: int | None = None    # of fine-tuning; None: 5, question answering 1
-    ft_lr: float | None = None      # None: 2e-5, question answering 3e-5; raise it for smaller LMs
-    batch_size: int | None = None   # of both; the paper chose from 8, 16, 32; None: 16
+    mlm_lr: float = 2e-5            # raise it for LMs smaller than BERT-base (6 layers x 384: 3e-4)
+    ft_epochs: int | None = None    # of fine-tuning; None: the task's
+    ft_lr: float | None = None      # None: the task's; raise it for LMs smaller than BERT-base (2e-4)
+    batch_size: int = 16            # of both; the paper chose from 8, 16, 32
     max_len: int | None = None      # tokens of a block; None: 512 for question answering, else 256
-    ft_max_len: int | None = None   # tokens of a labelled piece; None: 384 for question answering, else 256
-    metric: str | None = None       # what is rewarded; None: accuracy (QA: EM); likelihood is continuous
+    ft_max_len: int | None = None   # tokens of a labelled text or window; None: the task's
+    metric: str | None = None       # what is rewarded (METRICS of the task); None: the task's
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
     # the run
-    seed: int = 0                   # of everything random but the cut into D_tr and D_val
+    seed: int = 0                   # of everything random except the split into D_tr and D_val
 
 
 @dataclass
-class Config(BaseConfig):
+class Config(PlayConfig):
     # the outer loop
     paper: bool = False             # True: the paper's exact form, which has learned nothing yet (`losses`)
     noise: float = 4.0              # how far agents explore among policies, in logits (`act`)
-    episodes: int | None = None     # None: 200, the paper's most (`tiny`: 24)
+    episodes: int = 200             # the paper's most; with more, a finished run goes on
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     continual: bool = False         # True, the paper's: an episode starts from the LM of the last (Table 3)
     explore: int = 2                # with --paper: first episodes, in which both agents choose uniformly
@@ -90,16 +90,14 @@ class Config(BaseConfig):
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
 
 
-# Defaults that all tasks share; those of one task are INNER_LOOP in its finetune_*.py.
-INNER_LOOP = {"val_share": 0.1, "contexts": 200, "mlm_lr": 2e-5, "batch_size": 16}
-
 
 # ---------------------------------------------------------------- the inner loop
 
 def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: ModuleType,
-               cfg: BaseConfig) -> tuple[torch.nn.Module, dict[str, float]]:
+               cfg: PlayConfig) -> tuple[torch.nn.Module, dict[str, float]]:
     """Algorithm 1, InnerLoop after the masking (`act`): pre-trains a copy of the LM under `mask` (N, L),
-    fine-tunes a copy of that, and scores it. Returns the adapted LM and {metric: mean over D_val'}.
+    fine-tunes a copy of that, and scores it on D_val'. Returns the adapted LM and its scores by name: those
+    of `task.summary`, in percent, and the mean log likelihood of the right answers.
 
     task: finetune_cls, finetune_qa, or another file with their interface
     Order, corruption, dropout and head are common to the players of an episode: only their masks differ."""
@@ -112,9 +110,9 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr,
                           batch_size=cfg.batch_size, seed=subtask.seed)
     lines = task.predictions(model, subtask.val)
-    scores = {}
-    for metric in task.METRICS:
-        scores[metric] = float(np.mean([line[metric] for line in lines]))
+    scores = task.summary(lines)
+    if "likelihood" in task.METRICS:
+        scores["likelihood"] = float(np.mean([line["likelihood"] for line in lines]))
     return adapted, scores
 
 
@@ -162,8 +160,8 @@ class Play:
     mask: np.ndarray            # (N, L) bool
     log_prob: np.ndarray        # (N, L) log π_old of each token, of the policy that was played
     value: np.ndarray           # (N,) V of each context
-    score: float | None = None  # on D_val'; higher is better
-    entropy: float = 0.0        # of the player's own policy (no direction added), mean over contexts, in nats
+    entropy: float              # of the player's own policy (no direction added), mean over contexts, in nats
+    scores: dict[str, float] = field(default_factory=dict)      # on D_val', by metric; higher is better
 
 
 @torch.no_grad()
@@ -197,29 +195,29 @@ def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
     if direction is not None:
         # At least twice as far as the logits themselves differ: else a policy that was wrong early stays so.
-        spread = np.ma.masked_invalid(logits)
-        spread = (spread - spread.mean(1, keepdims=True)).std()
-        logits = logits + max(noise, 2 * spread) * direction
+        finite = np.ma.masked_invalid(logits)
+        sd = (finite - finite.mean(1, keepdims=True)).std()
+        logits = logits + max(noise, 2 * sd) * direction
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
-    return Play(mask, log_softmax(logits, 1), value, entropy=entropy)
+    return Play(mask, log_softmax(logits, 1), value, entropy)
 
 
 # ---------------------------------------------------------------- rewards
 
-def rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray]:
+def rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.ndarray, np.ndarray]:
     """R (N, L) of a player's actions, and which of them count, (N, L) bool: the difference of its score and
     the mean score of the others. A token that all players masked is skipped.
 
-    A reward of your own goes here: it sees the masks (N, L) and the scores of all players, and both agents
+    A reward of your own goes here: it sees the masks (N, L) and all scores of all players, and both agents
     learn from the plays of all. `Agent.learn` divides rewards by their root mean square."""
-    others = [play for name, play in plays.items() if name != player]
     own = plays[player].mask
-    R = plays[player].score - np.mean([play.score for play in others])
+    others = [play.scores[cfg.metric] for name, play in plays.items() if name != player]
+    R = plays[player].scores[cfg.metric] - np.mean(others)
     masked_by_all = np.all([play.mask for play in plays.values()], axis=0)
     return np.full(own.shape, R), own & ~masked_by_all
 
 
-def paper_rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.ndarray]:
+def paper_rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.ndarray, np.ndarray]:
     """The same in the paper's form (Algorithm 1, OuterLoop), of an agent's own actions.
 
     The rival of an agent is the other one: opponent or learner.
@@ -229,12 +227,13 @@ def paper_rewards(plays: dict[str, Play], player: str) -> tuple[np.ndarray, np.n
        the rival masked it, too, and random did not: the comparison with random
     3. all three masked it: skipped. A tie is 0."""
     own, random = plays[player].mask, plays["random"].mask
-    beats_random = np.sign(plays[player].score - plays["random"].score)
+    score = {name: play.scores[cfg.metric] for name, play in plays.items()}
+    beats_random = np.sign(score[player] - score["random"])
     rival = {"learner": "opponent", "opponent": "learner"}[player]
     if rival not in plays:
         # Without self-play (Table 3): compared with random alone.
         return np.full(own.shape, beats_random), own & ~random
-    beats_rival = np.sign(plays[player].score - plays[rival].score)
+    beats_rival = np.sign(score[player] - score[rival])
     rival_mask = plays[rival].mask
     R = np.full(own.shape, min(beats_random, beats_rival))
     R[random & ~rival_mask] = beats_rival
@@ -426,22 +425,22 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         my_scores, learners_lm = {}, None
         # Process i plays the players i, i + world, ...
         for name in players[rank::world]:
-            adapted, scores_of = inner_loop(lm, subtask, plays[name].mask, task, cfg)
-            my_scores[name] = scores_of[cfg.metric]
+            adapted, scores = inner_loop(lm, subtask, plays[name].mask, task, cfg)
+            my_scores[name] = scores
             if name == "learner":
                 learners_lm = adapted.cpu().state_dict()
         for their_scores in all_gather(my_scores):
-            for name, score in their_scores.items():
-                plays[name].score = score
+            for name, scores in their_scores.items():
+                plays[name].scores = scores
 
         if runs.is_main_process():
             # 4. Outer loop: what was masked is rewarded by how its player did against the others, and stored.
             # An agent learns from the plays of all three; in the paper's form from its own.
-            row = {"episode": episode + 1}
+            log = {"episode": episode + 1}
             for name, agent in agents.items():
                 learns_from = [name] if cfg.paper else players
                 for player in learns_from:
-                    R, rewarded = reward_fn(plays, player)
+                    R, rewarded = reward_fn(plays, player, cfg)
                     actions = actions_of(episode, plays[player], R, rewarded, batch.input_ids)
                     agent.replay = np.concatenate((agent.replay, actions))[-cfg.replay_size:]
 
@@ -451,7 +450,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             for name, agent in agents.items():
                 rng = stream(cfg.seed, f"{name} learns {episode}")
                 mean_losses = agent.learn(states_of, rng, cfg)
-                row |= {f"{name}_{loss}": value for loss, value in mean_losses.items()}
+                log |= {f"{name}_{loss}": value for loss, value in mean_losses.items()}
 
         # 6. Continual adaptation: the next episode starts from the LM that the learner pre-trained.
         if cfg.continual:
@@ -461,8 +460,9 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         # 7. Log and checkpoint.
         if runs.is_main_process():
             for name, play in plays.items():
-                row |= {f"{name}_score": play.score, f"{name}_entropy": play.entropy}
-            metrics.append(row | {"seconds": time.time() - started})
+                log |= {f"{name}_score": play.scores[cfg.metric], f"{name}_entropy": play.entropy}
+                log |= {f"{name}_{metric}": score for metric, score in play.scores.items()}
+            metrics.append(log | {"seconds": time.time() - started})
             runs.write_rows(folder / "metrics.jsonl", metrics)
             bar.set_postfix_str(f"learner {won_lost(metrics)}")
             if (episode + 1) % cfg.save_every == 0 or episode + 1 == cfg.episodes:
@@ -473,12 +473,9 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
 # ---------------------------------------------------------------- the script
 
-def open_task(cfg: BaseConfig, spacy_model: str | None = None,
-              finest_metric: bool = False) -> tuple[Data, torch.nn.Module, ModuleType]:
-    """The data, the LM, and the module of the task. Fills the flags that are None: for the LM `tiny` with the
-    toy world's values, for all others with the paper's.
-
-    finest_metric: --metric=None means the last of METRICS, not the paper's; with `tiny` still toy.py's"""
+def open_task(cfg: PlayConfig,
+              spacy_model: str | None = None) -> tuple[Data, torch.nn.Module, ModuleType]:
+    """The data, the LM, and the module of the task, whose values the flags that are None get."""
     # In a model as small as `tiny`, casts to bf16 cost more than they gain.
     loop.use_fast_path(cfg.fast and cfg.lm != "tiny")
     tokenizer = load_tokenizer(cfg.lm)
@@ -487,14 +484,11 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
         raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from")
     task = importlib.import_module(f"finetune_{data.kind}")
     lm = load_lm(cfg.lm).to(device())
-    defaults = INNER_LOOP | task.INNER_LOOP
-    if finest_metric:
-        defaults |= {"metric": task.METRICS[-1]}
-    if cfg.lm == "tiny":
-        defaults |= toy.INNER_LOOP.get(data.kind, {})
-    runs.fill(cfg, defaults)
-    cfg.max_len = max_len_of(lm, cfg.max_len, data.block_len)
-    cfg.ft_max_len = max_len_of(lm, cfg.ft_max_len, task.DEFAULTS["max_len"], "ft_max_len")
+    for name, value in task.INNER_LOOP.items():
+        if getattr(cfg, name) is None:
+            setattr(cfg, name, value)
+    cfg.max_len = max_len_of(lm, cfg.max_len or data.block_len)
+    cfg.ft_max_len = max_len_of(lm, cfg.ft_max_len, "ft_max_len")
     if cfg.metric not in task.METRICS:
         raise UserError(f"--metric={cfg.metric}: allowed are {', '.join(task.METRICS)}")
     return data, lm, task
@@ -502,16 +496,10 @@ def open_task(cfg: BaseConfig, spacy_model: str | None = None,
 
 def main(cfg: Config) -> None:
     data, lm, task = open_task(cfg)
-    most_episodes = 24 if cfg.lm == "tiny" else 200
-    folder = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
-    runs.fill(cfg, {"episodes": most_episodes, "out": folder})
-
-    # The code of the algorithm is among the settings: with edited code this is another run.
-    parts = (meta_train, SubTaskSampler, inner_loop, encode, policy_forward, random_direction, act, rewards,
-             paper_rewards, priority, actions_of, Agent, losses, Policy, task)
-    code = runs.digest([inspect.getsource(part) for part in parts])
-    sources = {"data": data.checksum, "weights": weights_of(cfg.lm), "code": code}
-    run = Run(cfg.out, runs.settings_of(cfg, without=("save_every",), **sources))
+    if cfg.out is None:
+        cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
+    sources = {"data": data.checksum, "weights": weights_of(cfg.lm)}
+    run = Run(cfg.out, runs.settings_of(cfg, without=("save_every",), **sources), longer="episodes")
     if run.done:
         return
     print(FORMS[cfg.paper])
@@ -523,4 +511,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    runs.start(main, Config)
+    runs.start(main, Config, tiny=toy.TRAIN_NMG)

@@ -79,7 +79,7 @@ class Split:
     labels: the names of the classes, sorted; none where there are no classes
     find_entities: split -> (T,) index of the named entity of each token, -1 where none; runs on first use
     train: the split of the same data set that training sees
-    labelled: the texts whose labels may be used, also to choose masks; all, some, or those of a sub-task"""
+    labelled: the texts whose labels may be used, also to choose masks"""
 
     def __init__(self, folder: Path, special: SpecialTokens, labels: list[str], find_entities: Callable):
         self.folder = folder
@@ -93,7 +93,7 @@ class Split:
                 # An empty file cannot be mapped.
                 array = np.memmap(file, dtype, "r") if file.stat().st_size else np.zeros(0, dtype)
                 setattr(self, name, array)
-        self.labelled = range(len(self))
+        self.labelled = np.arange(len(self), dtype=np.int32)
         if hasattr(self, "answer"):
             self.answer = self.answer.reshape(-1, 2)
 
@@ -119,7 +119,7 @@ class Split:
         return self.find_entities(self)
 
 
-def starts(lengths: np.ndarray) -> np.ndarray:
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
     """(N + 1,) where each of N consecutive parts begins, given their lengths, and where the last one ends."""
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
@@ -171,13 +171,15 @@ def cut_docs(docs: np.ndarray, share: float) -> np.ndarray:
 class Pieces:
     """M pieces of a split: piece m is tokens begin[m]:end[m] of the split, in text text_ids[m].
 
-    question_ids (M,): the question that stands before the piece; None in a task without questions."""
+    question_ids (M,): the question that stands before the piece; None in a task without questions
+    labelled: the texts of train whose labels a masker may read; None: split.train.labelled"""
     split: Split
     text_ids: np.ndarray
     begin: np.ndarray
     end: np.ndarray
     question_ids: np.ndarray | None = None
     max_question: int = 0
+    labelled: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -207,7 +209,7 @@ class Pieces:
         return replace(self, text_ids=self.text_ids[indices], begin=self.begin[indices],
                        end=self.end[indices], question_ids=questions)
 
-    def spread(self, n: int) -> np.ndarray:
+    def evenly_spaced(self, n: int) -> np.ndarray:
         """Indices of n pieces at most, at equal distances."""
         return np.linspace(0, len(self) - 1, min(n, len(self))).astype(np.int64)
 
@@ -216,18 +218,18 @@ class Pieces:
         return self.take(np.flatnonzero(np.isin(self.text_ids, self.split.labelled)))
 
 
-def numbered(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def number_pieces(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """N things have count (N,) pieces. For each of all M pieces: which thing it belongs to, and its number
     there, from 0; both (M,) int32."""
     thing = np.repeat(np.arange(len(count), dtype=np.int32), count)
-    return thing, (np.arange(len(thing)) - starts(count)[thing]).astype(np.int32)
+    return thing, (np.arange(len(thing)) - offsets_of(count)[thing]).astype(np.int32)
 
 
 def blocks(split: Split, max_len: int) -> Pieces:
     """Every text in blocks of at most max_len tokens, special ones included; the last block is shorter."""
     room = max(1, max_len - len(split.special.prefix) - len(split.special.suffix))
     count = np.ceil(np.diff(split.token_start) / room).astype(np.int64)             # (N,) blocks of each text
-    text_ids, nth = numbered(count)
+    text_ids, nth = number_pieces(count)
     # A block ends where the next one begins.
     edge = np.append(split.token_start[text_ids] + nth * room, split.token_start[-1])
     return Pieces(split, text_ids, edge[:-1], edge[1:])
@@ -252,7 +254,7 @@ def windows(split: Split, max_len: int, overlap: int, max_question: int) -> Piec
                         "--ft_max_len)")
     tokens = np.diff(split.token_start)[split.question_text]                                    # (Q,)
     count = 1 + np.ceil(np.maximum(0, tokens - room) / step).astype(np.int64)                   # (Q,) windows
-    question_ids, nth = numbered(count)
+    question_ids, nth = number_pieces(count)
     text_ids = split.question_text[question_ids]
     begin = split.token_start[text_ids] + nth * step[question_ids]
     end = np.minimum(begin + room[question_ids], split.token_start[text_ids + 1])
@@ -277,6 +279,7 @@ class Batch:
     text_ids: np.ndarray            # (B,) the texts that they are from
     token_at: np.ndarray            # index of the token in the split, 0 where `in_text` is False
     in_text: np.ndarray             # bool: a token of the text, not special, padding or question
+    labelled: np.ndarray            # the texts of train whose labels a masker may read
     split: Split
 
     @property
@@ -323,10 +326,13 @@ def collate(pieces: Pieces, indices: np.ndarray) -> Batch:
         token_type_ids = attention_mask & (column >= before[:, None])
     word_ids = np.where(in_text, split.word_ids[token_at], -1)
     is_punct = in_text & split.is_punct[token_at]
+    labelled = pieces.labelled
+    if labelled is None:
+        labelled = split.train.labelled
     batch = Batch(input_ids=input_ids, attention_mask=attention_mask, maskable=word_ids >= 0,
                   word_ids=word_ids, is_punct=is_punct, token_type_ids=token_type_ids,
                   indices=np.array(indices), text_ids=pieces.text_ids[indices], token_at=token_at,
-                  in_text=in_text, split=split)
+                  in_text=in_text, labelled=labelled, split=split)
     # A masker that changed a batch in place would change what the LM is trained on.
     for array in vars(batch).values():
         if isinstance(array, np.ndarray):

@@ -91,10 +91,10 @@ def rank_and_world() -> tuple[int, int]:
 
 def broadcast(value: object, source: int = 0) -> object:
     """The value of process `source`, in every process."""
-    box = [value]
+    values = [value]
     if rank_and_world()[1] > 1:
-        dist.broadcast_object_list(box, source)
-    return box[0]
+        dist.broadcast_object_list(values, source)
+    return values[0]
 
 
 def all_gather(value: object) -> list:

@@ -75,8 +75,8 @@ def set_dropout(model: torch.nn.Module, p: float) -> None:
                 setattr(module, name, p)
 
 
-def max_len_of(model: torch.nn.Module, wanted: int | None, default: int, flag: str = "max_len") -> int:
-    """The flag if it is set, else the default or, where that is less, the LM's maximum; in tokens."""
+def max_len_of(model: torch.nn.Module, wanted: int, flag: str = "max_len") -> int:
+    """The tokens that are wanted, or the LM's maximum where that is less, which is printed."""
     # Of LMs without a table of positions (relative, rotary): what they were trained on.
     most = getattr(model.config, "max_position_embeddings", 8192)
     for name, module in model.named_modules():
@@ -84,9 +84,9 @@ def max_len_of(model: torch.nn.Module, wanted: int | None, default: int, flag: s
             # RoBERTa's positions begin behind its padding index.
             padding = -1 if module.padding_idx is None else module.padding_idx
             most = min(most, module.num_embeddings - padding - 1)
-    if wanted and wanted > most:
-        raise UserError(f"--{flag}={wanted}: this LM takes at most {most} tokens")
-    return wanted or min(default, most)
+    if wanted > most:
+        print(f"--{flag}={most} instead of {wanted}: this LM takes no longer text")
+    return min(wanted, most)
 
 
 def weights_of(lm: str) -> str | None:

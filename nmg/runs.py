@@ -33,14 +33,17 @@ import fire
 import numpy as np
 from filelock import FileLock, Timeout
 
-# Flags that are shares, above 0 and at most 1, and whole numbers that may be 0; all others must be 1 or more.
-# A flag of your own that may be 0 goes in here.
-SHARES = {"p", "val_share", "dev_share"}
-MAY_BE_ZERO = {"seed", "explore", "components"}
+# What the flags of the project must be. A flag of your own may have any value, also 0 or less than 0.
+SHARES = {"p", "val_share", "dev_share"}    # above 0 and at most 1
+AT_LEAST_ZERO = {"seed", "explore", "components", "dropout", "lr", "mlm_lr", "ft_lr", "rl_lr"}
+AT_LEAST_ONE = {
+    "batch_size", "contexts", "docs", "epochs", "episodes", "eval_every", "examples", "ft_epochs",
+    "ft_max_len", "labelled", "max_len", "max_steps", "minibatch", "mlm_epochs", "pairs", "repeats",
+    "replay_size", "save_every", "seeds", "updates_per_episode", "validation"}
 
 
 class UserError(Exception):
-    """A mistake that the user can mend, in one sentence: what, where, what is allowed. Exit code 2."""
+    """An error that the user can fix, in one sentence: what, where, what is allowed. Exit code 2."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -53,20 +56,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 # ---------------------------------------------------------------- flags
 
-def start(main: Callable, config: type) -> None:
-    """Runs a script: main(config) with the flags of the command line. A mistake is one sentence."""
+def start(main: Callable, config: type, tiny: dict | None = None) -> None:
+    """Runs a script: main(config) with the flags of the command line. A UserError is one sentence.
+
+    tiny: what the script uses instead of the values of `config` where the LM is `tiny` (toy.py)"""
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(inspect.getmodule(main).__doc__)
         # The flags that scripts share first; the last class is `object`.
         for part in reversed(config.__mro__[:-1]):
             print(inspect.getsource(part))
+        if tiny:
+            print(f"With --lm=tiny: {as_flags(tiny)}")
         return
     # Of the processes that torchrun starts, one prints.
     if not is_main_process():
         sys.stdout = open(os.devnull, "w")
     try:
-        main(parse_flags(config, sys.argv[1:]))
-    except (UserError, OSError) as e:
+        main(parse_flags(config, sys.argv[1:], tiny))
+    except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as e:
@@ -81,8 +88,10 @@ def start(main: Callable, config: type) -> None:
         sys.exit(130)
 
 
-def parse_flags(config: type, args: list[str]) -> object:
-    """The dataclass `config`, filled from ["--name=value", ...]. Raises UserError."""
+def parse_flags(config: type, args: list[str], tiny: dict | None = None) -> object:
+    """The dataclass `config`, filled from ["--name=value", ...]. Raises UserError.
+
+    tiny: values of flags that are not given, where the LM is `tiny` or was made from it"""
     # Fire only splits the command line: every value stays the text that it is.
     split = fire.decorators.SetParseFn(str)(lambda *words, **flags: (words, flags))
     words, flags = fire.Fire(split, command=args, serialize=lambda _: None)
@@ -92,7 +101,21 @@ def parse_flags(config: type, args: list[str]) -> object:
     for name in flags:
         if name not in types:
             raise UserError(f"unknown flag --{name}{nearest(name, types)}")
-    return config(**{name: convert(name, text, types[name]) for name, text in flags.items()})
+    given = {name: convert(name, text, types[name]) for name, text in flags.items()}
+    defaults = {}
+    if tiny and is_tiny(given.get("lm", config.lm)):
+        defaults = {name: value for name, value in tiny.items() if name in types and name not in given}
+        print(f"the LM is tiny, and so these flags have the toy world's values: {as_flags(defaults)}")
+    return config(**defaults, **given)
+
+
+def as_flags(values: dict) -> str:
+    return " ".join(f"--{name}={value}" for name, value in values.items())
+
+
+def is_tiny(lm: str) -> bool:
+    """Whether an LM is `tiny`, or what pretrain.py made of it."""
+    return lm == "tiny" or read_run(lm).get("settings", {}).get("lm") == "tiny"
 
 
 def convert(name: str, text: str, flag_type: type) -> object:
@@ -117,17 +140,13 @@ def convert(name: str, text: str, flag_type: type) -> object:
         raise UserError(f"--{name} takes {flag_type.__name__}, not {text!r}") from None
     if name in SHARES and not 0 < number <= 1:
         raise UserError(f"--{name}={text}: a share must be above 0 and at most 1")
-    least = 0 if flag_type is float or name in MAY_BE_ZERO else 1
-    if not least <= number < float("inf"):
-        raise UserError(f"--{name}={text}: must be {least} or more")
+    if name in AT_LEAST_ONE and number < 1:
+        raise UserError(f"--{name}={text}: must be 1 or more")
+    if name in AT_LEAST_ZERO and number < 0:
+        raise UserError(f"--{name}={text}: must be 0 or more")
+    if not abs(number) < float("inf"):
+        raise UserError(f"--{name}={text}: must be a finite number")
     return number
-
-
-def fill(cfg: object, defaults: dict) -> None:
-    """Sets the fields of a config that are None and have an entry in `defaults`."""
-    for name, value in defaults.items():
-        if getattr(cfg, name) is None:
-            setattr(cfg, name, value)
 
 
 def is_main_process() -> bool:
@@ -183,7 +202,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
     removed.
 
     What a killed process left there is overwritten."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"{path}: cannot be written ({e})") from None
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -228,58 +250,87 @@ class Run:
 
     run.json is written last: where it is, the run is done, and the same command does nothing. A folder is
     refused if it holds a finished run or a checkpoint of other settings, or other files, or if another
-    process is at work on it.
+    process is at work on it. A run that was begun by other code goes on, with a warning.
 
-    settings: every resolved flag, and the checksums of what was read; JSON values."""
+    settings: every resolved flag, and the checksums of what was read; JSON values
+    longer: the flag that may grow: a finished run then keeps its checkpoint, and goes on from it if more is
+        asked for"""
 
-    def __init__(self, folder: str | Path, settings: dict):
+    def __init__(self, folder: str | Path, settings: dict, longer: str | None = None):
         self.folder = Path(folder)
         # Through JSON and back, as recorded settings went: so the two compare equal (tuples become lists).
         self.settings = json.loads(json.dumps(settings))
-        self.done = (self.folder / "run.json").exists()
-        started = self.folder / "started.json"
-        if self.done:
-            self.refuse_others(read_run(self.folder)["settings"])
-        elif (self.folder / "checkpoint.pt").exists():
+        self.longer = longer
+        self.commits = [commit()]
+        started, checkpoint = self.folder / "started.json", self.folder / "checkpoint.pt"
+        before = read_run(self.folder)
+        self.done = bool(before)
+        if not before and checkpoint.exists():
             # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
-            self.refuse_others(json.loads(started.read_text()))
+            before = json.loads(started.read_text())
+        if before:
+            self.refuse_others(before["settings"])
+        if self.done and longer and before["settings"][longer] < self.settings[longer]:
+            if not checkpoint.exists():
+                raise UserError(f"--out={folder}: is finished, and its checkpoint is gone, so that it "
+                                f"cannot be made longer; choose another folder, or --{longer}="
+                                f"{before['settings'][longer]}")
+            self.done = False
         if self.done:
-            print(f"already done: {self.folder} (remove it to run edited code)")
+            print(f"already done: {self.folder} (remove it to run it again)")
         elif is_main_process():
-            # Hidden files are our own.
-            if not started.exists() and any(self.folder.glob("[!.]*")):
-                raise UserError(f"--out={folder}: exists and is no run of this script; choose another folder")
+            self.begin(before)
+
+    def begin(self, before: dict) -> None:
+        """Takes the folder. before: what started.json or run.json says of the checkpoint there, if any."""
+        # Hidden files are our own.
+        is_ours = before or (self.folder / "started.json").exists()
+        if not is_ours and any(self.folder.glob("[!.]*")):
+            raise UserError(f"--out={self.folder}: exists and is no run of this script; choose another "
+                            "folder")
+        self.lock = FileLock(self.folder / ".lock")
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.lock = FileLock(self.folder / ".lock")
-            try:
-                self.lock.acquire(timeout=0)
-            except Timeout:
-                raise UserError(f"--out={folder}: another process is at work on it; wait for it, "
-                                "or choose another folder") from None
-            with atomic_write(started) as partial:
-                partial.write_text(json.dumps(self.settings, indent=1))
+            self.lock.acquire(timeout=0)
+        except Timeout:
+            raise UserError(f"--out={self.folder}: another process is at work on it; wait for it, "
+                            "or choose another folder") from None
+        except OSError as e:
+            raise UserError(f"--out={self.folder}: cannot be written to ({e})") from None
+        earlier = before.get("commits", [])
+        if earlier and earlier[-1] != self.commits[0]:
+            print(f"WARNING: the checkpoint in {self.folder} was written by commit {earlier[-1]}, and the "
+                  f"code is now commit {self.commits[0]}; the run goes on with the code as it is now",
+                  flush=True)
+            self.commits = [*earlier, *self.commits]
+        with atomic_write(self.folder / "started.json") as partial:
+            partial.write_text(json.dumps({"settings": self.settings, "commits": self.commits}, indent=1))
 
     def refuse_others(self, recorded: dict) -> None:
         changed = []
         for name, value in self.settings.items():
-            if recorded.get(name) != value:
+            if recorded.get(name) != value and name != self.longer:
                 changed.append(f"{name}={recorded.get(name)} there, {value} here")
         if changed:
             raise UserError(f"--out={self.folder}: holds another run ({', '.join(changed)}); remove it, "
                             "or choose another folder")
 
-    def finish(self, **facts: object) -> None:
-        """Writes run.json: the settings, the versions, and the facts that the run found out."""
-        run = {"settings": self.settings, **facts, "versions": versions()}
+    def finish(self, **results: object) -> None:
+        """Writes run.json: the settings, the versions, the commits that took part, and the results."""
+        run = {"settings": self.settings, **results, "versions": versions(), "commits": self.commits}
         with atomic_write(self.folder / "run.json") as partial:
             partial.write_text(json.dumps(run, indent=1))
         self.lock.release()
-        for name in ("started.json", "checkpoint.pt", ".checkpoint.pt.partial", ".lock"):
+        leftovers = ["started.json", ".checkpoint.pt.partial", ".lock"]
+        if not self.longer:
+            leftovers.append("checkpoint.pt")
+        for name in leftovers:
             (self.folder / name).unlink(missing_ok=True)
 
 
 def read_run(folder: str | Path) -> dict:
-    """run.json of a finished run: its "settings", "versions", and facts by name; {} where there is none."""
+    """run.json of a finished run: its "settings", "versions", "commits", and results by name; {} where there
+    is none."""
     file = Path(folder) / "run.json"
     if not file.exists():
         return {}
@@ -321,8 +372,20 @@ def versions() -> dict[str, str]:
     found["transformers"] = transformers.__version__
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
-    with contextlib.suppress(OSError):
-        git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent,
-                             capture_output=True, text=True)
-        found["commit"] = git.stdout.strip()
+    found["commit"] = commit()
     return found
+
+
+def commit() -> str:
+    """The commit of this repository; if files were edited since, with a checksum of the edits, as in
+    "1c1f3c3-edited-5a0e21b7"; "" where there is no git."""
+    def git(*args):
+        root = Path(__file__).parent.parent
+        return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True).stdout
+
+    try:
+        head = git("rev-parse", "--short", "HEAD").strip()
+        edits = git("diff", "HEAD", "--", "*.py")
+    except OSError:
+        return ""
+    return f"{head}-edited-{digest(edits)}" if edits else head

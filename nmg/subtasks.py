@@ -43,15 +43,13 @@ class SubTaskSampler:
         if not len(self.train_docs):
             raise UserError(f"--dataset={data.name}: too few documents for a part to train on and a part "
                             "to validate on; choose a smaller --val_share")
-        # Until a sub-task is drawn, the score `label` reads the labels of D_tr, and never those of D_val.
-        self.train = train
-        self.train.labelled = np.flatnonzero(np.isin(train.doc, self.train_docs))
+        # A masker may read the labels of D_tr, and never those of D_val.
+        self.contexts.labelled = np.flatnonzero(np.isin(train.doc, self.train_docs))
 
     def sample(self, rng: np.random.Generator, n_contexts: int, n_docs: int | None, n_examples: int,
                n_validation: int) -> SubTask:
         """n_contexts texts from n_docs documents (None: from any), and at most n_examples and n_validation
-        labelled examples. From then on, until the next draw, the score `label` reads the labels of D_tr'
-        alone: mask a sub-task before you draw another.
+        labelled examples.
 
         same_texts: contexts come from D_tr's documents. same_documents: half of them come from D_val's, as in
         meta-testing the corpus holds test documents, too. neither: from any, as theirs are not known."""
@@ -73,12 +71,14 @@ class SubTaskSampler:
             texts = np.concatenate((train_texts, val_texts))
         else:
             texts = self.draw_texts(rng, np.unique(self.contexts.doc), n_contexts, n_docs)
+        contexts = self.contexts.take(np.flatnonzero(np.isin(self.contexts.text_ids, texts)))
         subtask = SubTask(
-            contexts=self.contexts.take(np.flatnonzero(np.isin(self.contexts.text_ids, texts))),
+            contexts=contexts,
             train=self.draw_examples(rng, of_train, n_examples),
             val=self.draw_examples(rng, of_val, n_validation),
             seed=int(rng.integers(2**31)))
-        self.train.labelled = np.unique(subtask.train.text_ids)
+        # In a sub-task a masker may read the labels that fine-tuning has, and no others.
+        contexts.labelled = np.unique(subtask.train.text_ids)
         parts = {"contexts": subtask.contexts, "train": subtask.train, "val": subtask.val}
         for what, drawn in parts.items():
             if not len(drawn):

@@ -3,6 +3,7 @@ files."""
 import contextlib
 import gzip
 import importlib
+import inspect
 import io
 import json
 import os
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 os.environ.setdefault("NMG_CACHE", tempfile.mkdtemp(prefix="nmg-test-"))
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -28,7 +30,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from nmg import loop, runs
+from nmg import loop, runs, toy
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
@@ -60,13 +62,20 @@ def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
     os.chdir(cwd)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            runs.start(module.main, module.Config)
+            runs.start(module.main, module.Config, tiny_values_of(module))
     except SystemExit as e:
         code = e.code or 0
     finally:
         sys.argv = argv
         os.chdir(place)
     return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
+
+
+def tiny_values_of(script: ModuleType) -> dict | None:
+    """What a script uses with --lm=tiny, as its last line says."""
+    last_line = inspect.getsource(script).strip().rpartition("\n")[2]
+    _, _, expression = last_line.partition("tiny=")
+    return eval(expression.removesuffix(")"), {"toy": toy}) if expression else None
 
 
 def kill_when(ready: Callable[[], bool], script: str, *flags: str, cwd: Path, **env: str) -> None:

@@ -311,15 +311,20 @@ def test_label_needs_labels(tmp_path, tok):
         SCORES["label"](batch_of(split))
 
 
-def test_label_knows_only_the_labels_that_it_may(data):
-    """Those of split.labelled: as if train had no other text."""
-    train = data["train"]
+@pytest.mark.parametrize("of_pieces", [True, False])
+def test_label_knows_only_the_labels_that_it_may(of_pieces, data):
+    """Those of train.labelled, or, where pieces have a choice of their own, those: as if train had no other
+    text."""
+    train, pieces = data["train"], blocks(data.corpus, 64)
     train.labelled = np.arange(12)
+    if of_pieces:
+        train.labelled = np.arange(5, 30)
+        pieces.labelled = np.arange(12)
     ids, labels = [], []
     for text, label in zip(texts_of(train)[:12], train.label.tolist(), strict=False):
         ids += text
         labels += [label] * len(text)
-    batch = batch_of(data.corpus)
+    batch = collate(pieces, np.arange(len(pieces)))
     check("label", batch, lambda b, column: information(ids, labels, 3, batch.input_ids[b, column]))
 
 
@@ -328,16 +333,24 @@ def sampler_of(data):
 
 
 def test_labels_of_validation_documents_change_no_score(tmp_path, data, tok):
-    """Of two data sets that differ in these labels alone, cut as for the sub-tasks of a search."""
+    """Of two data sets that differ in these labels alone: neither in all contexts of train_nmg.py and
+    search_masks.py, nor in those of a sub-task."""
     train = data["train"]
     labels, in_val = list(LABELS), np.isin(train.doc, sampler_of(data).val_docs)
     for i in np.flatnonzero(in_val):
         labels[i] = "x"
     other = prepared(tmp_path / "other", tok, labels)
-    sampler_of(other)
     assert ((other["train"].label != train.label) & in_val).sum() > 5
-    found = [SCORES["label"](batch_of(split)) for split in (train, other["train"])]
-    np.testing.assert_array_equal(found[0], found[1])
+    assert (SCORES["label"](batch_of(data.corpus)) != SCORES["label"](batch_of(other.corpus))).any()
+    found = []
+    for each in (data, other):
+        sampler = sampler_of(each)
+        subtask = sampler.sample(np.random.default_rng(0), 10, None, 5, 5)
+        for contexts in (sampler.contexts, subtask.contexts):
+            found.append(SCORES["label"](collate(contexts, np.arange(len(contexts)))))
+    assert np.ptp(found[1]) > 0.1
+    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_array_equal(found[1], found[3])
 
 
 # ---------------------------------------------------------------- places

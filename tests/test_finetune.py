@@ -19,7 +19,7 @@ import finetune
 import finetune_cls
 import finetune_qa
 from data_prep import load
-from nmg import counts, loop, models, runs
+from nmg import counts, loop, models, runs, toy
 from nmg.data import collate, truncated, windows
 from nmg.runs import Run, UserError
 
@@ -78,10 +78,21 @@ def test_em_and_f1_by_hand(predicted, references, em, f1):
 
 @pytest.mark.parametrize(("gold", "predicted", "warned"), [
     ("abb", "bbb", True), ("abb", "bba", False), ("bbb", "bbb", False)])
-def test_one_label_for_all_texts_is_warned_of(gold, predicted, warned, capsys):
-    """Unless it is the only one there is."""
-    finetune_cls.summary([{"gold": g, "predicted": p} for g, p in zip(gold, predicted, strict=True)])
-    assert ("all texts were given the label b" in capsys.readouterr().out) == warned
+def test_one_label_for_all_texts_is_warned_of(gold, predicted, warned, lm_folder, cls_folder, tmp_path,
+                                              monkeypatch):
+    """Unless it is the only one there is. Once, by the script: train_nmg.py sums up many evaluations."""
+    lines = [{"gold": g, "predicted": p} for g, p in zip(gold, predicted, strict=True)]
+    monkeypatch.setattr(finetune_cls, "finetune", lambda *_, **__: None)
+    monkeypatch.setattr(finetune_cls, "predictions", lambda *_: lines)
+    done = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("WARNING: all texts were given the label b") == warned
+
+
+def test_a_summary_prints_nothing_and_answers_are_no_labels(capsys):
+    finetune_cls.summary([{"gold": gold, "predicted": "b"} for gold in "ab"])
+    finetune.warn_of_one_answer([{"id": i, "answer": "b", "em": 0.0} for i in range(3)])
+    assert not capsys.readouterr().out
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=40))
@@ -192,10 +203,10 @@ def test_the_best_spans_are_those_of_brute_force(questions, tok, monkeypatch):
 
 
 def metrics_of(module, model, pieces):
-    """{metric: (V,)} of all METRICS, as train_nmg.py reads them."""
+    """{metric: (V,)} of those that every example has."""
     lines = module.predictions(model, pieces)
     metrics = {}
-    for metric in module.METRICS:
+    for metric in {finetune_cls: ("accuracy", "likelihood"), finetune_qa: ("em", "f1", "likelihood")}[module]:
         metrics[metric] = np.array([line[metric] for line in lines])
     return metrics
 
@@ -542,9 +553,11 @@ def test_two_processes_give_one_result(tmp_path, lm_folder, cls_folder):
     ("finetune_cls.py", ["--split=corpus"], "--split=corpus: must be dev or test"),
     ("finetune_cls.py", ["--dataset=train.jsonl", "--split=test"], "has no test split"),
     ("finetune_cls.py", ["--dataset=one.jsonl"], "all texts of train have the label 'a'; two labels are"),
-    ("finetune_cls.py", ["--max_len=999"], "--max_len=999: this LM takes at most 128 tokens"),
     ("finetune_cls.py", ["--lm=empty"], "--lm=empty: no config.json"),
+    ("finetune_cls.py", ["--results=corpus.txt/results.jsonl"], "results.jsonl: cannot be written to ("),
+    ("finetune_cls.py", ["--results=empty"], "--results=empty: cannot be written to ("),
     ("finetune_qa.py", ["--bach_size=3"], "did you mean 'batch_size'"),
+    ("finetune_qa.py", ["--key=em"], "unknown flag --key"),
 ])
 def test_wrong_flags(script, flags, said, tmp_path):
     (tmp_path / "empty").mkdir()
@@ -557,8 +570,15 @@ def test_wrong_flags(script, flags, said, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_texts_are_cut_to_the_length_of_the_lm(lm_folder, cls_folder, tmp_path, monkeypatch):
-    """A LM of fewer positions than the default length is no reason to fail."""
+@pytest.mark.parametrize(("given", "max_len", "said"), [
+    ([], 66, "--max_len=66 instead of 256: this LM takes no longer text"),
+    (["--max_len=67"], 66, "--max_len=66 instead of 67: this LM takes no longer text"),
+    (["--max_len=66"], 66, None),
+    (["--max_len=20"], 20, None),
+])
+def test_texts_are_cut_to_the_length_of_the_lm(given, max_len, said, lm_folder, cls_folder, tmp_path,
+                                               monkeypatch):
+    """A LM of fewer positions is no reason to fail; it is said, and recorded."""
     seen = []
 
     def pieces_of(split, max_len):
@@ -567,9 +587,43 @@ def test_texts_are_cut_to_the_length_of_the_lm(lm_folder, cls_folder, tmp_path, 
 
     monkeypatch.setattr(finetune_cls, "pieces_of", pieces_of)
     flags = [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=1"]
-    result = call("finetune_cls.py", *flags, cwd=tmp_path)
+    result = call("finetune_cls.py", *flags, *given, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert seen == [66, 66]
+    assert seen == [max_len, max_len]
+    assert runs.read_rows(tmp_path / "results.jsonl")[0]["config"]["max_len"] == max_len
+    assert (said in result.stdout) if said else ("instead of" not in result.stdout)
+
+
+@pytest.mark.parametrize(("module", "tiny", "paper", "toys"), [
+    (finetune_cls, toy.FINETUNE_CLS, (3, 2e-5, 16, 256), (3, 1e-3, 16, 128)),
+    (finetune_qa, toy.FINETUNE_QA, (2, 3e-5, 16, 384), (9, 1e-3, 16, 128)),
+])
+def test_the_values_of_flags_are_the_papers_or_the_toy_worlds(module, tiny, paper, toys, tmp_path):
+    """Those of the toy world for the tiny LM and what was made of it, where a flag is not given."""
+    def values(*args):
+        cfg = runs.parse_flags(module.Config, [*args], tiny)
+        return cfg.epochs, cfg.lr, cfg.batch_size, cfg.max_len
+
+    for lm in ("tiny", "bert-base-uncased"):
+        Run(tmp_path / lm, {"lm": lm, "masker": "random"}).finish()
+    assert values() == values(f"--lm={tmp_path}/tiny") == toys
+    assert values("--lm=bert-base-uncased") == values(f"--lm={tmp_path}/bert-base-uncased") == paper
+    assert values("--epochs=7", "--max_len=64") == (7, *toys[1:3], 64)
+
+
+@pytest.mark.parametrize("script", ["finetune_cls", "finetune_qa"])
+def test_the_script_starts_with_the_toy_worlds_values(script, tmp_path, monkeypatch):
+    """With no flag at all."""
+    def stop(lm, pieces, **given):
+        values.append(given)
+        raise UserError("stop")
+
+    values = []
+    module = importlib.import_module(script)
+    monkeypatch.setattr(module, "finetune", stop)
+    assert "stop" in call(f"{script}.py", cwd=tmp_path).stderr
+    wanted = {"finetune_cls": toy.FINETUNE_CLS, "finetune_qa": toy.FINETUNE_QA}[script]
+    assert values[0] == values[0] | {name: wanted[name] for name in ("epochs", "lr", "batch_size")}
 
 
 # ---------------------------------------------------------------- one line of results
@@ -637,14 +691,14 @@ def test_a_place_for_results_that_cannot_be_written(place, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("nowhere/results.jsonl")
-    with pytest.raises(OSError):
+    with pytest.raises(UserError, match=f"--results=.*{place}: cannot be written to"):
         finetune.check_results(tmp_path / place)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_results_in_a_read_only_folder(tmp_path):
     (tmp_path / "folder").mkdir(mode=0o500)
-    with pytest.raises(PermissionError):
+    with pytest.raises(UserError, match=r"results\.jsonl: cannot be written to"):
         finetune.check_results(tmp_path / "folder/results.jsonl")
 
 

@@ -18,7 +18,7 @@ import finetune_cls
 import finetune_qa
 import maskers
 import pretrain
-from nmg import loop, models, policies, runs
+from nmg import loop, models, policies, runs, toy
 from nmg.data import blocks, windows
 from nmg.runs import UserError
 
@@ -179,7 +179,7 @@ def test_a_masker_that_breaks_the_contract_is_told(bad, pieces):
 
 
 @pytest.mark.parametrize("name", ["input_ids", "attention_mask", "maskable", "word_ids", "is_punct",
-                                  "indices", "text_ids", "token_at", "in_text", "budget"])
+                                  "indices", "text_ids", "token_at", "in_text", "labelled", "budget"])
 def test_a_masker_cannot_change_the_batch(name, pieces):
     def masker(batch, budget, rng, lm=None):
         array = budget if name == "budget" else getattr(batch, name)
@@ -240,20 +240,12 @@ def test_a_rate_falls_linearly_in_the_steps(max_steps, steps, pieces, monkeypatc
         assert (mask.sum(1) == np.maximum(1, np.round(rate * n))).all()
 
 
-def test_a_rate_is_drawn_for_each_step(pieces, monkeypatch):
-    found = [maskers.masking_rate("random:0.1-0.4", step, 10_000, 0) for step in range(10_000)]
-    assert min(found) < 0.101 and max(found) > 0.399
-    assert np.mean(found) == pytest.approx(0.25, abs=0.003)
-    assert found != [maskers.masking_rate("random:0.1-0.4", step, 10_000, 1) for step in range(10_000)]
-    for step, (batch, mask) in enumerate(rates_of(pieces, monkeypatch, p="random:0.1-0.4")):
-        n = batch.maskable.sum(1)
-        assert (mask.sum(1) == np.maximum(1, np.round(found[step] * n))).all()
-
-
 def test_one_rate_is_a_number():
     assert [maskers.check_rate(p) for p in ("0.15", "5e-2", 1.0)] == [0.15, 0.05, 1.0]
     assert maskers.check_rate("0.3-0.15") == "0.3-0.15"
-    assert maskers.masking_rate(0.15, 3, 10, 0) == 0.15
+    assert maskers.masking_rate(0.15, 3, 10) == 0.15
+    # a single step is the first one
+    assert maskers.masking_rate("0.3-0.15", 0, 1) == 0.3
 
 
 def by_lm(batch, budget, rng, lm=None):
@@ -383,16 +375,37 @@ MOST = {"bert": 66, "distilbert": 66, "roberta": 65, "electra": 66, "deberta": 6
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_most_tokens_that_a_lm_takes(kind, tokenizer):
-    """The model runs on that many, and no default asks it for more."""
+def test_the_most_tokens_that_a_lm_takes(kind, tokenizer, capsys):
+    """The model runs on that many, and is never given more, which is said."""
     model = random_lm(kind, len(tokenizer)).eval()
     most = MOST[kind]
-    assert models.max_len_of(model, None, 10**6) == most
-    assert models.max_len_of(model, None, 20) == 20
-    assert models.max_len_of(model, 30, 20) == 30
+    assert [models.max_len_of(model, wanted) for wanted in (20, most)] == [20, most]
+    assert not capsys.readouterr().out
     model(input_ids=torch.full((1, most), 7))
-    with pytest.raises(UserError, match=f"--max_len={most + 1}: this LM takes at most {most} tokens"):
-        models.max_len_of(model, most + 1, 20)
+    assert models.max_len_of(model, most + 1) == models.max_len_of(model, 10**6, "ft_max_len") == most
+    assert capsys.readouterr().out == (
+        f"--max_len={most} instead of {most + 1}: this LM takes no longer text\n"
+        f"--ft_max_len={most} instead of 1000000: this LM takes no longer text\n")
+
+
+@pytest.mark.parametrize(("given", "expected", "said"), [
+    ([], 66, "--max_len=66 instead of 256: this LM takes no longer text"),
+    (["--max_len=67"], 66, "--max_len=66 instead of 67: this LM takes no longer text"),
+    (["--max_len=66"], 66, None),
+    (["--max_len=10"], 10, None),
+])
+def test_blocks_are_cut_to_the_length_of_the_lm(given, expected, said, lm_folder, tmp_path, monkeypatch):
+    """By default 256 tokens, for a text alone."""
+    def stop(model, pieces, masker, **_):
+        seen.append(pieces.length.max())
+        raise UserError("stop")
+
+    seen = []
+    monkeypatch.setattr(pretrain, "pretrain", stop)
+    (tmp_path / "corpus.txt").write_text(" ".join(TEXTS * 10))
+    result = call("pretrain.py", "--dataset=corpus.txt", f"--lm={lm_folder}", *given, cwd=tmp_path)
+    assert "stop" in result.stderr and seen == [expected]
+    assert (said in result.stdout) if said else ("instead of" not in result.stdout)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -538,42 +551,101 @@ def test_a_masker_of_ones_own_that_changed_is_another_run(tmp_path, flags):
     (tmp_path / "mine.py").write_text(code)
     command = ["pretrain.py", *flags, "--masker=mine.py:mine", "--out=o"]
     assert call(*command, cwd=tmp_path).returncode == 0
+    assert "already done" in call(*command, cwd=tmp_path).stdout
     (tmp_path / "mine.py").write_text(code + "# other\n")
     again = call(*command, cwd=tmp_path)
-    assert again.returncode == 2 and "holds another run (masker_code=" in again.stderr
+    assert again.returncode == 2 and "holds another run (masker_file=" in again.stderr
+
+
+def test_a_list_of_words_that_changed_is_another_run(tmp_path, flags):
+    (tmp_path / "general.txt").write_text("the\t9\ncat\t1\n")
+    command = ["pretrain.py", *flags, "--masker=difference:general.txt", "--max_steps=1", "--out=o"]
+    assert call(*command, cwd=tmp_path).returncode == 0
+    (tmp_path / "general.txt").write_text("the\t9\ncat\t2\n")
+    again = call(*command, cwd=tmp_path)
+    assert again.returncode == 2 and "holds another run (masker_file=" in again.stderr
+
+
+def test_a_registered_masker_that_was_edited_is_the_same_run(tmp_path, flags, monkeypatch):
+    """As any other edit of this code: the commit is recorded."""
+    command = ["pretrain.py", *flags, "--masker=punct", "--max_steps=1", "--out=o"]
+    assert call(*command, cwd=tmp_path).returncode == 0
+    assert runs.read_run(tmp_path / "o")["settings"]["masker_file"] is None
+    monkeypatch.setitem(maskers.MASKERS, "punct", by_lm)
+    assert "already done" in call(*command, cwd=tmp_path).stdout
 
 
 def test_a_policy_that_changed_is_another_run(tmp_path, flags):
     """What it was trained on is among the settings of the pre-training."""
-    runs.Run(tmp_path / "policy", {"episodes": 4}).finish()
+    learned = {"episodes": 4, "p": 0.05, "mlm_epochs": 3}
+    runs.Run(tmp_path / "policy", learned).finish()
     policies.Policy(32).save(tmp_path / "policy")
     command = ["pretrain.py", *flags, "--masker=nmg:policy", "--max_steps=1", "--out=o"]
     assert call(*command, cwd=tmp_path).returncode == 0
     settings = finetune.origin_of(str(tmp_path / "o"))["settings"]
-    assert settings["policy"]["episodes"] == 4 and len(settings["policy"]["checksum"]) == 8
-    assert "masker_code" not in settings
+    assert settings["policy"] == learned
+    assert settings["masker_file"] == runs.checksum(tmp_path / "policy/policy.safetensors")
+    weights = (tmp_path / "policy/policy.safetensors").read_bytes()
     policies.Policy(32).save(tmp_path / "policy")
+    again = call(*command, cwd=tmp_path)
+    assert again.returncode == 2 and "holds another run (masker_file=" in again.stderr
+    (tmp_path / "policy/policy.safetensors").write_bytes(weights)
+    assert "already done" in call(*command, cwd=tmp_path).stdout
+    runs.Run(tmp_path / "longer", learned | {"episodes": 9}).finish()
+    shutil.copy(tmp_path / "longer/run.json", tmp_path / "policy")
     again = call(*command, cwd=tmp_path)
     assert again.returncode == 2 and "holds another run (policy=" in again.stderr
 
 
-def filled_in(**given):
-    cfg = pretrain.Config(**given)
-    pretrain.fill_in(cfg)
-    return cfg
+@pytest.mark.parametrize(("given", "warned"), [
+    ({"p": 0.05, "epochs": 3}, False),
+    ({"p": 0.15, "epochs": 3}, True),
+    ({"p": "0.05-0.01", "epochs": 3}, True),
+    ({"p": 0.05, "epochs": 1}, True),
+    ({"p": 0.15, "epochs": 1, "lm": "tiny"}, False),
+    ({"p": 0.15, "epochs": 1, "masker": "sampled:unknown"}, False),
+])
+def test_a_policy_is_to_be_used_as_it_was_learned(given, warned, tmp_path, monkeypatch, capsys):
+    """Which is said, unless nobody knows, or it is in the toy world. (In the folder `unknown` is no run.)"""
+    monkeypatch.chdir(tmp_path)
+    learned = {"p": 0.05, "mlm_epochs": 3, "seed": 1}
+    runs.Run("policy", learned).finish()
+    cfg = pretrain.Config(**{"lm": "bert", "masker": "nmg:policy"} | given)
+    assert pretrain.policy_settings(cfg) == ({} if "masker" in given else learned)
+    said = (f"WARNING: this policy was learned with --p=0.05 --epochs=3, and is used with --p={cfg.p} "
+            f"--epochs={cfg.epochs}\n")
+    assert capsys.readouterr().out == (said if warned else "")
+
+
+def test_a_policy_used_in_another_way_is_warned_of_by_the_script(tmp_path, flags):
+    """--p=0.05 of the command line is the 0.05 of train_nmg.py."""
+    runs.Run(tmp_path / "policy", {"p": 0.05, "mlm_epochs": 3}).finish()
+    policies.Policy(32).save(tmp_path / "policy")
+    for more, warned in ((["--p=0.05", "--epochs=3"], False), ([], True)):
+        done = call("pretrain.py", *flags, *more, "--masker=nmg:policy", "--max_steps=1",
+                    f"--out=o{warned}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert ("and is used with --p=0.15 --epochs=1" in done.stdout) == warned
+        assert ("WARNING: this policy was learned" in done.stdout) == warned
 
 
 @pytest.mark.parametrize(("given", "expected"), [
-    ({"lm": "bert-base-uncased"}, (0.15, 1, 2e-5, 16)),
-    ({"lm": "bert-base-uncased", "masker": "nmg:runs/x"}, (0.05, 3, 2e-5, 16)),
-    ({"lm": "bert-base-uncased", "masker": "search:runs/x"}, (0.05, 3, 2e-5, 16)),
-    ({"lm": "bert-base-uncased", "masker": "rare"}, (0.15, 1, 2e-5, 16)),
-    ({"lm": "bert-base-uncased", "p": 0.2, "epochs": 9}, (0.2, 9, 2e-5, 16)),
-    ({"lm": "tiny"}, (0.05, 1, 2e-3, 32)),
+    (["--lm=bert-base-uncased"], (0.15, 1, 2e-5, 16, None)),
+    (["--lm=bert-base-uncased", "--masker=nmg:runs/x"], (0.15, 1, 2e-5, 16, None)),
+    (["--lm=bert-base-uncased", "--p=0.2", "--epochs=9"], (0.2, 9, 2e-5, 16, None)),
+    ([], (0.05, 1, 2e-3, 32, 128)),
+    (["--lm=tiny", "--p=0.15", "--batch_size=16"], (0.15, 1, 2e-3, 16, 128)),
+    (["--lm=of_tiny"], (0.05, 1, 2e-3, 32, 128)),
+    (["--lm=of_bert"], (0.15, 1, 2e-5, 16, None)),
 ])
-def test_defaults_are_the_papers_or_the_toy_worlds(given, expected):
-    cfg = filled_in(**given)
-    assert (cfg.p, cfg.epochs, cfg.lr, cfg.batch_size) == expected
+def test_values_of_flags_are_the_papers_or_the_toy_worlds(given, expected, tmp_path, monkeypatch):
+    """Those of the toy world for the tiny LM and what was made of it, where a flag is not given."""
+    monkeypatch.chdir(tmp_path)
+    runs.Run("of_tiny", {"lm": "tiny", "masker": "random"}).finish()
+    runs.Run("of_bert", {"lm": "bert-base-uncased", "masker": "random"}).finish()
+    cfg = runs.parse_flags(pretrain.Config, given, toy.PRETRAIN)
+    found = (maskers.check_rate(cfg.p), cfg.epochs, cfg.lr, cfg.batch_size, cfg.max_len)
+    assert found == expected
 
 
 @pytest.mark.parametrize(("given", "out"), [
@@ -584,8 +656,17 @@ def test_defaults_are_the_papers_or_the_toy_worlds(given, expected):
     ({"masker": "my/maskers.py:rare"}, "runs/pretrain-toycls-tiny-my-maskers.py-rare-0"),
     ({"out": "mine"}, "mine"),
 ])
-def test_the_folder_of_a_run_has_a_name_of_its_own(given, out):
-    assert filled_in(**given).out == out
+def test_the_folder_of_a_run_has_a_name_of_its_own(given, out, monkeypatch):
+    """Which is found before the LM is opened."""
+    def stop(lm):
+        raise UserError("stop")
+
+    monkeypatch.setattr(maskers, "find", lambda name: None)
+    monkeypatch.setattr(pretrain, "load_tokenizer", stop)
+    cfg = pretrain.Config(**given)
+    with pytest.raises(UserError, match="stop"):
+        pretrain.main(cfg)
+    assert cfg.out == out
 
 
 # ---------------------------------------------------------------- killed, and started again
@@ -594,9 +675,10 @@ def test_the_folder_of_a_run_has_a_name_of_its_own(given, out):
 OFTEN = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-import loop, pretrain, runs
+import pretrain
+from nmg import loop, runs, toy
 loop.CHECKPOINT_MINUTES = 0
-runs.start(pretrain.main, pretrain.Config)
+runs.start(pretrain.main, pretrain.Config, tiny=toy.PRETRAIN)
 """
 
 
@@ -725,14 +807,16 @@ def test_there_is_nothing_to_look_at_on_the_way(tmp_path, lm_folder):
     (["--mask=random"], "unknown flag --mask; did you mean 'masker'?"),
     (["--masker=hwole"], "did you mean 'whole'?"),
     (["--masker=nmg:nowhere"], "nowhere: no policy of train_nmg.py or search_masks.py in this folder"),
+    (["--masker=search:nowhere"], "--masker=search:nowhere: no such masker"),
+    (["--masker=difference:none.txt"], "none.txt"),
     (["--dataset=toycl"], "did you mean 'toycls'?"),
     (["--lm=no/such_model"], "--lm=no/such_model: cannot be opened"),
     (["--p=0"], "must be above 0 and at most 1"),
     (["--p=0.3-1.5"], "--p=0.3-1.5: a share must be above 0 and at most 1"),
-    (["--p=drawn:0.1-0.4"], "--p=drawn:0.1-0.4: a share"),
+    (["--p=random:0.1-0.4"], "--p=random:0.1-0.4: a share must be above 0"),
+    (["--p=half"], "--p=half: a share must be above 0"),
     (["--epochs=0"], "--epochs=0: must be 1 or more"),
     (["--out=full"], "exists and is no run of this script"),
-    (["--max_len=129"], "--max_len=129: this LM takes at most 128 tokens"),
     (["--dropout=10"], "--dropout=10: must be below 1"),
 ])
 def test_wrong_flags(flags, said, tmp_path):
@@ -767,6 +851,7 @@ def test_words_longer_than_what_may_be_masked(masker, warned, tmp_path, lm_folde
     assert (f"WARNING: in 16 blocks {masker} masks 0 tokens" in done.stdout) == warned
     nothing = f"{masker} masks 0.0 tokens of a block at p = 0.15"
     assert (nothing in done.stdout) == (masker != "random")
+    assert (tmp_path / f"runs/pretrain-c-lm-{masker}-0/run.json").exists()
 
 
 def test_a_masker_that_fails_shows_it_before_training(tmp_path, flags, monkeypatch):
@@ -776,7 +861,8 @@ def test_a_masker_that_fails_shows_it_before_training(tmp_path, flags, monkeypat
     assert result.returncode == 2 and "the masker 'mine' must return a bool array (B, L)" in result.stderr
 
 
-def test_every_flag_reaches_the_training(tmp_path, lm_folder, cls_folder, monkeypatch):
+@pytest.mark.parametrize("p", [0.3, "0.3-0.15"])
+def test_every_flag_reaches_the_training(p, tmp_path, lm_folder, cls_folder, monkeypatch):
     """Above all the seed, without which all seeds would be one."""
     seen = []
 
@@ -785,7 +871,7 @@ def test_every_flag_reaches_the_training(tmp_path, lm_folder, cls_folder, monkey
         raise UserError("stop")
 
     monkeypatch.setattr(pretrain, "pretrain", stop)
-    wanted = {"p": 0.3, "epochs": 4, "lr": 0.002, "batch_size": 3, "seed": 7}
+    wanted = {"p": p, "epochs": 4, "lr": 0.002, "batch_size": 3, "seed": 7}
     given = [f"--{name}={value}" for name, value in wanted.items()]
     result = call("pretrain.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", *given, "--max_len=20",
                   "--masker=punct", "--out=o", cwd=tmp_path)

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from conftest import ROOT, call
@@ -26,13 +25,13 @@ class Config:
     seed: int = 0
     remask: bool = True
     out: str | None = None
+    count: int = 3                  # flags of a fork, which runs.py does not know
+    weight: float = 0.5
 
 
 def main(cfg: Config) -> None:
     if cfg.lm == "broken":
         raise UserError("this LM is broken")
-    if cfg.lm == "away":
-        Path("no/such/file").read_text()
     if cfg.lm == "ctrl-c":
         raise KeyboardInterrupt
     print(cfg.lm)
@@ -64,9 +63,9 @@ def test_flags(args, expected):
 
 
 @pytest.mark.parametrize(("args", "said"), [
-    (["--mask=random"], "unknown flag --mask; did you mean 'masker'? Allowed: epochs, lm, lr, masker"),
+    (["--mask=random"], "unknown flag --mask; did you mean 'masker'? Allowed: count, epochs, lm, lr, masker"),
     (["--sed=1"], "unknown flag --sed; did you mean 'seed'?"),
-    (["--xyz=1"], "unknown flag --xyz; Allowed: epochs"),
+    (["--xyz=1"], "unknown flag --xyz; Allowed: count, epochs"),
     (["random"], "'random' is not a flag: write --name=value"),
     (["--seed=1", "random"], "'random' is not a flag"),
     (["--p=lots"], "--p takes float, not 'lots'"),
@@ -81,8 +80,9 @@ def test_flags(args, expected):
     (["--epochs=0"], "--epochs=0: must be 1 or more"),
     (["--seed=-1"], "--seed=-1: must be 0 or more"),
     (["--lr=-1"], "--lr=-1: must be 0 or more"),
-    (["--lr=nan"], "--lr=nan: must be 0 or more"),
-    (["--lr=inf"], "--lr=inf: must be 0 or more"),
+    (["--lr=nan"], "--lr=nan: must be a finite number"),
+    (["--lr=inf"], "--lr=inf: must be a finite number"),
+    (["--weight=-inf"], "--weight=-inf: must be a finite number"),
 ])
 def test_wrong_flags(args, said):
     with pytest.raises(UserError) as error:
@@ -90,8 +90,23 @@ def test_wrong_flags(args, said):
     assert said in str(error.value)
 
 
-def test_zero_is_allowed_where_it_means_something():
+def test_a_flag_of_ones_own_may_have_any_value():
     assert parse_flags(Config, ["--seed=0"]).seed == 0
+    cfg = parse_flags(Config, ["--count=0", "--weight=-1.5"])
+    assert (cfg.count, cfg.weight) == (0, -1.5)
+    assert parse_flags(Config, ["--count=-2"]).count == -2
+
+
+def test_the_toy_worlds_values_are_those_of_flags_that_are_not_given(tmp_path, capsys):
+    """Where the LM is `tiny`, or was made from it. Also a flag that is given its default value counts."""
+    tiny = {"epochs": 9, "lr": 0.5, "pairs": 4}
+    cfg = parse_flags(Config, ["--epochs=3"], tiny)
+    assert (cfg.epochs, cfg.lr) == (3, 0.5)
+    assert "toy world's values: --lr=0.5\n" in capsys.readouterr().out
+    assert parse_flags(Config, ["--lm=bert"], tiny) == Config(lm="bert")
+    for lm, lr in (("tiny", 0.5), ("bert", 2e-5)):
+        Run(tmp_path / lm, {"lm": lm}).finish()
+        assert parse_flags(Config, [f"--lm={tmp_path / lm}"], tiny).lr == lr
 
 
 def test_help_shows_the_docstring_and_all_flags(monkeypatch, capsys):
@@ -104,7 +119,6 @@ def test_help_shows_the_docstring_and_all_flags(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("lm", "code", "said"), [
     ("broken", 2, "error: this LM is broken\n"),
-    ("away", 2, "error: [Errno 2] No such file or directory: 'no/such/file'\n"),
     ("ctrl-c", 130, "\nstopped; the same command goes on from its last checkpoint, if any\n"),
 ])
 def test_a_mistake_is_one_sentence(lm, code, said, monkeypatch, capsys):
@@ -129,12 +143,14 @@ def test_too_little_memory_is_one_sentence(said, monkeypatch, capsys):
     assert printed.count("\n") == 1
 
 
-def test_a_defect_of_the_program_keeps_its_traceback(monkeypatch):
+@pytest.mark.parametrize("defect", [ZeroDivisionError, FileNotFoundError])
+def test_a_defect_of_the_program_keeps_its_traceback(defect, monkeypatch):
+    """Also where a fork opens a file that is not there."""
     def broken(cfg):
-        raise ZeroDivisionError
+        raise defect
 
     monkeypatch.setattr(sys, "argv", ["x.py"])
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(defect):
         runs.start(broken, Config)
 
 
@@ -179,12 +195,6 @@ def test_a_script_as_a_user_starts_it(flag, code, out, err, tmp_path):
     assert result.returncode == code
     assert out in result.stdout
     assert result.stderr.strip() == err
-
-
-def test_fill_gives_defaults_to_what_is_none():
-    cfg = Config(p=None, epochs=3)
-    runs.fill(cfg, {"p": 0.15, "epochs": 1})
-    assert cfg == Config(p=0.15, epochs=3)
 
 
 # ---------------------------------------------------------------- files
@@ -242,13 +252,13 @@ def test_a_run_from_its_start_to_its_end(tmp_path, capsys):
     run = Run(tmp_path / "runs/o", SETTINGS)
     assert not run.done
     started = json.loads((run.folder / "started.json").read_text())
-    assert started == {"seed": 0, "lm": "tiny", "overlaps": [1, 2]}
+    assert started["settings"] == {"seed": 0, "lm": "tiny", "overlaps": [1, 2]}
     assert not (run.folder / "run.json").exists()
     run.finish(loss=0.5)
     assert names(run.folder) == ["run.json"]
-    facts = runs.read_run(run.folder)
-    assert facts["settings"] == {"seed": 0, "lm": "tiny", "overlaps": [1, 2]} and facts["loss"] == 0.5
-    assert {"python", "torch", "transformers"} <= set(facts["versions"])
+    finished = runs.read_run(run.folder)
+    assert finished["settings"] == {"seed": 0, "lm": "tiny", "overlaps": [1, 2]} and finished["loss"] == 0.5
+    assert {"python", "torch", "transformers"} <= set(finished["versions"])
     assert "already done" not in capsys.readouterr().out
     assert Run(tmp_path / "runs/o", SETTINGS).done
     assert f"already done: {tmp_path}/runs/o" in capsys.readouterr().out
@@ -295,7 +305,65 @@ def test_a_start_without_a_checkpoint_may_have_other_flags(tmp_path):
     """A mistake that shows after the start: the mended command needs no cleaning up."""
     Run(tmp_path / "o", SETTINGS).lock.release()
     assert not Run(tmp_path / "o", SETTINGS | {"seed": 7}).done
-    assert json.loads((tmp_path / "o" / "started.json").read_text())["seed"] == 7
+    assert json.loads((tmp_path / "o" / "started.json").read_text())["settings"]["seed"] == 7
+
+
+def test_edited_code_goes_on_with_a_warning_that_names_both_commits(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runs, "commit", lambda: "aaa")
+    run = Run(tmp_path / "o", SETTINGS)
+    (tmp_path / "o/checkpoint.pt").touch()
+    run.lock.release()
+    capsys.readouterr()
+    run = Run(tmp_path / "o", SETTINGS)
+    run.lock.release()
+    assert "WARNING" not in capsys.readouterr().out
+    monkeypatch.setattr(runs, "commit", lambda: "bbb")
+    run = Run(tmp_path / "o", SETTINGS)
+    said = capsys.readouterr().out
+    assert "was written by commit aaa, and the code is now commit bbb" in said
+    run.finish()
+    assert runs.read_run(run.folder)["commits"] == ["aaa", "bbb"]
+
+
+def test_an_edit_changes_the_commit(tmp_path, monkeypatch):
+    """As a repository of its own shows: the same commit, edited in two ways."""
+    def git(*args):
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@y", *args], cwd=tmp_path, check=True,
+                       capture_output=True)
+
+    (tmp_path / "nmg").mkdir()
+    (tmp_path / "nmg/x.py").write_text("a = 1\n")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "nmg/runs.py"))
+    found = [runs.commit()]
+    for edit in ("a = 2\n", "a = 3\n", "a = 1\n"):
+        (tmp_path / "nmg/x.py").write_text(edit)
+        found.append(runs.commit())
+    assert len(set(found)) == 3 and found[0] == found[3]
+    assert all(commit.startswith(f"{found[0]}-edited-") for commit in found[1:3])
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path):
+    """It goes on from its checkpoint; with fewer it is done; without its checkpoint, or with other flags, it
+    is refused."""
+    folder = tmp_path / "o"
+    Run(folder, SETTINGS | {"episodes": 2}, longer="episodes").lock.release()
+    (folder / "checkpoint.pt").touch()
+    Run(folder, SETTINGS | {"episodes": 3}, longer="episodes").finish()
+    assert names(folder) == ["checkpoint.pt", "run.json"]
+    for episodes in (1, 3):
+        assert Run(folder, SETTINGS | {"episodes": episodes}, longer="episodes").done
+    with pytest.raises(UserError, match=r"holds another run \(seed=0 there, 1 here\)"):
+        Run(folder, SETTINGS | {"seed": 1, "episodes": 5}, longer="episodes")
+    run = Run(folder, SETTINGS | {"episodes": 5}, longer="episodes")
+    assert not run.done
+    run.finish()
+    assert runs.read_run(folder)["settings"]["episodes"] == 5
+    (folder / "checkpoint.pt").unlink()
+    with pytest.raises(UserError, match=r"its checkpoint is gone.* or --episodes=5"):
+        Run(folder, SETTINGS | {"episodes": 6}, longer="episodes")
 
 
 def test_a_folder_with_anything_else_is_refused(tmp_path):
@@ -314,7 +382,7 @@ def test_an_empty_folder_is_taken(tmp_path):
 
 def test_a_file_in_the_place_of_the_folder(tmp_path):
     (tmp_path / "o").write_text("mine")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(UserError, match=r"--out=.*cannot be written to"):
         Run(tmp_path / "o", SETTINGS)
     assert (tmp_path / "o").read_text() == "mine"
 

@@ -324,14 +324,14 @@ def test_a_saved_policy_is_the_same(components, batches, lm, tmp_path):
 
 
 def test_the_maskers_of_a_saved_policy(policy, batches, lm, tmp_path):
-    """search: masks the most probable token, and sampled: draws it."""
+    """nmg: masks the most probable token, and sampled: draws it."""
     policy.save(tmp_path)
     one = collate(blocks(batches[0].split, 64), np.zeros(1000, int))
     one.indices = np.arange(1000)
     logits = policy.logits(one, lm)[0]
     share = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     budget, rng = np.ones(1000, int), RowRandom(0, "mask", 0, one.indices)
-    greedy = maskers.find(f"search:{tmp_path}")(one, budget, rng, lm)
+    greedy = maskers.find(f"nmg:{tmp_path}")(one, budget, rng, lm)
     assert (greedy.argmax(1) == logits.argmax()).all() and (greedy.sum(1) == 1).all()
     drawn = maskers.find(f"sampled:{tmp_path}")(one, budget, rng, lm).mean(0)
     assert (abs(drawn - share) <= 5 * np.sqrt(share * (1 - share) / 1000)).all()
@@ -473,7 +473,9 @@ def test_both_players_of_a_pair_mask_the_same_contexts(finished, lm):
                 features.extend(of_tokens[row])
             np.testing.assert_allclose(np.mean(features, 0), pair["x"][which], atol=1e-4)
             for metric, score in measured.items():
-                assert pair["scores"][metric][which] == score
+                # Scores are in percent, worths in hundredths.
+                unit = 1 if metric == "likelihood" else 100
+                assert pair["scores"][metric][which] == score / unit
     subtasks = {tuple(play[0].contexts.text_ids) for play in plays}
     assert len(subtasks) == 4
 
@@ -579,12 +581,11 @@ def test_pairs_that_all_tie_teach_nothing(tmp_path):
 
 @pytest.mark.parametrize(("flags", "said"), [
     (["--features=frequent,lable"], "--features: 'lable' is no score; did you mean 'label'?"),
-    (["--metric=f1"], "--metric=f1: allowed are accuracy, likelihood"),
+    (["--metric=f1"], "--metric=f1: allowed are accuracy, macro_f1, likelihood"),
     (["--dataset=corpus.txt"], "has no labelled examples"),
     (["--pairs=0"], "--pairs=0: must be 1 or more"),
     (["--p=0"], "--p=0: a share must be above 0"),
     (["--feature=rare"], "did you mean 'features'?"),
-    (["--max_len=4096"], "--max_len=4096: this LM takes at most 128 tokens"),
     (["--features=in_entity", "--spacy_model=xx_none"], "python -m spacy download xx_none"),
     (["--features=subword", "--components=0"], "--features"),
     (["--log=broken.jsonl"], "broken.jsonl"),
@@ -659,15 +660,16 @@ def test_what_matters_compares_maskers_on_the_same_sub_tasks(world, lm, tmp_path
     assert set(plays) == set(itertools.product((3, 4), ("random", "none", "punct")))
 
     # One of the plays again.
-    cfg = what_matters.Config(contexts=60, docs=12, mlm_epochs=1, ft_epochs=1, fast=False)
-    data, _, task = train_nmg.open_task(cfg, finest_metric=True)
+    cfg = runs.parse_flags(what_matters.Config, PLAYS, toy.TRAIN_NMG)
+    data, _, task = train_nmg.open_task(cfg)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, 0.5)
     rng = what_matters.stream(4, "sub-task")
     subtask = sampler.sample(rng, 60, 12, cfg.examples, cfg.validation)
     mask = what_matters.choose_masks(subtask.contexts, maskers.find("punct"), 0.05, 4, lm)
     _, measured = train_nmg.inner_loop(lm.model, subtask, mask, task, cfg)
     for metric, score in measured.items():
-        assert plays[4, "punct"][metric] == pytest.approx(100 * score, abs=1e-4)
+        unit = 100 if metric == "likelihood" else 1
+        assert plays[4, "punct"][metric] == pytest.approx(unit * score, abs=1e-4)
 
     # The table of report.py.
     score = np.array([plays[seed, "punct"]["likelihood"] for seed in (3, 4)])
@@ -684,16 +686,16 @@ def test_what_matters_plays_an_edited_masker_again(tmp_path):
         result = call(*MATTERS, "--maskers=random,my.py:mine", "--seeds=1", cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         lines = runs.read_rows(tmp_path / "w.jsonl")
-        logs.append({line["masker"]: (line["code"], line["seconds"]) for line in lines})
+        logs.append({line["masker"]: (line["file"], line["seconds"]) for line in lines})
         assert len(lines) == 2
     assert logs[0]["random"] == logs[1]["random"] and logs[0]["my.py:mine"][0] != logs[1]["my.py:mine"][0]
 
 
 def test_every_masker_of_what_matters_is_a_row():
     """Masks that are drawn from a policy, and its most probable ones."""
-    names = ("random", "my.py:rare", "sampled:runs/x", "search:runs/x", "nmg:runs/y")
+    names = ("random", "my.py:rare", "sampled:runs/x", "nmg:runs/y")
     rows = [what_matters.row_of(name) for name in names]
-    assert rows == ["random", "my.py:rare", "x", "greedy x", "greedy y"]
+    assert rows == ["random", "my.py:rare", "x", "greedy y"]
 
 
 def test_what_matters_goes_on_and_refuses_another_log(tmp_path):
@@ -720,7 +722,7 @@ def test_what_matters_goes_on_and_refuses_another_log(tmp_path):
     (["--maskers=random,rar"], "did you mean 'rare'?"),
     (["--maskers=nmg:nowhere"], "nowhere: no policy"),
     (["--seeds=0"], "--seeds=0: must be 1 or more"),
-    (["--metric=f1"], "--metric=f1: allowed are accuracy, likelihood"),
+    (["--metric=f1"], "--metric=f1: allowed are accuracy, macro_f1, likelihood"),
 ])
 def test_wrong_flags_of_what_matters(flags, said, tmp_path):
     result = call(*MATTERS, *flags, cwd=tmp_path)

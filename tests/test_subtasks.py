@@ -11,7 +11,7 @@ import finetune_cls
 import finetune_qa
 from data_prep import load
 from nmg import toy
-from nmg.data import collate
+from nmg.data import blocks, collate
 from nmg.runs import UserError
 from nmg.subtasks import SubTaskSampler
 
@@ -125,10 +125,16 @@ def test_what_has_nothing_to_mask_is_no_context(tmp_path):
 def test_only_the_labels_of_training_documents_may_choose_masks(world):
     sampler = sampler_of(world, 0.5)
     train = world["train"]
-    assert set(train.doc[train.labelled]) == set(sampler.train_docs)
-    subtask = sampler.sample(np.random.default_rng(0), 60, 12, 20, 100)
-    assert set(train.labelled) == set(subtask.train.text_ids)
-    assert set(train.doc[train.labelled]) < set(sampler.train_docs)
+    batch = collate(sampler.contexts, np.arange(4))
+    assert set(train.doc[batch.labelled]) == set(sampler.train_docs)
+    subtasks = [sampler.sample(np.random.default_rng(seed), 60, 12, 20, 100) for seed in range(2)]
+    # Also after another sub-task was drawn.
+    for subtask in subtasks:
+        labelled = collate(subtask.contexts, np.arange(4)).labelled
+        assert set(labelled) == set(subtask.train.text_ids)
+        assert set(train.doc[labelled]) < set(sampler.train_docs)
+    # Without a sub-task, all of them.
+    assert len(collate(blocks(train, 64), np.arange(4)).labelled) == len(train)
     # The corpus knows them as its training split.
     assert world.corpus.train is train and world["test"].train is train
 

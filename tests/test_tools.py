@@ -450,8 +450,6 @@ def test_bench_prints_its_tables(tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (["--max_len=4096"], "--max_len=4096: this LM takes at most"),
-    (["--ft_max_len=4096"], "--ft_max_len=4096: this LM takes at most"),
     (["--repeats=0"], "--repeats=0: must be 1 or more"),
     (["--dataset=corpus.txt"], "has no labelled examples"),
 ])

@@ -30,7 +30,7 @@ import maskers
 import pretrain
 import report
 import train_nmg
-from nmg import runs
+from nmg import runs, toy
 from nmg.data import Batch, Pieces, collate
 from nmg.loop import device
 from nmg.runs import stream
@@ -41,7 +41,7 @@ STAGES = ("MLM", "fine-tuning", "scoring")
 
 
 @dataclass
-class Config(train_nmg.BaseConfig):
+class Config(train_nmg.PlayConfig):
     # small enough for the slowest side
     contexts: int = 64              # texts of a sub-task
     examples: int = 64              # labelled examples, at most
@@ -164,4 +164,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    runs.start(main, Config)
+    runs.start(main, Config, tiny=toy.TRAIN_NMG | {"contexts": 64, "batch_size": 8})

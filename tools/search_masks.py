@@ -12,7 +12,6 @@ difference of their scores, regressed on the difference of what they masked, tel
 and the next direction is drawn from the posterior of that regression (Thompson sampling). The paper's players
 draw tokens from much the same policy, and differ 30 to 60 times less in WHAT they mask (docs/learning.md).
 """
-import inspect
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from tqdm import tqdm
 import maskers
 import train_nmg
 from maskers import SCORES
-from nmg import runs
+from nmg import runs, toy
 from nmg.data import Data, collate
 from nmg.loop import all_gather, broadcast, length_batches, rank_and_world
 from nmg.models import LMReader, weights_of
@@ -42,16 +41,18 @@ ODDS, COSINE = 50, 0.8
 # The prior standard deviation of a feature's worth, in standard deviations of the noise, is a guess: the odds
 # average over three. The posterior has the widest, which shrinks the estimate least towards 0.
 PRIORS = (0.1, 0.3, 1.0)
+# All scores but these are in percent; worths are told in hundredths.
+UNIT = {"likelihood": 1, "closeness": 1}
 
 
 @dataclass
-class Config(train_nmg.BaseConfig):
+class Config(train_nmg.PlayConfig):
     # the search
     val_share: float = 0.5          # of train, whole documents, for D_val; half of them halves the noise
-    metric: str | None = None       # what is compared; None: the log likelihood, of `tiny` accuracy
-    features: str = "frequent,punct,subword,marked,label,tfidf,loss"    # of scores.py, comma-separated
+    metric: str = "likelihood"      # what is compared
+    features: str = "frequent,punct,subword,marked,label,tfidf,loss"    # of maskers.py, comma-separated
     components: int = 4             # principal components of the LM's hidden states, as more features
-    pairs: int | None = None        # of plays, at most; None: 48 (`tiny`: 12)
+    pairs: int = 48                 # of plays, at most
     beta: float = 3.0               # how far a player follows its direction: logits per standard deviation
     spacy_model: str | None = None  # finds the entities of the feature in_entity; None: en_core_web_sm
     log: str | None = None          # a line per pair, from which a search goes on; None: pairs.jsonl in out
@@ -122,7 +123,7 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     reader, contexts = LMReader(lm), sampler.contexts
     # Enough text to whiten the features, and not more than memory holds.
-    some = contexts.spread(min(1000, int(100_000 / contexts.length.mean())))
+    some = contexts.evenly_spaced(min(1000, int(100_000 / contexts.length.mean())))
     batches = [collate(contexts, some[indices]) for indices in length_batches(contexts.length[some])]
     policy = LinearPolicy.whitened(cfg.features.split(","), SCORES, cfg.components, batches, reader)
     D = len(policy.weight)
@@ -160,7 +161,8 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
         # 4. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored.
         mine = {}
         for i in range(rank, 2, world):
-            _, mine[i] = train_nmg.inner_loop(lm, subtask, masks[i], task, cfg)
+            _, measured = train_nmg.inner_loop(lm, subtask, masks[i], task, cfg)
+            mine[i] = {metric: measured[metric] / UNIT.get(metric, 100) for metric in measured}
         scores = {}
         for theirs in all_gather(mine):
             scores |= theirs
@@ -220,17 +222,14 @@ def verdict(posterior: Posterior, names: list[str], metric: str) -> str:
 # ---------------------------------------------------------------- the script
 
 def main(cfg: Config) -> None:
-    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model, finest_metric=True)
+    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model)
     for name in cfg.features.split(","):
         if name not in SCORES:
             raise UserError(f"--features: {name!r} is no score{runs.nearest(name, SCORES)}")
-    most_pairs = 12 if cfg.lm == "tiny" else 48
-    folder = f"runs/search-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
-    runs.fill(cfg, {"pairs": most_pairs, "out": folder})
-    # --pairs may be raised until the search is done; an edited score function makes it another search.
-    code = [inspect.getsource(SCORES[name]) for name in cfg.features.split(",")]
-    settings = runs.log_settings(cfg, ("pairs",), data=data.checksum, weights=weights_of(cfg.lm),
-                                 feature_code=runs.digest(code))
+    if cfg.out is None:
+        cfg.out = f"runs/search-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
+    # --pairs may be raised until the search is done.
+    settings = runs.log_settings(cfg, ("pairs",), data=data.checksum, weights=weights_of(cfg.lm))
     run = Run(cfg.out, settings | {"pairs": cfg.pairs})
     if run.done:
         return
@@ -245,4 +244,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    runs.start(main, Config)
+    runs.start(main, Config, tiny=toy.TRAIN_NMG | {"pairs": 12, "metric": "accuracy"})

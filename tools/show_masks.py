@@ -36,7 +36,7 @@ class Config:
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name
     maskers: str = "random,whole,span,punct"    # comma-separated, each as --masker of pretrain.py
-    p: float | None = None          # share of tokens to mask; None: 0.15, of `tiny` 0.05, for all maskers
+    p: float = 0.15                 # share of tokens to mask, for all maskers; tiny: 0.05
     contexts: int = 100             # texts to show and to count in, drawn by seed
     seed: int = 0                   # of the drawn texts and of the masks
     split: str | None = None        # train dev test corpus; None: the text that pretrain.py reads
@@ -165,8 +165,6 @@ def draw(percent: pd.DataFrame, title: str, file: Path) -> None:
 def main(cfg: Config) -> None:
     # 1. the maskers, the text and the LM
     loop.use_fast_path(True)
-    if cfg.p is None:
-        cfg.p = toy.PRETRAIN["p"] if cfg.lm == "tiny" else 0.15
     found = {name: maskers.find(name) for name in cfg.maskers.split(",")}
     nlp = None
     if cfg.spacy_model:
@@ -175,7 +173,7 @@ def main(cfg: Config) -> None:
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=cfg.spacy_model)
     split = data[cfg.split] if cfg.split else data.corpus
     model = load_lm(cfg.lm)
-    pieces = blocks(split, max_len_of(model, None, data.block_len))
+    pieces = blocks(split, max_len_of(model, data.block_len))
 
     # 2. what they choose in some texts
     order = stream(cfg.seed, "contexts").permutation(np.flatnonzero(np.diff(split.token_start)))
@@ -216,4 +214,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    runs.start(main, Config)
+    runs.start(main, Config, tiny={"p": toy.PRETRAIN["p"]})

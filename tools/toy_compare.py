@@ -35,10 +35,13 @@ def score_on_test(data: Data, masker: str, seed: int) -> float:
     """Accuracy on test, in percent, after masking the whole corpus with a masker."""
     lm = load_lm("tiny")
     if masker != "none":
-        pretrain(lm, blocks(data.corpus, 128), maskers.find(masker), **toy.PRETRAIN, seed=seed,
-                 desc=f"seed {seed}, {masker}")
+        pretrain(lm, blocks(data.corpus, 128), maskers.find(masker), p=toy.PRETRAIN["p"],
+                 epochs=toy.PRETRAIN["epochs"], lr=toy.PRETRAIN["lr"], batch_size=toy.PRETRAIN["batch_size"],
+                 seed=seed, desc=f"seed {seed}, {masker}")
     train, test = truncated(data["train"], 128), truncated(data["test"], 128)
-    model = finetune_cls.finetune(lm, train, **toy.FINETUNE["cls"], seed=seed)
+    flags = toy.FINETUNE_CLS
+    model = finetune_cls.finetune(lm, train, epochs=flags["epochs"], lr=flags["lr"],
+                                  batch_size=flags["batch_size"], seed=seed)
     return finetune_cls.summary(finetune_cls.predictions(model, test))["accuracy"]
 
 

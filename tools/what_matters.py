@@ -17,7 +17,7 @@ from tqdm import tqdm
 import maskers
 import report
 import train_nmg
-from nmg import runs
+from nmg import runs, toy
 from nmg.data import Pieces
 from nmg.loop import length_batches
 from nmg.models import LMReader, weights_of
@@ -27,8 +27,8 @@ from pretrain import mask_batch
 
 
 @dataclass
-class Config(train_nmg.BaseConfig):
-    val_share: float = 0.5              # of train, whole documents, for validation
+class Config(train_nmg.PlayConfig):
+    val_share: float = 0.5              # the share of train documents to validate on
     maskers: str = "random,none,punct,frequent,rare,label,marked"   # all are compared with random
     seeds: int = 6                      # sub-tasks, with seeds from --seed on
     spacy_model: str | None = None      # finds entities
@@ -47,11 +47,11 @@ def choose_masks(contexts: Pieces, masker: maskers.Masker, p: float, seed: int, 
 def row_of(masker: str) -> str:
     """The row of a masker: a policy is called like its folder, and says so where its masks are not drawn."""
     row = Path(masker).name
-    return f"greedy {row}" if masker.startswith(("search:", "nmg:")) else row
+    return f"greedy {row}" if masker.startswith("nmg:") else row
 
 
 def main(cfg: Config) -> None:
-    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model, finest_metric=True)
+    data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model)
     chosen = {name: maskers.find(name) for name in cfg.maskers.split(",")}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     settings = runs.log_settings(cfg, ("maskers", "seeds", "seed"), data=data.checksum,
@@ -59,9 +59,9 @@ def main(cfg: Config) -> None:
     lines = runs.read_rows(Path(cfg.log))
     if any(line.get("config") != settings for line in lines):
         raise UserError(f"--log={cfg.log}: holds plays with other flags; choose another file")
-    # Plays of a masker that was edited since then do not count.
-    codes = {name: maskers.version_of(name) for name in chosen}
-    lines = [line for line in lines if line["code"] == codes.get(line["masker"], line["code"])]
+    # Plays of a policy or file that changed since then do not count.
+    files = {name: maskers.checksum_of(name) for name in chosen}
+    lines = [line for line in lines if line["file"] == files.get(line["masker"], line["file"])]
     done = {(line["seed"], line["masker"]) for line in lines}
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
     with tqdm(total=len(seeds) * len(chosen), unit="play", disable=None) as bar:
@@ -74,15 +74,17 @@ def main(cfg: Config) -> None:
                     continue
                 started = time.time()
                 mask = choose_masks(subtask.contexts, masker, cfg.p, seed, LMReader(lm))
-                _, measured = train_nmg.inner_loop(lm, subtask, mask, task, cfg)
-                scores = {metric: 100 * score for metric, score in measured.items()}
+                _, scores = train_nmg.inner_loop(lm, subtask, mask, task, cfg)
+                # In hundredths of a nat, beside points.
+                if "likelihood" in scores:
+                    scores["likelihood"] *= 100
                 lines.append({"dataset": settings["dataset"], "lm": settings["lm"], "masker": name,
                               "row": row_of(name), "seed": seed, "split": "val", "metrics": list(scores),
-                              **scores, "seconds": {"play": time.time() - started}, "code": codes[name],
+                              **scores, "seconds": {"play": time.time() - started}, "file": files[name],
                               "config": settings})
                 runs.write_rows(Path(cfg.log), lines)
     report.main(report.Config(results=cfg.log))
 
 
 if __name__ == "__main__":
-    runs.start(main, Config)
+    runs.start(main, Config, tiny=toy.TRAIN_NMG)

@@ -17,14 +17,17 @@ from nmg.loop import autocast, device, fit, length_batches, to_device
 from nmg.models import with_head
 
 KIND = "score"
-DEFAULTS = {"epochs": 2, "lr": 1e-3, "batch_size": 8, "max_len": 64}
-INNER_LOOP = {"ft_epochs": 2, "ft_lr": 1e-3, "metric": "closeness"}
+INNER_LOOP = {"ft_epochs": 2, "ft_lr": 1e-3, "ft_max_len": 64, "metric": "closeness"}
 METRICS = ("closeness",)
 
 
 @dataclass
 class Config(EvaluationConfig):
     dataset: str = "counting"
+    epochs: int = 2
+    lr: float = 1e-3
+    batch_size: int = 8
+    max_len: int = 64
 
 
 def pieces_of(split, max_len):
