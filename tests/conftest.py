@@ -94,7 +94,7 @@ def torchrun(n: int, script: str, *flags: str, cwd: Path) -> subprocess.Complete
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}",
                str(ROOT / script), *flags]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+                          env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
 
 
 @pytest.fixture(scope="module")
