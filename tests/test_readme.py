@@ -51,3 +51,11 @@ def test_where_to_change_what_names_what_is_there():
         code = "".join((ROOT / file).read_text(encoding="utf-8") for file in files)
         for name in re.findall(r"`(\w+)`", row):
             assert re.search(rf"\b{name}\b", code), (name, files)
+
+
+def test_arrows_run_down_only():
+    """The package imports nothing from the scripts; scripts and tools import from it."""
+    scripts = {file.stem for file in ROOT.glob("*.py")} | {"tools"}
+    for file in (ROOT / "nmg").glob("*.py"):
+        names = re.findall(r"^\s*(?:import|from) (\w+)", file.read_text(encoding="utf-8"), re.M)
+        assert not scripts & set(names), file
