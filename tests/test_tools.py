@@ -13,6 +13,7 @@ import pytest
 import spacy
 import torch
 from conftest import ROOT, SHARED, call, fast_tokenizer, needs_shared, random_lm, squad, write_rows
+from scipy import stats
 
 import data_prep
 import finetune_cls
@@ -278,7 +279,7 @@ def test_show_masks_on_the_toy_world(tmp_path):
     assert "page: o/masks.html" in result.stdout and "--spacy_model=" in result.stdout
     # A mark of the first text.
     assert re.search(r"^    .*\*[,;:!?.]\*", result.stdout, re.MULTILINE)
-    assert [file.name for file in (tmp_path / "o").iterdir()] == ["masks.html"]
+    assert {file.name for file in (tmp_path / "o").iterdir()} == {"masks.html", "preferences.csv"}
     contexts = Page(tmp_path / "o").contexts
     assert len(contexts) == 3
     for context in contexts:
@@ -486,6 +487,41 @@ def test_the_tokens_that_are_masked_most():
     assert [token for token, _ in found] == by_hand() and len(found) < 10
     masked[ids == 7] = False
     assert 7 not in dict(show_masks.most_masked(split, np.array([0, 1]), masked))
+
+
+def test_preferences_are_differences_within_documents():
+    """By loops; a document in which nothing is masked does not count."""
+    rng = np.random.default_rng(0)
+    index = np.arange(3, 43)
+    features = pd.DataFrame({"a": rng.normal(size=40), "b": rng.normal(size=40)}, index)
+    doc = pd.Series(np.repeat([5, 6, 7, 8], 10), index)
+    masked = np.zeros(60, bool)
+    masked[[4, 7, 14, 24, 25, 30]] = True
+    table = show_masks.preferences(features, doc, masked)
+    for name in ("a", "b"):
+        d = []
+        for number in (5, 6, 7):
+            tokens = [i for i in index if doc[i] == number]
+            of_masked = np.mean([features.loc[i, name] for i in tokens if masked[i]])
+            d.append(of_masked - np.mean([features.loc[i, name] for i in tokens]))
+        half = stats.t.ppf(0.975, 2) * np.std(d, ddof=1) / np.sqrt(3)
+        expected = [np.mean(d), np.mean(d) - half, np.mean(d) + half]
+        np.testing.assert_allclose(table.loc[name].to_numpy(), expected)
+    assert table["masked minus text"].is_monotonic_decreasing
+
+
+def test_what_a_policy_prefers_is_printed_and_saved(tmp_path):
+    """`punct` masks one mark in each text, and nothing is more of a mark. Scores are standardized."""
+    result = call("tools/show_masks.py", "--maskers=none,punct", "--out=o", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    table = pd.read_csv(tmp_path / "o/preferences.csv").set_index(["masker", "feature"])
+    assert set(table.index.get_level_values("masker")) == {"punct"}
+    mean, low, high = table.loc["punct", "punct"]
+    assert f"punct        {mean:+.2f} ({low:+.2f} to {high:+.2f})" in result.stdout
+    assert mean == table["masked minus text"].max() > 1
+    # A standardized indicator of the share q is sqrt((1 - q) / q) at a mark; two of nine tokens are marks.
+    q = 1 / (1 + mean**2)
+    assert q == pytest.approx(2 / 9, abs=0.01)
 
 
 @pytest.mark.slow

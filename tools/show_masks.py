@@ -1,4 +1,5 @@
-"""Shows what maskers choose: masks.html, a page to read, and parts_of_speech.png, which words they take.
+"""Shows what maskers choose: masks.html, a page to read; preferences.csv, how far the words that they take
+differ from the text in each score; and parts_of_speech.png.
 
     python -m tools.show_masks                                      # toy world, tiny LM, no download
     python -m tools.show_masks --dataset=newsqa --lm=bert-base-uncased --p=0.05 \\
@@ -17,11 +18,12 @@ from textwrap import shorten
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy import stats
 
 import data_prep
 import maskers
 from nmg import loop, plots, runs, toy
-from nmg.data import Pieces, Split, blocks
+from nmg.data import Pieces, Split, blocks, collate
 from nmg.loop import length_batches
 from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of
 from nmg.runs import UserError, stream
@@ -68,6 +70,52 @@ def most_masked(split: Split, texts: np.ndarray, masked: np.ndarray) -> list[tup
     beyond = (taken[often] - expected[often]) / np.sqrt(expected[often])
     top = often[np.argsort(-beyond, kind="stable")[:10]]
     return list(zip(top.tolist(), (taken[top] / count[top]).tolist(), strict=True))
+
+
+# ---------------------------------------------------------------- what is preferred
+
+def token_features(pieces: Pieces, indices: np.ndarray, lm: LMReader,
+                   tags: np.ndarray | None) -> pd.DataFrame:
+    """A column for each score of maskers.py and each part of speech, a line for each maskable token of the
+    pieces of these indices (its index in the split). Standardized: mean 0, standard deviation 1.
+
+    A score that these texts or this LM do not allow is left out, which is printed. tags: (T,) parts of
+    speech, or None"""
+    values = {}
+    for name, score in maskers.SCORES.items():
+        try:
+            values[name] = token_scores(pieces, indices, score, lm)
+        except UserError as e:
+            print(f"preferences without {name}: {e}")
+    features = pd.DataFrame(values)
+    if tags is not None:
+        features = features.join(pd.get_dummies(pd.Series(tags[features.index], features.index), dtype=float))
+    varying = features.loc[:, features.std() > 0]
+    return (varying - varying.mean()) / varying.std()
+
+
+def token_scores(pieces: Pieces, indices: np.ndarray, score: maskers.Score, lm: LMReader) -> pd.Series:
+    """The score of each maskable token in some pieces, by its index in the split."""
+    found = []
+    for some in length_batches(pieces.length[indices]):
+        batch = collate(pieces, indices[some])
+        found.append(pd.Series(score(batch, lm)[batch.maskable], batch.token_at[batch.maskable]))
+    return pd.concat(found)
+
+
+def preferences(features: pd.DataFrame, doc: pd.Series, masked: np.ndarray) -> pd.DataFrame:
+    """For each feature the mean among the masked tokens of a document minus its mean in that document: the
+    mean over documents ("masked minus text", in standard deviations), and Student's t 95 % interval ("low",
+    "high"). The strongest preference comes first.
+
+    features: of tokens; doc: the document of each; masked: (T,) bool of the split"""
+    chosen = masked[features.index]
+    of_masked = features[chosen].groupby(doc[chosen]).mean()
+    of_text = features.groupby(doc).mean().loc[of_masked.index]
+    d = of_masked - of_text
+    half = stats.t.ppf(0.975, len(d) - 1) * d.sem()
+    table = pd.DataFrame({"masked minus text": d.mean(), "low": d.mean() - half, "high": d.mean() + half})
+    return table.sort_values("masked minus text", ascending=False)
 
 
 # ---------------------------------------------------------------- the page
@@ -196,13 +244,30 @@ def main(cfg: Config) -> None:
         partial.write_text(page(title, about, split, texts, masked), "utf-8")
     print(f"page: {cfg.out}/masks.html")
 
-    # 4. the picture
+    # 4. what each of them prefers
+    tags = None
+    if nlp:
+        tags = parts_of_speech(split, texts, nlp)
+        if not (tags != "").any():
+            raise UserError("--spacy_model: this pipeline tells no parts of speech (pos_); en_core_web_sm "
+                            "does")
+    features = token_features(pieces, indices, LMReader(model), tags)
+    text_of_token = np.repeat(np.arange(len(split)), np.diff(split.token_start))
+    doc = pd.Series(split.doc[text_of_token[features.index]], features.index)
+    tables = {name: preferences(features, doc, mask) for name, mask in masked.items() if mask.any()}
+    for name, table in tables.items():
+        print(f"{name}: masked minus text, in standard deviations, with the 95 % interval over "
+              f"{doc.nunique()} documents")
+        for feature, (mean, low, high) in table.iterrows():
+            print(f"    {feature:12} {mean:+.2f} ({low:+.2f} to {high:+.2f})")
+    with runs.atomic_write(Path(cfg.out) / "preferences.csv") as partial:
+        pd.concat(tables, names=["masker", "feature"]).to_csv(partial)
+    print(f"table: {cfg.out}/preferences.csv")
+
+    # 5. the picture
     if not nlp:
         print("no picture of parts of speech: it needs --spacy_model=en_core_web_sm, or another spaCy model")
         return
-    tags = parts_of_speech(split, texts, nlp)
-    if not (tags != "").any():
-        raise UserError("--spacy_model: this pipeline tells no parts of speech (pos_); en_core_web_sm does")
     masked[ALL] = (tags != "") & (split.word_ids >= 0)
     counts = {name: pd.Series(tags[mask]).value_counts() for name, mask in masked.items()}
     percent = shares(pd.DataFrame(counts).fillna(0))
