@@ -267,7 +267,7 @@ class Run:
         self.done = bool(before)
         if not before and checkpoint.exists():
             # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
-            before = json.loads(started.read_text())
+            before = read_record(started)
         if before:
             self.refuse_others(before["settings"])
         if self.done and longer and before["settings"][longer] < self.settings[longer]:
@@ -332,12 +332,15 @@ def read_run(folder: str | Path) -> dict:
     """run.json of a finished run: its "settings", "versions", "commits", and results by name; {} where there
     is none."""
     file = Path(folder) / "run.json"
-    if not file.exists():
-        return {}
-    run = json.loads(file.read_text())
-    if "settings" not in run:
+    return read_record(file) if file.exists() else {}
+
+
+def read_record(file: Path) -> dict:
+    """run.json or started.json."""
+    record = json.loads(file.read_text())
+    if "settings" not in record:
         raise UserError(f"{file}: an earlier version of this code wrote it; remove its folder, run again")
-    return run
+    return record
 
 
 def settings_of(cfg: object, without: tuple[str, ...] = (), **more: object) -> dict:

@@ -289,6 +289,13 @@ def test_run_json_is_the_last_thing_that_is_written(tmp_path, monkeypatch):
     assert Run(tmp_path / "o", SETTINGS).done
 
 
+def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):
+    (tmp_path / "started.json").write_text('{"masker": "whole"}')
+    (tmp_path / "checkpoint.pt").touch()
+    with pytest.raises(UserError, match=r"started\.json: an earlier version of this code wrote it"):
+        Run(tmp_path, SETTINGS)
+
+
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_folder_with_other_settings_is_refused(finished, tmp_path):
     run = Run(tmp_path / "o", SETTINGS)
