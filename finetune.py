@@ -116,7 +116,7 @@ def check_labels(pretraining: dict, labelled: int | None, seed: int) -> None:
     """UserError if the LM's masks may have been chosen with labels that fine-tuning must not see.
 
     pretraining: its settings. What came before it is not looked at, nor what a policy was learned from."""
-    # A policy may have the feature `label`.
+    # A policy of tools/search_masks.py may read labels.
     reads_labels = pretraining["masker"] == "label" or maskers.is_learned(pretraining["masker"])
     if not labelled or not reads_labels:
         return

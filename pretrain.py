@@ -181,7 +181,7 @@ def log_held_out(folder: Path, step: int, loss: float) -> None:
 def model_card(cfg: Config, pieces: Pieces, steps: int, before: float | None, after: float | None) -> str:
     """README.md of the adapted LM, as the Hugging Face hub shows it."""
     lm = Path(cfg.lm).name if Path(cfg.lm).exists() else cfg.lm
-    flags = [f"--{name}={value}" for name, value in asdict(cfg).items() if value is not None]
+    flags = {name: value for name, value in asdict(cfg).items() if value is not None}
     versions = [f"{name} {version}" for name, version in runs.versions().items()]
     card = f"""---
 base_model: {lm}
@@ -193,7 +193,7 @@ pipeline_tag: fill-mask
 text ({(pieces.end - pieces.begin).sum():,} tokens). The words to mask were chosen by `{cfg.masker}`, at a
 rate of {cfg.p}.
 
-    python pretrain.py {" ".join(flags)}
+    python pretrain.py {runs.as_flags(flags)}
 
 Versions: {", ".join(versions)}.
 """

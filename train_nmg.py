@@ -90,7 +90,6 @@ class Config(PlayConfig):
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
 
 
-
 # ---------------------------------------------------------------- the inner loop
 
 def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: ModuleType,
@@ -285,15 +284,15 @@ class Agent:
         total = {"policy_loss": 0.0, "value_loss": 0.0}
         if not len(self.replay):
             return total
-        rewards = self.replay["R"]
-        if not cfg.paper and rewards.any():
-            # Scores differ by hundredths or by tens, but a reward is about 1.
-            rewards = rewards / np.sqrt(np.mean(rewards**2))
+        R_all = self.replay["R"]
+        if not cfg.paper and R_all.any():
+            # Their root mean square becomes 1, so that rl_lr and entropy_coef suit scores of any unit.
+            R_all = R_all / np.sqrt(np.mean(R_all**2))
         count = 0
         for _ in range(cfg.updates_per_episode):
             # Drawn without replacement, with probabilities by priority: the highest after Gumbel noise.
             with np.errstate(divide="ignore"):
-                keys = np.log(priority(rewards, self.replay["value"], self.replay["rarity"]))
+                keys = np.log(priority(R_all, self.replay["value"], self.replay["rarity"]))
             keys += rng.gumbel(size=len(self.replay))
             chosen = np.argsort(-keys, kind="stable")[:cfg.minibatch]
             a = self.replay[chosen]
@@ -301,7 +300,7 @@ class Agent:
             logits, value = policy_forward(self.policy, states)
             position = torch.tensor(a["position"], device=device())
             log_prob_old = torch.tensor(a["log_prob"], device=device())
-            R = torch.tensor(rewards[chosen], device=device())
+            R = torch.tensor(R_all[chosen], device=device())
             policy_loss, value_loss = losses(logits, value, position, log_prob_old, R, cfg)
             self.optimizer.zero_grad()
             (policy_loss + value_loss).backward()
@@ -376,6 +375,7 @@ def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
 # ---------------------------------------------------------------- the outer loop
 
 def won_lost(metrics: list[dict]) -> str:
+    """The record of the learner's plays, which explore: of its policy and the direction of the episode."""
     ahead = np.array([m["learner_score"] - m["random_score"] for m in metrics])
     return f"won {sum(ahead > 0)}, lost {sum(ahead < 0)}, tied {sum(ahead == 0)} against random"
 
@@ -411,7 +411,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             states = states_of[episode] = encode(lm, subtask.contexts)
             batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (N, L)
             # The agents explore in opposite directions; in the paper's form they are random at first.
-            directions, uniform = {}, cfg.paper and episode < cfg.explore
+            uniform = cfg.paper and episode < cfg.explore
+            directions = {}
             if not cfg.paper:
                 direction = random_direction(states, cfg.seed, episode)                     # (N, L)
                 directions = {"learner": direction, "opponent": -direction}

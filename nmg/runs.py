@@ -15,6 +15,7 @@
 """
 import contextlib
 import difflib
+import functools
 import hashlib
 import inspect
 import json
@@ -379,9 +380,11 @@ def versions() -> dict[str, str]:
     return found
 
 
+@functools.cache
 def commit() -> str:
     """The commit of this repository; if files were edited since, with a checksum of the edits, as in
-    "1c1f3c3-edited-5a0e21b7"; "" where there is no git."""
+    "1c1f3c3-edited-5a0e21b7"; "" where there is no git. Looked up once, as this process does not see later
+    edits."""
     def git(*args):
         root = Path(__file__).parent.parent
         return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True).stdout

@@ -344,10 +344,10 @@ def test_an_edit_changes_the_commit(tmp_path, monkeypatch):
     git("add", ".")
     git("commit", "-m", "first")
     monkeypatch.setattr(runs, "__file__", str(tmp_path / "nmg/runs.py"))
-    found = [runs.commit()]
+    found = [runs.commit.__wrapped__()]
     for edit in ("a = 2\n", "a = 3\n", "a = 1\n"):
         (tmp_path / "nmg/x.py").write_text(edit)
-        found.append(runs.commit())
+        found.append(runs.commit.__wrapped__())
     assert len(set(found)) == 3 and found[0] == found[3]
     assert all(commit.startswith(f"{found[0]}-edited-") for commit in found[1:3])
 

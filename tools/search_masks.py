@@ -41,8 +41,8 @@ ODDS, COSINE = 50, 0.8
 # The prior standard deviation of a feature's worth, in standard deviations of the noise, is a guess: the odds
 # average over three. The posterior has the widest, which shrinks the estimate least towards 0.
 PRIORS = (0.1, 0.3, 1.0)
-# All scores but these are in percent; worths are told in hundredths.
-UNIT = {"likelihood": 1, "closeness": 1}
+# All scores but this one are in percent; worths are told in hundredths.
+UNIT = {"likelihood": 1}
 
 
 @dataclass

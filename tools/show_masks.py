@@ -83,6 +83,9 @@ def token_features(pieces: Pieces, indices: np.ndarray, lm: LMReader,
     speech, or None"""
     values = {}
     for name, score in maskers.SCORES.items():
+        # Entities are found in the whole split, which takes long: not where no masker has asked for them.
+        if name == "in_entity" and "entity_ids" not in vars(pieces.split):
+            continue
         try:
             values[name] = token_scores(pieces, indices, score, lm)
         except UserError as e:
