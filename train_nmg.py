@@ -37,8 +37,8 @@ from pretrain import pretrain
 PLAYERS = ("random", "opponent", "learner")
 # What --paper chooses between, as every run says.
 FORMS = {
-    False: "Exploring among policies: an episode adds a random policy to the learner's logits, subtracts it "
-           "from the opponent's, and both agents approach what won.",
+    False: "Exploring among policies: an episode adds a random policy to the learner's logits and subtracts "
+           "it from the opponent's; both agents move towards the policies that won and away from the others.",
     True: "The paper's exact form: players explore token by token, and the loss has the ratio of the new "
           "and the old policy; it has learned nothing in any task tried so far."}
 
@@ -315,6 +315,10 @@ class Agent:
         return {name: loss / count for name, loss in total.items()}
 
 
+# How far a token that lost is pushed away: to this share of its probability under the uniform policy.
+FLOOR = 0.01
+
+
 def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_prob_old: torch.Tensor,
            R: torch.Tensor, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
     """L_policy and L_value, summed over a minibatch (section 3.3).
@@ -323,7 +327,8 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
         L_policy = - (R - V) π(a) / π_old(a) - α H(π)           the paper's, with --paper
         L_value  = 1/2 (R - V)^2
 
-    Why not the ratio? All tokens of a play share one R. Given R, tokens a drawn from π_old have
+    Why not the ratio? All tokens of a play share one R. In a play that was rewarded with R, tokens a drawn
+    from the policy that was played, π_old, have the expected gradient
 
         E[(R - V) ∇π(a) / π_old(a)] = (R - V) Σ_a ∇π(a) = (R - V) ∇ Σ_a π(a) = 0,
 
@@ -331,6 +336,8 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
     of the draw. Without it the expected gradient is (R - V) (π_old - π) in the logits: towards policies that
     won, away from those that lost (reward-weighted regression, Peters and Schaal 2007; evolution strategies,
     Salimans et al. 2017). That teaches only if players draw from different policies (`random_direction`).
+    As log π(a) has no lower bound, a token that lost is pushed away only until π(a) is a hundredth (FLOOR)
+    of 1 / n, with n tokens to choose from; without that, logits grow for ever.
 
     π_old(a) is of a single draw, as in the official code, although actions are drawn without replacement; the
     ratio is not clipped.
@@ -339,8 +346,13 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
     log_probs = logits.log_softmax(1)
     log_prob = log_probs.gather(1, action[:, None]).squeeze(1)
     entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
-    weight = (log_prob - log_prob_old).exp() if cfg.paper else log_prob
-    policy_loss = -(weight * (R - value.detach())).sum() - cfg.entropy_coef * entropy.sum()
+    advantage = R - value.detach()
+    if cfg.paper:
+        objective = (log_prob - log_prob_old).exp()
+    else:
+        lowest = (FLOOR / logits.isfinite().sum(1)).log()
+        objective = torch.where(advantage < 0, torch.maximum(log_prob, lowest), log_prob)
+    policy_loss = -(advantage * objective).sum() - cfg.entropy_coef * entropy.sum()
     return policy_loss, 0.5 * (R - value).square().sum()
 
 

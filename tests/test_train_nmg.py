@@ -149,12 +149,30 @@ def test_losses_are_those_of_both_forms(seed, paper):
         pi = [weight / sum(weights) for weight in weights]
         H = -sum(p * math.log(p) for p in pi)
         taken = math.exp(logits[b, action[b]]) / sum(weights)
-        weight = taken / math.exp(log_prob_old[b]) if paper else math.log(taken)
         advantage = float(R[b] - value[b])
-        L_policy += -weight * advantage - 0.3 * H
+        if paper:
+            objective = taken / math.exp(log_prob_old[b])
+        elif advantage < 0:
+            objective = math.log(max(taken, 0.01 / len(pi)))
+        else:
+            objective = math.log(taken)
+        L_policy += -objective * advantage - 0.3 * H
         L_value += 0.5 * advantage**2
     assert policy_loss.item() == pytest.approx(L_policy, rel=1e-4, abs=1e-5)
     assert value_loss.item() == pytest.approx(L_value, rel=1e-4)
+
+
+@pytest.mark.parametrize(("R", "pushed"), [(-1.0, False), (1.0, True)])
+def test_a_token_that_lost_is_not_pushed_away_for_ever(R, pushed):
+    """Of ten tokens, one with a probability of 1 / 2000. One that won is still approached."""
+    logits = torch.zeros(1, 10)
+    logits[0, 3] = math.log(9 / 1999)
+    logits.requires_grad_()
+    cfg = Config(entropy_coef=0.0)
+    policy_loss, _ = train_nmg.losses(logits, torch.zeros(1), torch.tensor([3]), torch.zeros(1),
+                                      torch.tensor([R]), cfg)
+    policy_loss.backward()
+    assert (logits.grad != 0).any() == pushed
 
 
 def test_gradients_of_the_losses():
