@@ -7,7 +7,8 @@
 
 An episode (Algorithm 1): three players (random, opponent, learner) mask the contexts of a small sub-task;
 each pre-trains a copy of the LM on its masks, fine-tunes it and is scored on held-out examples; what a player
-masked is rewarded by how it did against the others; opponent and learner learn from replay.
+masked is rewarded by how it did against the others; opponent and learner learn from replay. The learner is
+what one wants in the end. The opponent is its rival: it tries the opposite of what the learner tries.
 """
 import copy
 import importlib
@@ -46,8 +47,9 @@ FORMS = {
 @dataclass
 class PlayConfig:
     """The flags of a play, which tools/ share: the task, a sub-task of it, and the inner loop."""
-    # The values are the paper's; with --lm=tiny, TRAIN_NMG in nmg/toy.py. Those that differ between tasks are
-    # None here, and stand in INNER_LOOP of finetune_cls.py or finetune_qa.py.
+    # The values are the paper's; with --lm=tiny, TRAIN_NMG in nmg/toy.py. Some differ between classification
+    # (cls) and question answering (qa): None takes the number in the comment, from INNER_LOOP of
+    # finetune_cls.py or finetune_qa.py.
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
@@ -61,12 +63,12 @@ class PlayConfig:
     p: float = 0.05                 # share of tokens to mask
     mlm_epochs: int = 3             # of pre-training
     mlm_lr: float = 2e-5            # raise it for LMs smaller than BERT-base (6 layers x 384: 3e-4)
-    ft_epochs: int | None = None    # of fine-tuning; None: the task's
-    ft_lr: float | None = None      # None: the task's; raise it for LMs smaller than BERT-base (2e-4)
+    ft_epochs: int | None = None    # of fine-tuning; None: cls 5, qa 1
+    ft_lr: float | None = None      # None: cls 2e-5, qa 3e-5; raise it for LMs smaller than BERT-base (2e-4)
     batch_size: int = 16            # of both; the paper chose from 8, 16, 32
-    max_len: int | None = None      # tokens of a block; None: 512 for question answering, else 256
-    ft_max_len: int | None = None   # tokens of a labelled text or window; None: the task's
-    metric: str | None = None       # what is rewarded (METRICS of the task); None: the task's
+    max_len: int | None = None      # tokens of a block; None: cls 256, qa 512
+    ft_max_len: int | None = None   # tokens of a labelled text or window; None: cls 256, qa 384
+    metric: str | None = None       # what is rewarded (METRICS of the task); None: cls accuracy, qa em
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
     # the run
     seed: int = 0                   # of everything random except the split into D_tr and D_val
@@ -76,10 +78,11 @@ class PlayConfig:
 class Config(PlayConfig):
     # the outer loop
     paper: bool = False             # True: the paper's exact form, which has learned nothing yet (`losses`)
-    noise: float = 4.0              # how far agents explore among policies, in logits (`act`)
+    noise: float = 4.0              # how far agents explore among policies, in logits; at least (`act`)
     episodes: int = 200             # the paper's most; with more, a finished run goes on
     self_play: bool = True          # False: the learner competes with random only (Table 3)
-    continual: bool = False         # True, the paper's: an episode starts from the LM of the last (Table 3)
+    continual: bool = False         # True, the paper's: an episode starts from the LM of the last (Table 3);
+                                    # False, as the policy will mask for the original LM
     explore: int = 2                # with --paper: first episodes, in which both agents choose uniformly
     rl_lr: float = 1e-4             # Adam's, for both agents
     updates_per_episode: int = 40   # minibatches that an agent learns from; the paper has 10
@@ -221,10 +224,11 @@ def paper_rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.
 
     The rival of an agent is the other one: opponent or learner.
 
-    1. only this player masked the token: the worse of its two comparisons
-    2. random masked it, too, and the rival did not: the comparison with the rival
-       the rival masked it, too, and random did not: the comparison with random
-    3. all three masked it: skipped. A tie is 0."""
+    A comparison is 1 (won), -1 (lost) or 0 (a tie). Which of them rewards a token depends on who masked it:
+        only this player                the worse of its two comparisons
+        this player and random          the comparison with the rival
+        this player and the rival       the comparison with random
+        all three                       none: the token is skipped"""
     own, random = plays[player].mask, plays["random"].mask
     score = {name: play.scores[cfg.metric] for name, play in plays.items()}
     beats_random = np.sign(score[player] - score["random"])
@@ -422,7 +426,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         if runs.is_main_process():
             states = states_of[episode] = encode(lm, subtask.contexts)
             batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (N, L)
-            # The agents explore in opposite directions; in the paper's form they are random at first.
+            # The agents explore in opposite directions, so that one of them is likely to beat the other, and
+            # both learn from it which direction is better. In the paper's form they are random at first.
             uniform = cfg.paper and episode < cfg.explore
             directions = {}
             if not cfg.paper:
@@ -438,12 +443,11 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         my_scores, learners_lm = {}, None
         # Process i plays the players i, i + world, ...
         for name in players[rank::world]:
-            adapted, scores = inner_loop(lm, subtask, plays[name].mask, task, cfg)
-            my_scores[name] = scores
+            adapted, my_scores[name] = inner_loop(lm, subtask, plays[name].mask, task, cfg)
             if name == "learner":
                 learners_lm = adapted.cpu().state_dict()
-        for their_scores in all_gather(my_scores):
-            for name, scores in their_scores.items():
+        for scores_of_process in all_gather(my_scores):
+            for name, scores in scores_of_process.items():
                 plays[name].scores = scores
 
         if runs.is_main_process():
@@ -472,6 +476,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         # 7. Log and checkpoint.
         if runs.is_main_process():
+            # `score` is the metric that was rewarded; after it come all of them, by name.
             for name, play in plays.items():
                 log |= {f"{name}_score": play.scores[cfg.metric], f"{name}_entropy": play.entropy}
                 log |= {f"{name}_{metric}": score for metric, score in play.scores.items()}

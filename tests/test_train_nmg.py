@@ -2,10 +2,12 @@
 import copy
 import gc
 import importlib
+import inspect
 import itertools
 import math
 import os
 import random
+import re
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -696,6 +698,16 @@ def test_a_small_run(finished):
     assert metrics[-1]["learner_entropy"] != metrics[0]["learner_entropy"]
     for row in metrics:
         assert np.isfinite(list(row.values())).all()
+
+
+@pytest.mark.parametrize(("kind", "task"), [("cls", finetune_cls), ("qa", finetune_qa)])
+def test_help_shows_the_values_that_differ_between_tasks(kind, task):
+    """As the comment of a flag that is None gives them."""
+    source = inspect.getsource(train_nmg.PlayConfig)
+    for name, value in task.INNER_LOOP.items():
+        line = next(line for line in source.splitlines() if line.strip().startswith(f"{name}:"))
+        shown = re.search(rf"None: .*?{kind} ([\w.-]+)", line)[1]
+        assert type(value)(shown) == value, line
 
 
 def test_what_a_policy_was_trained_on(finished):
