@@ -7,8 +7,11 @@
 
 An episode (Algorithm 1): three players (random, opponent, learner) mask the contexts of a small sub-task;
 each pre-trains a copy of the LM on its masks, fine-tunes it and is scored on held-out examples; what a player
-masked is rewarded by how it did against the others; opponent and learner learn from replay. The learner is
-what one wants in the end. The opponent is its rival: it tries the opposite of what the learner tries.
+masked is rewarded by how it did against the others; opponent and learner learn from replay. The learner's
+policy is the result. The opponent is its sparring partner: when the learner tries to mask more of some words,
+the opponent tries to mask less of them, so that their scores show which is better.
+
+Shapes: N contexts, B of them in a batch, L tokens each (padded), K actions, H hidden units of the LM.
 """
 import copy
 import importlib
@@ -36,7 +39,7 @@ from nmg.subtasks import SubTask, SubTaskSampler
 from pretrain import pretrain
 
 PLAYERS = ("random", "opponent", "learner")
-# What --paper chooses between, as every run says.
+# Printed at the start of a run: what --paper chooses between.
 FORMS = {
     False: "Exploring among policies: an episode adds a random policy to the learner's logits and subtracts "
            "it from the opponent's; both agents move towards the policies that won and away from the others.",
@@ -46,10 +49,11 @@ FORMS = {
 
 @dataclass
 class PlayConfig:
-    """The flags of a play, which tools/ share: the task, a sub-task of it, and the inner loop."""
-    # The values are the paper's; with --lm=tiny, TRAIN_NMG in nmg/toy.py. Some differ between classification
-    # (cls) and question answering (qa): None takes the number in the comment, from INNER_LOOP of
-    # finetune_cls.py or finetune_qa.py.
+    """The flags of a play (one player masks, an LM is trained, it is scored): the task, a sub-task of it, and
+    the inner loop. Some files in tools/ have the same flags."""
+    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in nmg/toy.py. Flags that are None
+    # get the value in the comment, which differs between classification (cls) and question answering (qa).
+    # It comes from INNER_LOOP in finetune_cls.py or finetune_qa.py; that of max_len from Data.block_len.
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
@@ -61,31 +65,31 @@ class PlayConfig:
     validation: int = 10_000        # validation examples, at most
     # the inner loop
     p: float = 0.05                 # share of tokens to mask
-    mlm_epochs: int = 3             # of pre-training
+    mlm_epochs: int = 3             # epochs of pre-training
     mlm_lr: float = 2e-5            # raise it for LMs smaller than BERT-base (6 layers x 384: 3e-4)
-    ft_epochs: int | None = None    # of fine-tuning; None: cls 5, qa 1
+    ft_epochs: int | None = None    # epochs of fine-tuning; None: cls 5, qa 1
     ft_lr: float | None = None      # None: cls 2e-5, qa 3e-5; raise it for LMs smaller than BERT-base (2e-4)
-    batch_size: int = 16            # of both; the paper chose from 8, 16, 32
+    batch_size: int = 16            # of pre-training and fine-tuning; the paper chose from 8, 16, 32
     max_len: int | None = None      # tokens of a block; None: cls 256, qa 512
     ft_max_len: int | None = None   # tokens of a labelled text or window; None: cls 256, qa 384
     metric: str | None = None       # what is rewarded (METRICS of the task); None: cls accuracy, qa em
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
     # the run
-    seed: int = 0                   # of everything random except the split into D_tr and D_val
+    seed: int = 0                   # everything random follows it, except the split into D_tr and D_val
 
 
 @dataclass
 class Config(PlayConfig):
     # the outer loop
     paper: bool = False             # True: the paper's exact form, which has learned nothing yet (`losses`)
-    noise: float = 4.0              # how far agents explore among policies, in logits; at least (`act`)
-    episodes: int = 200             # the paper's most; with more, a finished run goes on
+    noise: float = 4.0              # exploration step in logits; 2 sd of the policy's own if they are larger
+    episodes: int = 200             # the paper has at most 200; a finished run can be made longer
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     continual: bool = False         # True, the paper's: an episode starts from the LM of the last (Table 3);
-                                    # False, as the policy will mask for the original LM
+                                    # False is like test time: the policy masks for the original LM
     explore: int = 2                # with --paper: first episodes, in which both agents choose uniformly
     rl_lr: float = 1e-4             # Adam's, for both agents
-    updates_per_episode: int = 40   # minibatches that an agent learns from; the paper has 10
+    updates_per_episode: int = 40   # minibatches that an agent learns from; 10 in the paper
     minibatch: int = 64             # actions
     replay_size: int = 50_000       # actions that an agent remembers
     entropy_coef: float = 0.01      # more explores longer; a falling entropy is no evidence of learning
@@ -102,10 +106,10 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     of `task.summary`, in percent, and the mean log likelihood of the right answers.
 
     task: finetune_cls, finetune_qa, or another file with their interface
-    Order, corruption, dropout and head are common to the players of an episode: only their masks differ."""
+    The players of an episode share order, corruption, dropout and head: only their masks differ."""
     adapted = copy.deepcopy(lm)
-    # An empty mask, as of the masker `none`, leaves the LM as it is. Otherwise all epochs use this mask and,
-    # with remask=False, the same corruption of the masked tokens (80 / 10 / 10), too.
+    # The masker `none` gives an empty mask, which leaves the LM as it is. Otherwise all epochs use the same
+    # mask and, with remask=False, the same corruption (80 / 10 / 10); p only serves to check the budget.
     if mask.any():
         pretrain(adapted, subtask.contexts, maskers.fixed(mask), p=cfg.p, epochs=cfg.mlm_epochs,
                  lr=cfg.mlm_lr, batch_size=cfg.batch_size, seed=subtask.seed, remask=False)
@@ -133,13 +137,13 @@ def encode(lm: torch.nn.Module, contexts: Pieces) -> list[State]:
         hidden = reader(batch).half().cpu()                                                 # (B, L, H)
         for row, i in enumerate(indices):
             L = contexts.length[i]
-            # A copy: of a view, torch.save would write the whole batch.
+            # Cloned, as torch.save would write the whole batch for a view.
             states[i] = hidden[row, :L].clone(), torch.tensor(batch.maskable[row, :L])
     return states
 
 
 def policy_forward(policy: Policy, states: list[State]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (B, L), -inf where nothing may be masked, and values (B,) of B contexts.
+    """Logits (B, L), -inf at tokens that must not be masked, and values (B,) of B contexts.
 
     Contexts of similar length run together, as padding costs."""
     length = np.array([len(hidden) for hidden, _ in states])
@@ -160,16 +164,16 @@ def policy_forward(policy: Policy, states: list[State]) -> tuple[torch.Tensor, t
 class Play:
     """What one player did in an episode, and how it did."""
     mask: np.ndarray            # (N, L) bool
-    log_prob: np.ndarray        # (N, L) log π_old of each token, of the policy that was played
-    value: np.ndarray           # (N,) V of each context
-    entropy: float              # of the player's own policy (no direction added), mean over contexts, in nats
+    log_prob: np.ndarray        # (N, L) log π_old of each token, with the direction that was explored
+    value: np.ndarray           # (N,) V of each context, by the player's own network (0 for random)
+    entropy: float              # of its distribution before a direction is added, mean over contexts, in nats
     scores: dict[str, float] = field(default_factory=dict)      # on D_val', by metric; higher is better
 
 
 @torch.no_grad()
 def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
     """A direction in the space of policies: the logits (N, L) of a newly initialised policy, with mean 0 in
-    each context and standard deviation 1 over all contexts; 0 where nothing may be masked."""
+    each context and standard deviation 1 over all contexts; 0 at tokens that must not be masked."""
     torch_seed(seed, f"direction {episode}")
     hidden_size = states[0][0].shape[1]
     logits, _ = policy_forward(Policy(hidden_size).to(device()), states)
@@ -185,8 +189,8 @@ def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom
     None), else from the agent's policy (section 3.2).
 
     direction: to explore among policies, `noise` times this (N, L) is added to the logits, so that the player
-        prefers other words in all contexts alike (parameter space noise, Plappert et al. 2018)
-    uniform: the agent draws uniformly, too, which is the paper's exploration at the start"""
+        prefers the same other words in all contexts (parameter space noise, Plappert et al. 2018)
+    uniform: the agent also draws uniformly, which is the paper's exploration at the start"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     value = np.zeros(len(logits))
     if agent is not None:
@@ -196,10 +200,12 @@ def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom
             logits = policy_logits.cpu().numpy()
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
     if direction is not None:
-        # At least twice as far as the logits themselves differ: else a policy that was wrong early stays so.
+        # The step must outweigh what the policy already prefers, or it would never give up an early mistake.
         finite = np.ma.masked_invalid(logits)
         sd = (finite - finite.mean(1, keepdims=True)).std()
-        logits = logits + max(noise, 2 * sd) * direction
+        step = max(noise, 2 * sd)
+        logits = logits + step * direction
+    # The highest logits after Gumbel noise are draws from their softmax, without replacement.
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
     return Play(mask, log_softmax(logits, 1), value, entropy)
 
@@ -220,9 +226,8 @@ def rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.ndarra
 
 
 def paper_rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.ndarray, np.ndarray]:
-    """The same in the paper's form (Algorithm 1, OuterLoop), of an agent's own actions.
-
-    The rival of an agent is the other one: opponent or learner.
+    """R and which actions count in the paper's form (Algorithm 1, OuterLoop); `player` is one of the agents,
+    and its rival is the other agent.
 
     A comparison is 1 (won), -1 (lost) or 0 (a tie). Which of them rewards a token depends on who masked it:
         only this player                the worse of its two comparisons
@@ -234,7 +239,7 @@ def paper_rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.
     beats_random = np.sign(score[player] - score["random"])
     rival = {"learner": "opponent", "opponent": "learner"}[player]
     if rival not in plays:
-        # Without self-play (Table 3): compared with random alone.
+        # Without self-play (Table 3) there is no rival, and the player is compared with random alone.
         return np.full(own.shape, beats_random), own & ~random
     beats_rival = np.sign(score[player] - score[rival])
     rival_mask = plays[rival].mask
@@ -246,13 +251,18 @@ def paper_rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.
 
 # ---------------------------------------------------------------- replay and learning
 
-# Aligned, so that torch can read one column of it.
-ACTION = np.dtype([("episode", "i4"), ("context", "i4"), ("position", "i8"), ("R", "f4"),
-                   ("log_prob", "f4"), ("rarity", "f4"), ("value", "f4")], align=True)
+# A masked token, as replay remembers it. (Aligned memory lets torch read single fields.)
+ACTION = np.dtype([
+    ("episode", "i4"), ("context", "i4"), ("position", "i8"),       # which token it was
+    ("R", "f4"),            # its reward
+    ("log_prob", "f4"),     # log π_old
+    ("rarity", "f4"),       # 1 / square root of the token's frequency in its context
+    ("value", "f4"),        # V: at first of the player's network, then as of the last minibatch that had it
+    ], align=True)
 
 
 def priority(R: np.ndarray, value: np.ndarray, rarity: np.ndarray) -> np.ndarray:
-    """|R - V| over the root of the token's frequency within its context (section 3.3), of actions (K,)."""
+    """|R - V| / square root of the token's frequency in its context (section 3.3), for K actions."""
     return np.abs(R - value) * rarity
 
 
@@ -288,23 +298,25 @@ class Agent:
         total = {"policy_loss": 0.0, "value_loss": 0.0}
         if not len(self.replay):
             return total
-        R_all = self.replay["R"]
-        if not cfg.paper and R_all.any():
-            # Their root mean square becomes 1, so that rl_lr and entropy_coef suit scores of any unit.
-            R_all = R_all / np.sqrt(np.mean(R_all**2))
+        R_scaled = self.replay["R"]
+        if not cfg.paper and R_scaled.any():
+            # The root mean square becomes 1, so that rl_lr and entropy_coef suit scores of any unit. V
+            # predicts these scaled rewards.
+            R_scaled = R_scaled / np.sqrt(np.mean(R_scaled**2))
         count = 0
         for _ in range(cfg.updates_per_episode):
             # Drawn without replacement, with probabilities by priority: the highest after Gumbel noise.
             with np.errstate(divide="ignore"):
-                keys = np.log(priority(R_all, self.replay["value"], self.replay["rarity"]))
+                keys = np.log(priority(R_scaled, self.replay["value"], self.replay["rarity"]))
             keys += rng.gumbel(size=len(self.replay))
             chosen = np.argsort(-keys, kind="stable")[:cfg.minibatch]
             a = self.replay[chosen]
+            # One row per action: a context stands there as often as its tokens were chosen.
             states = [states_of[action["episode"]][action["context"]] for action in a]
             logits, value = policy_forward(self.policy, states)
             position = torch.tensor(a["position"], device=device())
             log_prob_old = torch.tensor(a["log_prob"], device=device())
-            R = torch.tensor(R_all[chosen], device=device())
+            R = torch.tensor(R_scaled[chosen], device=device())
             policy_loss, value_loss = losses(logits, value, position, log_prob_old, R, cfg)
             self.optimizer.zero_grad()
             (policy_loss + value_loss).backward()
@@ -331,22 +343,25 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
         L_policy = - (R - V) π(a) / π_old(a) - α H(π)           the paper's, with --paper
         L_value  = 1/2 (R - V)^2
 
-    Why not the ratio? All tokens of a play share one R. In a play that was rewarded with R, tokens a drawn
-    from the policy that was played, π_old, have the expected gradient
+    π is a distribution over the tokens of one context, the softmax of its logits. An action a is one masked
+    token. π_old is the policy that masked it, and α is `entropy_coef`.
+
+    Why not the paper's ratio? All tokens of a play have the same R. For tokens a drawn from π_old, the
+    expected gradient of the first term is
 
         E[(R - V) ∇π(a) / π_old(a)] = (R - V) Σ_a ∇π(a) = (R - V) ∇ Σ_a π(a) = 0,
 
-    whatever π_old was: the ratio removes WHICH policy was played from the gradient, and leaves the accidents
-    of the draw. Without it the expected gradient is (R - V) (π_old - π) in the logits: towards policies that
-    won, away from those that lost (reward-weighted regression, Peters and Schaal 2007; evolution strategies,
-    Salimans et al. 2017). That teaches only if players draw from different policies (`random_direction`).
-    As log π(a) has no lower bound, a token that lost is pushed away only until π(a) is a hundredth (FLOOR)
-    of 1 / n, with n tokens to choose from; without that, logits grow for ever.
+    whatever π_old was. Dividing by π_old removes the information on WHICH policy was played, and only the
+    noise of the draw is left. With log π(a) the expected gradient in the logits is (R - V) (π_old - π):
+    towards policies that won, away from those that lost (reward-weighted regression, Peters and Schaal 2007;
+    evolution strategies, Salimans et al. 2017). This teaches something only if the players draw from
+    different policies (`random_direction`). And as log π(a) has no lower bound, tokens that lost would be
+    pushed away forever: that ends where π(a) is FLOOR = 1/100 of the uniform probability.
 
-    π_old(a) is of a single draw, as in the official code, although actions are drawn without replacement; the
-    ratio is not clipped.
+    As in the official code, π_old(a) is the probability of a single draw, although tokens are drawn without
+    replacement. The ratio is not clipped; clipping (PPO) would go where it is computed.
 
-    logits (B, L), -inf where nothing may be masked; value, action (a position), log_prob_old and R (B,)."""
+    logits (B, L), -inf at tokens that must not be masked; value, action (position), log_prob_old, R (B,)."""
     log_probs = logits.log_softmax(1)
     log_prob = log_probs.gather(1, action[:, None]).squeeze(1)
     entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
@@ -367,7 +382,7 @@ def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
     """All that the next episode depends on."""
     state = {"lm": lm.state_dict(), "states": states_of, "metrics": metrics, "agents": {}}
     for name, agent in agents.items():
-        # The bytes of replay, as a tensor: with weights_only, torch.load takes no numpy arrays.
+        # Replay is saved as a tensor of bytes, since torch.load with weights_only reads no numpy arrays.
         state["agents"][name] = {"policy": agent.policy.state_dict(),
                                  "optimizer": agent.optimizer.state_dict(),
                                  "replay": torch.from_numpy(agent.replay.view(np.uint8))}
@@ -377,7 +392,7 @@ def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
 
 def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
                     states_of: dict[int, list[State]]) -> list[dict]:
-    """Puts a checkpoint back, and returns the metrics of the episodes that were done."""
+    """Restores a checkpoint in place; returns the metrics of the episodes that were done."""
     state = torch.load(file, weights_only=True, map_location="cpu")
     lm.load_state_dict(state["lm"])
     states_of.update(state["states"])
@@ -391,7 +406,7 @@ def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
 # ---------------------------------------------------------------- the outer loop
 
 def won_lost(metrics: list[dict]) -> str:
-    """The record of the learner's plays, which explore: of its policy and the direction of the episode."""
+    """The record of the learner's plays, in which it explores (its policy plus the episode's direction)."""
     ahead = np.array([m["learner_score"] - m["random_score"] for m in metrics])
     return f"won {sum(ahead > 0)}, lost {sum(ahead < 0)}, tied {sum(ahead == 0)} against random"
 
@@ -400,8 +415,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
     """Algorithm 1. Writes metrics.jsonl, curves.png and checkpoints to `folder`; returns the learner's
     policy.
 
-    Under torchrun each process runs the inner loops of some players. The first one does everything else, too,
-    so only the policy that it returns has been trained."""
+    Under torchrun each process runs the inner loops of some players. The first process also does everything
+    else; the policy that the others return is not trained."""
     rank, world = rank_and_world()
     players = PLAYERS if cfg.self_play else ("random", "learner")
     reward_fn = paper_rewards if cfg.paper else rewards
@@ -418,10 +433,10 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
     for episode in bar:
         started = time.time()
         # 1. Sample a sub-task T' = {S', D_tr', D_val'}, much smaller than the task.
-        rng = stream(cfg.seed, f"sub-task {episode}")
-        subtask = sampler.sample(rng, cfg.contexts, cfg.docs, cfg.examples, cfg.validation)
+        subtask_rng = stream(cfg.seed, f"sub-task {episode}")
+        subtask = sampler.sample(subtask_rng, cfg.contexts, cfg.docs, cfg.examples, cfg.validation)
 
-        # 2. Random, opponent and learner mask the same contexts, each with a stream of its own.
+        # 2. Random, opponent and learner mask the same contexts, each with its own random stream.
         plays = {}
         if runs.is_main_process():
             states = states_of[episode] = encode(lm, subtask.contexts)
@@ -444,7 +459,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         # Process i plays the players i, i + world, ...
         for name in players[rank::world]:
             adapted, my_scores[name] = inner_loop(lm, subtask, plays[name].mask, task, cfg)
-            if name == "learner":
+            if name == "learner" and cfg.continual:
                 learners_lm = adapted.cpu().state_dict()
         for scores_of_process in all_gather(my_scores):
             for name, scores in scores_of_process.items():
@@ -452,7 +467,9 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         if runs.is_main_process():
             # 4. Outer loop: what was masked is rewarded by how its player did against the others, and stored.
-            # An agent learns from the plays of all three; in the paper's form from its own.
+            # Both agents learn from the plays of all three: they differ in their first weights, in what they
+            # draw, and in the side of the direction that they try. In the paper's form each learns from its
+            # own plays.
             log = {"episode": episode + 1}
             for name, agent in agents.items():
                 learns_from = [name] if cfg.paper else players
@@ -465,8 +482,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             used = np.concatenate([agent.replay["episode"] for agent in agents.values()])
             states_of = {e: states for e, states in states_of.items() if e in used}
             for name, agent in agents.items():
-                rng = stream(cfg.seed, f"{name} learns {episode}")
-                mean_losses = agent.learn(states_of, rng, cfg)
+                replay_rng = stream(cfg.seed, f"{name} learns {episode}")
+                mean_losses = agent.learn(states_of, replay_rng, cfg)
                 log |= {f"{name}_{loss}": value for loss, value in mean_losses.items()}
 
         # 6. Continual adaptation: the next episode starts from the LM that the learner pre-trained.
@@ -493,7 +510,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
 def open_task(cfg: PlayConfig,
               spacy_model: str | None = None) -> tuple[Data, torch.nn.Module, ModuleType]:
-    """The data, the LM, and the module of the task, whose values the flags that are None get."""
+    """The data, the LM, and the task's module. Flags that are None get the task's values (INNER_LOOP)."""
     # In a model as small as `tiny`, casts to bf16 cost more than they gain.
     loop.use_fast_path(cfg.fast and cfg.lm != "tiny")
     tokenizer = load_tokenizer(cfg.lm)
@@ -517,6 +534,7 @@ def main(cfg: Config) -> None:
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     sources = {"data": data.checksum, "weights": weights_of(cfg.lm)}
+    # Of a finished run, only `episodes` may grow.
     run = Run(cfg.out, runs.settings_of(cfg, without=("save_every",), **sources), longer="episodes")
     if run.done:
         return
