@@ -197,7 +197,7 @@ def entity_pipeline():
 
 # What the scripts use instead of their own values where the LM is `tiny` and a flag is not given. They were
 # found by looking at test accuracy in this world: the gap between maskers is a property of it, not a result.
-PRETRAIN = {"p": 0.05, "epochs": 1, "lr": 2e-3, "batch_size": 32, "max_len": 128}
+PRETRAIN = {"p": 0.05, "epochs": 1, "lr": 1e-3, "batch_size": 32, "max_len": 128}
 FINETUNE_CLS = {"epochs": 3, "lr": 1e-3, "batch_size": 16, "max_len": 128}
 FINETUNE_QA = {"epochs": 9, "lr": 1e-3, "batch_size": 16, "max_len": 128}
 # Meta-training: sub-tasks of 6 documents, half of them labelled. Accuracy is what is compared here, as a few
