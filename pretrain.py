@@ -215,13 +215,13 @@ def main(cfg: Config) -> None:
 
     # 1. the LM, and the task's text in blocks
     tokenizer = load_tokenizer(cfg.lm)
+    model = load_lm(cfg.lm, cfg.seed)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, cfg.spacy_model)
     if cfg.eval_every and "dev" not in data.splits:
         raise UserError(f"--eval_every: {cfg.dataset} has no dev split to look at; --dev_share=0.1 cuts one "
                         "from train; put a single .txt into a folder as train.txt, and pass the folder")
     if cfg.labelled:
         data["train"].limit_labels(cfg.labelled, cfg.seed)
-    model = load_lm(cfg.lm)
     if cfg.dropout is not None:
         set_dropout(model, cfg.dropout)
     cfg.max_len = max_len_of(model, cfg.max_len or data.block_len)
