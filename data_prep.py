@@ -195,9 +195,10 @@ def append(folder: Path, arrays: dict[str, Iterable]) -> None:
             f.writelines(np.asarray(part, ARRAYS[name]).tobytes() for part in parts)
 
 
-def text_encoder(tokenizer) -> Callable[[list[str]], list[Encoding]]:
-    """Texts -> their tokens, of any length, without special tokens around them. A special token that is
-    written in a text, such as [SEP], is text like any other; markers that somebody added stay one token."""
+def text_encoder(tokenizer) -> Callable[[list[str]], list[tuple[np.ndarray, Encoding]]]:
+    """A function: texts -> the ids and the encoding of each, of any length, without special tokens around it.
+    A special token that is written in a text, such as [SEP], is text like any other; markers that somebody
+    added to the tokenizer stay one token."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     special = [*tokenizer.special_tokens_map.values()]
     for token in state["added_tokens"]:
@@ -205,7 +206,19 @@ def text_encoder(tokenizer) -> Callable[[list[str]], list[Encoding]]:
     # Some tokenizer files carry a length of their own.
     backend = Tokenizer.from_str(json.dumps(state | {"truncation": None, "padding": None}))
     backend.encode_special_tokens = True
-    return functools.partial(backend.encode_batch, add_special_tokens=False)
+    # Unigram models have "</s>" among their pieces: in a text it is then unknown.
+    id_in_text = np.arange(SpecialTokens.of(tokenizer).vocabulary_size, dtype=np.int32)
+    if tokenizer.unk_token_id is not None:
+        id_in_text[tokenizer.convert_tokens_to_ids(special)] = tokenizer.unk_token_id
+
+    def encode(texts: list[str]) -> list[tuple[np.ndarray, Encoding]]:
+        try:
+            encodings = backend.encode_batch(texts, add_special_tokens=False)
+        except Exception as e:
+            raise ValueError(f"the tokenizer of the LM cannot read a text ({e})") from e
+        return [(id_in_text[np.array(encoding.ids, int)], encoding) for encoding in encodings]
+
+    return encode
 
 
 def vocabulary_tables(tokenizer) -> tuple[np.ndarray, np.ndarray]:
@@ -222,8 +235,8 @@ def text_arrays(chunk: list[dict], encoder: Callable, is_punct: np.ndarray, is_s
     """The arrays of some texts: NAME -> one array per text."""
     arrays = collections.defaultdict(list)
     texts = [record["text"] for record in chunk]
-    for record, encoding in zip(chunk, encoder(texts), strict=True):
-        text, ids = record["text"], np.array(encoding.ids, np.int32)
+    for record, (ids, encoding) in zip(chunk, encoder(texts), strict=True):
+        text = record["text"]
         # Special tokens that stand in a text may have no word: None, which becomes nan, and that -1.
         word_ids = np.nan_to_num(np.array(encoding.word_ids, float), nan=-1)
         begin, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
@@ -282,7 +295,7 @@ def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: 
             references = qa.get("references") or [answer["text"] for answer in qa["answers"]]
             questions.append({"id": qa["id"], "question": qa["question"], "references": references})
     asked = [question["question"] for question in questions]
-    found["question_tokens"] = [encoding.ids for encoding in encoder(asked)]
+    found["question_tokens"] = [ids for ids, _ in encoder(asked)]
     found["question_start"] = [len(ids) for ids in found["question_tokens"]]
     with open(folder / "questions.jsonl", "a", encoding="utf-8") as f:
         f.writelines(json.dumps(question) + "\n" for question in questions)

@@ -37,7 +37,7 @@ class Config:
     batch_size: int = 16            # blocks per step; the paper chose from 12, 16, 24
     max_len: int | None = None      # tokens per block; None: 512 for question answering, else 256
     dropout: float | None = None    # None: the LM's own, mostly 0.1; 0 is faster, for few passes
-    seed: int = 0                   # of masks, order and dropout, three separate streams
+    seed: int = 0                   # of masks, order, dropout and a missing MLM head, in separate streams
     eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths

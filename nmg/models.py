@@ -30,13 +30,17 @@ def open_lm(name: str, auto_class: type, **options: object):
     where it fails, in one of many ways."""
     place = toy.TINY if name == "tiny" else Path(name)
     check_folder(name, place)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         # Code that a model folder brings along is never run.
         return auto_class.from_pretrained(str(place), trust_remote_code=False, **options)
     except Exception as e:
-        here = "" if place.exists() else "no such folder here; "
-        raise UserError(f"--lm={name}: cannot be opened: {here}{advice_on(e, place)} (allowed: 'tiny', a Hugging "
-                        "Face folder, or a hub name)") from e
+        reason = advice_on(e, place)
+        if not place.exists():
+            reason = (f"no such folder here; {reason} (allowed: 'tiny', a Hugging Face folder, or a hub "
+                      "name)")
+        raise UserError(f"--lm={name}: cannot be opened: {reason}") from e
 
 
 def check_folder(name: str, place: Path) -> None:
@@ -73,6 +77,11 @@ def advice_on(error: Exception, place: Path) -> str:
                 "LM with save_pretrained, as safetensors")
     if isinstance(error, FileNotFoundError):
         return f"{Path(message).name} is missing, a file that the others refer to"
+    if "tiktoken" in message:
+        return ("its SentencePiece model cannot be read: `pip install sentencepiece protobuf`, or, where these "
+                "are installed, copy the file again")
+    if "custom code" in message:
+        return "it needs code that comes with it, and such code is never run here"
     if "Unrecognized configuration class" in message:
         return "it is no masked LM (AutoModelForMaskedLM does not know its kind)"
     return message.split("\n")[0][:300]
@@ -81,6 +90,9 @@ def advice_on(error: Exception, place: Path) -> str:
 def open_config(name: str):
     """The config of an LM, with the settings of ENCODER; a setting that was another is printed."""
     config = open_lm(name, AutoConfig)
+    if getattr(config, "quantization_config", None):
+        raise UserError(f"--lm={name}: its weights are quantized, so that they cannot be trained; its original "
+                        "is needed")
     for setting, value in ENCODER.items():
         found = getattr(config, setting, value)
         if found != value:
@@ -116,8 +128,6 @@ def load_tokenizer(name: str):
 def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
     """A masked LM in fp32, from a folder or the hub. An MLM head that it lacks is drawn by seed, which is said
     loudly; UserError where weights of its encoder are missing."""
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     config = open_config(name)
     with torch.random.fork_rng(devices=[]):
         torch_seed(seed, "MLM head")
@@ -169,12 +179,13 @@ def set_dropout(model: torch.nn.Module, p: float) -> None:
 def max_len_of(model: torch.nn.Module, wanted: int, flag: str = "max_len") -> int:
     """The tokens that are wanted, or the LM's maximum where that is less, which is printed."""
     # Of LMs without a table of positions (relative, rotary): what they were trained on.
-    most = getattr(model.config, "max_position_embeddings", 8192)
+    most = getattr(model.config, "max_position_embeddings", None) or 8192
     for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+        # An Embedding, or a class of the LM's own with the same attributes (I-BERT).
+        if name.endswith("position_embeddings") and hasattr(module, "padding_idx"):
             # RoBERTa's positions begin behind its padding index.
             padding = -1 if module.padding_idx is None else module.padding_idx
-            most = min(most, module.num_embeddings - padding - 1)
+            most = min(most, len(module.weight) - padding - 1)
     if wanted > most:
         print(f"--{flag}={most} instead of {wanted}: this LM takes no longer text")
     return min(wanted, most)
