@@ -78,8 +78,8 @@ def advice_on(error: Exception, place: Path) -> str:
     if isinstance(error, FileNotFoundError):
         return f"{Path(message).name} is missing, a file that the others refer to"
     if "tiktoken" in message:
-        return ("its SentencePiece model cannot be read: `pip install sentencepiece protobuf`, or, where these "
-                "are installed, copy the file again")
+        return ("its SentencePiece model cannot be read: `pip install sentencepiece protobuf`, or, where "
+                "these are installed, copy the file again")
     if "custom code" in message:
         return "it needs code that comes with it, and such code is never run here"
     if "Unrecognized configuration class" in message:
@@ -91,8 +91,8 @@ def open_config(name: str):
     """The config of an LM, with the settings of ENCODER; a setting that was another is printed."""
     config = open_lm(name, AutoConfig)
     if getattr(config, "quantization_config", None):
-        raise UserError(f"--lm={name}: its weights are quantized, so that they cannot be trained; its original "
-                        "is needed")
+        raise UserError(f"--lm={name}: its weights are quantized, so that they cannot be trained; its "
+                        "original is needed")
     for setting, value in ENCODER.items():
         found = getattr(config, setting, value)
         if found != value:
@@ -103,8 +103,8 @@ def open_config(name: str):
 
 
 def load_tokenizer(name: str):
-    """The fast tokenizer of an LM, which knows words and character offsets, and has no ids or token types that
-    the LM does not have. Raises UserError."""
+    """The fast tokenizer of an LM, which knows words and character offsets, and has no ids or token types
+    that the LM does not have. Raises UserError."""
     tokenizer = open_lm(name, AutoTokenizer)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise UserError(f"--lm={name}: has only a slow tokenizer; a fast one (tokenizer.json) is needed")
@@ -126,8 +126,8 @@ def load_tokenizer(name: str):
 
 
 def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
-    """A masked LM in fp32, from a folder or the hub. An MLM head that it lacks is drawn by seed, which is said
-    loudly; UserError where weights of its encoder are missing."""
+    """A masked LM in fp32, from a folder or the hub. An MLM head that it lacks is drawn by seed, which is
+    said loudly; UserError where weights of its encoder are missing."""
     config = open_config(name)
     with torch.random.fork_rng(devices=[]):
         torch_seed(seed, "MLM head")
@@ -159,8 +159,8 @@ def check_weights(name: str, model: torch.nn.Module, info: dict) -> None:
                         f"file: {missing[0]}{instead}; names and layers must be those of its config.json")
     left_out = [weight for weight in sorted(info["unexpected_keys"]) if ".layer." in f".{weight}"]
     if left_out:
-        print(f"WARNING: {name}: the layers of its config.json lack {len(left_out)} weights of its file, which "
-              f"are left out: {', '.join(left_out[:3])}")
+        print(f"WARNING: {name}: the layers of its config.json lack {len(left_out)} weights of its file, "
+              f"which are left out: {', '.join(left_out[:3])}")
 
 
 def set_dropout(model: torch.nn.Module, p: float) -> None:
