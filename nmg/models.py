@@ -1,6 +1,7 @@
 """The language model: opened by its name, asked for its hidden states, given the head of a task."""
 import hashlib
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -62,10 +63,9 @@ def check_folder(name: str, place: Path) -> None:
 
 def advice_on(error: Exception, place: Path) -> str:
     """What to do about an error of from_pretrained; its first line, where we do not know."""
-    for file in filter(Path.is_file, sorted(place.glob("*"))):
-        with open(file, "rb") as f:
-            if f.read(len(LFS_POINTER)) == LFS_POINTER:
-                return f"{file.name} is only a pointer of Git LFS; `git lfs pull` there fetches the file"
+    for file in sorted(place.glob("*")):
+        if file.is_file() and os.access(file, os.R_OK) and is_lfs_pointer(file):
+            return f"{file.name} is only a pointer of Git LFS; `git lfs pull` there fetches the file"
     message = str(error).strip()
     if isinstance(error, SafetensorError | EOFError | json.JSONDecodeError):
         return "a file of it is damaged or cut short; copy or download it again"
@@ -85,6 +85,11 @@ def advice_on(error: Exception, place: Path) -> str:
     if "Unrecognized configuration class" in message:
         return "it is no masked LM (AutoModelForMaskedLM does not know its kind)"
     return message.split("\n")[0][:300]
+
+
+def is_lfs_pointer(file: Path) -> bool:
+    with open(file, "rb") as f:
+        return f.read(len(LFS_POINTER)) == LFS_POINTER
 
 
 def open_config(name: str):
@@ -142,7 +147,8 @@ def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
 
 
 def check_weights(name: str, model: torch.nn.Module, info: dict) -> None:
-    """UserError if the weights of an LM's files are not those of its encoder; warns of layers left out.
+    """UserError if the weights of an LM's files are not those of its encoder, or not finite; warns of layers
+    left out.
 
     info: of from_pretrained: "mismatched_keys" (name, shape in the file, shape by config.json),
     "missing_keys", "unexpected_keys"; a weight that shares another one's is not missing"""
@@ -157,6 +163,9 @@ def check_weights(name: str, model: torch.nn.Module, info: dict) -> None:
         instead = f"; in the file stands {others[0]}" if others else ""
         raise UserError(f"--lm={name}: {len(missing)} of the encoder's {len(encoder)} weights are not in its "
                         f"file: {missing[0]}{instead}; names and layers must be those of its config.json")
+    for weight, tensor in model.named_parameters():
+        if not tensor.isfinite().all():
+            raise UserError(f"--lm={name}: its weights {weight} are infinite or NaN; another copy is needed")
     left_out = [weight for weight in sorted(info["unexpected_keys"]) if ".layer." in f".{weight}"]
     if left_out:
         print(f"WARNING: {name}: the layers of its config.json lack {len(left_out)} weights of its file, "

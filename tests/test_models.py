@@ -92,6 +92,12 @@ def one_is_gone(folder):
     as_pickle(folder, state)
 
 
+def one_is_nan(folder):
+    state = weights(folder)
+    state["bert.embeddings.LayerNorm.bias"][3] = torch.nan
+    as_pickle(folder, state)
+
+
 def of_a_training(folder):
     as_pickle(folder, {"model": weights(folder), "epoch": 3})
 
@@ -102,6 +108,7 @@ def of_a_training(folder):
     (of_a_training, "37 of the encoder's 37 weights are not in its file"),
     (one_is_gone, "1 of the encoder's 37 weights are not in its file: "
                   "bert.encoder.layer.0.attention.self.query.weight;"),
+    (one_is_nan, "its weights bert.embeddings.LayerNorm.bias are infinite or NaN"),
     (lambda folder: edit_config(folder, num_hidden_layers=3), "16 of the encoder's 53 weights are not in"),
     (lambda folder: edit_config(folder, model_type="roberta"), "of the encoder's 37 weights are not in its"),
     (lambda folder: edit_config(folder, vocab_size=130),
