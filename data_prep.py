@@ -15,11 +15,12 @@ import json
 import re
 import string
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Encoding, Tokenizer
 from tqdm import tqdm
 
 from nmg import runs, toy
@@ -28,7 +29,7 @@ from nmg.models import load_tokenizer
 from nmg.runs import UserError
 from nmg.sources import CACHE, SPLITS, Source, error_context, find_source, lock_of
 
-FORMAT = 3              # goes up when the arrays change, so that old caches are not read
+FORMAT = 4              # goes up when the arrays change, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
 KIND_OF_FIELD = {"label": "cls", "qas": "qa"}
 # Parts of spaCy pipelines that take time and that named entities do not depend on.
@@ -49,9 +50,6 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
             raise UserError(f"--dev_share={dev_share}: {name} has no train split to cut from; text in a "
                             "file named train.txt, in a folder, is one")
         source.cut["dev"] = dev_share
-    # Some tokenizer files carry a length of their own.
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
     special = SpecialTokens.of(tokenizer)
 
     # What was prepared is found by the checksum of all that went into it.
@@ -166,16 +164,17 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
     fields: "label" and "qas", where they are to be written; every record must have them."""
     folder.mkdir(parents=True)
     is_punct, is_special = vocabulary_tables(tokenizer)
+    encoder = text_encoder(tokenizer)
     n = 0
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
     while chunk := list(itertools.islice(records, 1000)):
-        arrays = text_arrays(chunk, tokenizer, is_punct, is_special)
         with error_context(what):
+            arrays = text_arrays(chunk, encoder, is_punct, is_special)
             # A task of another shape: its arrays go here, and their names into data.ARRAYS.
             if "label" in fields:
                 arrays["label"] = [label_id(record["label"], labels) for record in chunk]
             if "qas" in fields:
-                arrays |= question_arrays(chunk, arrays, tokenizer, folder, n)
+                arrays |= question_arrays(chunk, arrays, encoder, folder, n)
         append(folder, arrays)
         n += len(chunk)
     if n == 0:
@@ -196,9 +195,35 @@ def append(folder: Path, arrays: dict[str, Iterable]) -> None:
             f.writelines(np.asarray(part, ARRAYS[name]).tobytes() for part in parts)
 
 
+def text_encoder(tokenizer) -> Callable[[list[str]], list[tuple[np.ndarray, Encoding]]]:
+    """A function: texts -> the ids and the encoding of each, of any length, without special tokens around it.
+    A special token that is written in a text, such as [SEP], is text like any other; markers that somebody
+    added to the tokenizer stay one token."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    special = [*tokenizer.special_tokens_map.values()]
+    for token in state["added_tokens"]:
+        token["special"] = token["content"] in special
+    # Some tokenizer files carry a length of their own.
+    backend = Tokenizer.from_str(json.dumps(state | {"truncation": None, "padding": None}))
+    backend.encode_special_tokens = True
+    # Unigram models have "</s>" among their pieces: in a text it is then unknown.
+    id_in_text = np.arange(SpecialTokens.of(tokenizer).vocabulary_size, dtype=np.int32)
+    if tokenizer.unk_token_id is not None:
+        id_in_text[tokenizer.convert_tokens_to_ids(special)] = tokenizer.unk_token_id
+
+    def encode(texts: list[str]) -> list[tuple[np.ndarray, Encoding]]:
+        try:
+            encodings = backend.encode_batch(texts, add_special_tokens=False)
+        except Exception as e:
+            raise ValueError(f"the tokenizer of the LM cannot read a text ({e})") from e
+        return [(id_in_text[np.array(encoding.ids, int)], encoding) for encoding in encodings]
+
+    return encode
+
+
 def vocabulary_tables(tokenizer) -> tuple[np.ndarray, np.ndarray]:
     """Two (V,) bool: which tokens are punctuation, and which are special, [UNK] apart."""
-    ids = np.arange(len(tokenizer))
+    ids = np.arange(SpecialTokens.of(tokenizer).vocabulary_size)
     is_punct = []
     for token in tokenizer.backend_tokenizer.decode_batch(ids[:, None].tolist(), skip_special_tokens=False):
         signs = [c in string.punctuation or unicodedata.category(c)[0] == "P" for c in token.strip()]
@@ -206,13 +231,12 @@ def vocabulary_tables(tokenizer) -> tuple[np.ndarray, np.ndarray]:
     return np.array(is_punct), np.isin(ids, tokenizer.all_special_ids) & (ids != tokenizer.unk_token_id)
 
 
-def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: np.ndarray) -> dict:
+def text_arrays(chunk: list[dict], encoder: Callable, is_punct: np.ndarray, is_special: np.ndarray) -> dict:
     """The arrays of some texts: NAME -> one array per text."""
     arrays = collections.defaultdict(list)
     texts = [record["text"] for record in chunk]
-    encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-    for record, encoding in zip(chunk, encodings, strict=True):
-        text, ids = record["text"], np.array(encoding.ids, np.int32)
+    for record, (ids, encoding) in zip(chunk, encoder(texts), strict=True):
+        text = record["text"]
         # Special tokens that stand in a text may have no word: None, which becomes nan, and that -1.
         word_ids = np.nan_to_num(np.array(encoding.word_ids, float), nan=-1)
         begin, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
@@ -252,7 +276,7 @@ def label_id(label: str, labels: list[str]) -> int:
     return labels.index(label)
 
 
-def question_arrays(chunk: list[dict], arrays: dict, tokenizer, folder: Path, n: int) -> dict:
+def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: Path, n: int) -> dict:
     """The arrays of the questions about texts n, n + 1, ..., given their arrays; adds to questions.jsonl."""
     found = {"question_text": [], "answer": []}
     questions = []
@@ -271,8 +295,7 @@ def question_arrays(chunk: list[dict], arrays: dict, tokenizer, folder: Path, n:
             references = qa.get("references") or [answer["text"] for answer in qa["answers"]]
             questions.append({"id": qa["id"], "question": qa["question"], "references": references})
     asked = [question["question"] for question in questions]
-    encodings = tokenizer.backend_tokenizer.encode_batch(asked, add_special_tokens=False)
-    found["question_tokens"] = [encoding.ids for encoding in encodings]
+    found["question_tokens"] = [ids for ids, _ in encoder(asked)]
     found["question_start"] = [len(ids) for ids in found["question_tokens"]]
     with open(folder / "questions.jsonl", "a", encoding="utf-8") as f:
         f.writelines(json.dumps(question) + "\n" for question in questions)

@@ -42,10 +42,10 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
     loop.use_fast_path(cfg.fast)
     check_results(Path(cfg.results))
 
-    # 1. the data and the LM
+    # 1. the LM and the data
     tokenizer = load_tokenizer(cfg.lm)
+    lm = load_lm(cfg.lm, cfg.seed)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=task.KIND)
-    lm = load_lm(cfg.lm)
     origin = origin_of(cfg.lm)
     pretraining = origin["settings"]
     check_labels(pretraining, cfg.labelled, cfg.seed)

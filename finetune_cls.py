@@ -71,7 +71,8 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, bat
     """A classifier around a copy of the LM's encoder, trained on `pieces`; `lm` stays as it is."""
     names = dict(enumerate(pieces.split.labels))
     label2id = {label: i for i, label in names.items()}
-    model = with_head(lm, AutoModelForSequenceClassification, seed, id2label=names, label2id=label2id)
+    model = with_head(lm, AutoModelForSequenceClassification, seed, id2label=names, label2id=label2id,
+                      problem_type="single_label_classification")
     labels = torch.from_numpy(labels_of(pieces))
 
     def make_batch(step, epoch, indices):

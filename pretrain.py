@@ -37,7 +37,7 @@ class Config:
     batch_size: int = 16            # blocks per step; the paper chose from 12, 16, 24
     max_len: int | None = None      # tokens per block; None: 512 for question answering, else 256
     dropout: float | None = None    # None: the LM's own, mostly 0.1; 0 is faster, for few passes
-    seed: int = 0                   # of masks, order and dropout, three separate streams
+    seed: int = 0                   # of masks, order, dropout and a missing MLM head, in separate streams
     eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
     fast: bool = True               # bf16 where native, cheaper attention on a CPU
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
@@ -215,13 +215,13 @@ def main(cfg: Config) -> None:
 
     # 1. the LM, and the task's text in blocks
     tokenizer = load_tokenizer(cfg.lm)
+    model = load_lm(cfg.lm, cfg.seed)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, cfg.spacy_model)
     if cfg.eval_every and "dev" not in data.splits:
         raise UserError(f"--eval_every: {cfg.dataset} has no dev split to look at; --dev_share=0.1 cuts one "
                         "from train; put a single .txt into a folder as train.txt, and pass the folder")
     if cfg.labelled:
         data["train"].limit_labels(cfg.labelled, cfg.seed)
-    model = load_lm(cfg.lm)
     if cfg.dropout is not None:
         set_dropout(model, cfg.dropout)
     cfg.max_len = max_len_of(model, cfg.max_len or data.block_len)

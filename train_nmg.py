@@ -514,11 +514,11 @@ def open_task(cfg: PlayConfig,
     # In a model as small as `tiny`, casts to bf16 cost more than they gain.
     loop.use_fast_path(cfg.fast and cfg.lm != "tiny")
     tokenizer = load_tokenizer(cfg.lm)
+    lm = load_lm(cfg.lm, cfg.seed).to(device())
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)
     if data.kind == "text":
         raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from")
     task = importlib.import_module(f"finetune_{data.kind}")
-    lm = load_lm(cfg.lm).to(device())
     for name, value in task.INNER_LOOP.items():
         if getattr(cfg, name) is None:
             setattr(cfg, name, value)

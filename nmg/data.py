@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from nmg.runs import UserError, stream
 
@@ -39,27 +41,33 @@ class SpecialTokens:
     pad_id: int
     mask_id: int
     ordinary_ids: np.ndarray    # ids that may replace a masked token: all but the special ones
-    vocabulary_size: int
+    vocabulary_size: int        # its highest id, and 1
 
     @classmethod
     def of(cls, tokenizer) -> "SpecialTokens":
         if tokenizer.mask_token_id is None or tokenizer.pad_token_id is None:
             name = tokenizer.name_or_path or "this LM"
             raise UserError(f"the tokenizer of {name} has no mask or no padding token: not a masked LM's")
-        pair = tokenizer("a", "a")
-        ids = pair["input_ids"]
+        # What it puts around one word and another does not depend on its own vocabulary.
+        around = Tokenizer(WordLevel({"word": 0}, unk_token="word"))
+        if tokenizer.backend_tokenizer.post_processor:
+            around.post_processor = tokenizer.backend_tokenizer.post_processor
+        pair = around.encode("word", "word")
+        ids = pair.ids
         # 0 and 1: a token of the first and of the second text; None, special, becomes nan
-        text_of = np.array(pair.sequence_ids(), float)
+        text_of = np.array(pair.sequence_ids, float)
         first, second = np.flatnonzero(text_of == 0), np.flatnonzero(text_of == 1)
+        # Ids may have gaps.
+        vocabulary = [*tokenizer.get_vocab().values()]
         return cls(
             prefix=ids[:first[0]],
             middle=ids[first[-1] + 1:second[0]],
             suffix=ids[second[-1] + 1:],
-            pair_types=max(pair.get("token_type_ids", [0])) > 0,
+            pair_types="token_type_ids" in tokenizer.model_input_names and max(pair.type_ids) > 0,
             pad_id=tokenizer.pad_token_id,
             mask_id=tokenizer.mask_token_id,
-            ordinary_ids=np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids),
-            vocabulary_size=len(tokenizer))
+            ordinary_ids=np.setdiff1d(vocabulary, tokenizer.all_special_ids),
+            vocabulary_size=max(vocabulary) + 1)
 
 
 class Split:

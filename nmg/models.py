@@ -1,15 +1,28 @@
 """The language model: opened by its name, asked for its hidden states, given the head of a task."""
 import hashlib
+import json
+import os
+import pickle
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer
-from transformers.utils import logging
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+from transformers.utils import find_adapter_config_file, logging
 
 from nmg import runs, toy
 from nmg.data import Batch
 from nmg.loop import autocast, device, to_device, torch_seed
 from nmg.runs import UserError
+
+# Settings of config.json that change what an LM computes or returns, and what they must be here.
+ENCODER = {
+    "is_decoder": False, "add_cross_attention": False, "causal": False,     # every token sees all others
+    "chunk_size_feed_forward": 0, "return_dict": True, "torchscript": False,
+    "output_attentions": False, "output_hidden_states": False,
+    "problem_type": None}                                                   # a head's, of another task
+# The first line of a file that git has not fetched.
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 # ---------------------------------------------------------------- by name
 
@@ -17,26 +30,86 @@ def open_lm(name: str, auto_class: type, **options: object):
     """What auto_class.from_pretrained makes of an LM: the embedded `tiny`, a folder, or a hub name. UserError
     where it fails, in one of many ways."""
     place = toy.TINY if name == "tiny" else Path(name)
+    check_folder(name, place)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        # Code that a model folder brings along is never run.
+        return auto_class.from_pretrained(str(place), trust_remote_code=False, **options)
+    except Exception as e:
+        reason = advice_on(e, place)
+        if not place.exists():
+            reason = (f"no such folder here; {reason} (allowed: 'tiny', a Hugging Face folder, or a hub "
+                      "name)")
+        raise UserError(f"--lm={name}: cannot be opened: {reason}") from e
+
+
+def check_folder(name: str, place: Path) -> None:
+    """UserError if an LM's folder is not what from_pretrained may open."""
     if (place / "policy.json").exists():
         raise UserError(f"--lm={name}: this is a policy, for pretrain.py --masker=sampled:{name}; an LM is "
                         "needed here")
     if (place / "started.json").exists() and not (place / "run.json").exists():
         raise UserError(f"--lm={name}: the run that makes it has not finished; start its command again")
+    # transformers opens the LM without its adapter, and says nothing.
+    if find_adapter_config_file(str(place)):
+        raise UserError(f"--lm={name}: holds an adapter (adapter_config.json), as LoRA makes them, which is "
+                        "not read here; put it into its LM with merge_and_unload() of the library peft, and "
+                        "save that in a folder of its own")
     if place.exists() and not (place / "config.json").exists():
         raise UserError(f"--lm={name}: no config.json in it; allowed are 'tiny', a Hugging Face folder, or "
                         "a hub name")
-    try:
-        # Code that a model folder brings along is never run.
-        return auto_class.from_pretrained(str(place), trust_remote_code=False, **options)
-    except Exception as e:
-        reason = str(e).strip().split("\n")[0][:300]
-        here = "" if place.exists() else "no such folder here; "
-        raise UserError(f"--lm={name}: cannot be opened: {here}{reason} (allowed: 'tiny', a Hugging Face "
-                        "folder, or a hub name)") from e
+
+
+def advice_on(error: Exception, place: Path) -> str:
+    """What to do about an error of from_pretrained; its first line, where we do not know."""
+    for file in sorted(place.glob("*")):
+        if file.is_file() and os.access(file, os.R_OK) and is_lfs_pointer(file):
+            return f"{file.name} is only a pointer of Git LFS; `git lfs pull` there fetches the file"
+    message = str(error).strip()
+    if isinstance(error, SafetensorError | EOFError | json.JSONDecodeError):
+        return "a file of it is damaged or cut short; copy or download it again"
+    # torch, of a pytorch_model.bin that is cut short.
+    if "Invalid argument" in message or "PytorchStreamReader" in message:
+        return "its pytorch_model.bin is damaged or cut short; copy or download it again"
+    if isinstance(error, pickle.UnpicklingError):
+        return ("its pytorch_model.bin is not a plain dict of tensors, and no other pickle is read; save the "
+                "LM with save_pretrained, as safetensors")
+    if isinstance(error, FileNotFoundError):
+        return f"{Path(message).name} is missing, a file that the others refer to"
+    if "tiktoken" in message:
+        return ("its SentencePiece model cannot be read: `pip install sentencepiece protobuf`, or, where "
+                "these are installed, copy the file again")
+    if "custom code" in message:
+        return "it needs code that comes with it, and such code is never run here"
+    if "Unrecognized configuration class" in message:
+        return "it is no masked LM (AutoModelForMaskedLM does not know its kind)"
+    return message.split("\n")[0][:300]
+
+
+def is_lfs_pointer(file: Path) -> bool:
+    with open(file, "rb") as f:
+        return f.read(len(LFS_POINTER)) == LFS_POINTER
+
+
+def open_config(name: str):
+    """The config of an LM, with the settings of ENCODER; a setting that was another is printed."""
+    config = open_lm(name, AutoConfig)
+    if getattr(config, "quantization_config", None):
+        raise UserError(f"--lm={name}: its weights are quantized, so that they cannot be trained; its "
+                        "original is needed")
+    for setting, value in ENCODER.items():
+        found = getattr(config, setting, value)
+        if found != value:
+            print(f"WARNING: {name}: {setting}={found} in its config.json is not for a masked LM; "
+                  f"{value} is used")
+            setattr(config, setting, value)
+    return config
 
 
 def load_tokenizer(name: str):
-    """The fast tokenizer of an LM, which knows words and character offsets. Raises UserError."""
+    """The fast tokenizer of an LM, which knows words and character offsets, and has no ids or token types
+    that the LM does not have. Raises UserError."""
     tokenizer = open_lm(name, AutoTokenizer)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise UserError(f"--lm={name}: has only a slow tokenizer; a fast one (tokenizer.json) is needed")
@@ -44,22 +117,59 @@ def load_tokenizer(name: str):
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise UserError(f"--lm={name}: its tokenizer knows no words; tokenizer.json or the vocabulary is "
                         "needed")
+    config = open_lm(name, AutoConfig)
+    rows = getattr(config, "vocab_size", None)
+    beyond = [token for token, i in tokenizer.get_vocab().items() if rows is not None and i >= rows]
+    if beyond:
+        raise UserError(f"--lm={name}: its tokenizer has {len(beyond)} tokens that the LM has no embedding "
+                        f"for ({', '.join(sorted(beyond)[:3])}); call resize_token_embeddings("
+                        f"{rows + len(beyond)}) of the LM, and save it again")
+    if (getattr(config, "type_vocab_size", None) or 0) < 2:
+        names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+        tokenizer.model_input_names = names
     return tokenizer
 
 
-def load_lm(name: str) -> torch.nn.Module:
-    """A masked LM in fp32, from a folder or the hub. Says loudly when its MLM head is newly initialised."""
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    model, info = open_lm(name, AutoModelForMaskedLM, dtype=torch.float32, output_attentions=False,
-                          output_loading_info=True)
-    # Other names of the embeddings, and of the head's bias.
-    tied = ("decoder.weight", "decoder.bias")
-    new = [weight for weight in sorted(info["missing_keys"]) if not weight.endswith(tied)]
-    if new:
-        print(f"WARNING: {name} brings no weights for {', '.join(new)}: "
+def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
+    """A masked LM in fp32, from a folder or the hub. An MLM head that it lacks is drawn by seed, which is
+    said loudly; UserError where weights of its encoder are missing."""
+    config = open_config(name)
+    with torch.random.fork_rng(devices=[]):
+        torch_seed(seed, "MLM head")
+        # Shapes that differ are told by check_weights, in one sentence.
+        model, info = open_lm(name, AutoModelForMaskedLM, config=config, dtype=torch.float32,
+                              ignore_mismatched_sizes=True, output_loading_info=True)
+    check_weights(name, model, info)
+    if info["missing_keys"]:
+        print(f"WARNING: {name} brings no weights for {', '.join(sorted(info['missing_keys']))}: "
               "NEWLY INITIALISED, to be learned in pre-training")
     return model
+
+
+def check_weights(name: str, model: torch.nn.Module, info: dict) -> None:
+    """UserError if the weights of an LM's files are not those of its encoder, or not finite; warns of layers
+    left out.
+
+    info: of from_pretrained: "mismatched_keys" (name, shape in the file, shape by config.json),
+    "missing_keys", "unexpected_keys"; a weight that shares another one's is not missing"""
+    for weight, there, here in sorted(info["mismatched_keys"]):
+        raise UserError(f"--lm={name}: its weights do not fit its config.json: {weight} has the shape "
+                        f"{tuple(there)} in the file, and {tuple(here)} by config.json")
+    encoder = [weight for weight in model.state_dict() if weight.startswith(model.base_model_prefix + ".")]
+    # A masked LM does not use a pooler.
+    missing = [weight for weight in encoder if weight in info["missing_keys"] and ".pooler." not in weight]
+    if missing:
+        others = sorted(info["unexpected_keys"])[:1]
+        instead = f"; in the file stands {others[0]}" if others else ""
+        raise UserError(f"--lm={name}: {len(missing)} of the encoder's {len(encoder)} weights are not in its "
+                        f"file: {missing[0]}{instead}; names and layers must be those of its config.json")
+    for weight, tensor in model.named_parameters():
+        if not tensor.isfinite().all():
+            raise UserError(f"--lm={name}: its weights {weight} are infinite or NaN; another copy is needed")
+    left_out = [weight for weight in sorted(info["unexpected_keys"]) if ".layer." in f".{weight}"]
+    if left_out:
+        print(f"WARNING: {name}: the layers of its config.json lack {len(left_out)} weights of its file, "
+              f"which are left out: {', '.join(left_out[:3])}")
 
 
 def set_dropout(model: torch.nn.Module, p: float) -> None:
@@ -78,12 +188,13 @@ def set_dropout(model: torch.nn.Module, p: float) -> None:
 def max_len_of(model: torch.nn.Module, wanted: int, flag: str = "max_len") -> int:
     """The tokens that are wanted, or the LM's maximum where that is less, which is printed."""
     # Of LMs without a table of positions (relative, rotary): what they were trained on.
-    most = getattr(model.config, "max_position_embeddings", 8192)
+    most = getattr(model.config, "max_position_embeddings", None) or 8192
     for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+        # An Embedding, or a class of the LM's own with the same attributes (I-BERT).
+        if name.endswith("position_embeddings") and hasattr(module, "padding_idx"):
             # RoBERTa's positions begin behind its padding index.
             padding = -1 if module.padding_idx is None else module.padding_idx
-            most = min(most, module.num_embeddings - padding - 1)
+            most = min(most, len(module.weight) - padding - 1)
     if wanted > most:
         print(f"--{flag}={most} instead of {wanted}: this LM takes no longer text")
     return min(wanted, most)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -513,11 +514,12 @@ def test_what_a_run_keeps_in_memory_of_a_corpus(tmp_path):
     tracemalloc.stop()
 
 
-def test_special_tokens_written_in_a_text_are_never_masked(tmp_path, tok):
-    (tmp_path / "c.txt").write_text("a [MASK] b [SEP] c")
+def test_special_tokens_around_a_text_are_never_masked(tmp_path, tok):
+    """Those that are written in it are text like any other."""
+    (tmp_path / "c.txt").write_text("a [mask] b\na [MASK] b")
     batch = all_of(blocks(load(str(tmp_path / "c.txt"), tok).corpus, 24))
-    assert batch.maskable.sum() == 3
-    assert not np.isin(batch.input_ids[batch.maskable], tok.all_special_ids).any()
+    assert (batch.input_ids[0] == batch.input_ids[1]).all()
+    assert (batch.maskable == batch.in_text).all() and batch.maskable.sum() > 6
 
 
 def test_punctuation(tmp_path, tok):
@@ -625,17 +627,18 @@ def test_folders_that_are_no_lm(tmp_path, lm_folder):
 
 
 def test_a_hub_name_is_opened_as_it_is_and_no_code_of_strangers_is_run(monkeypatch):
-    asked = {}
+    asked = []
 
-    class Loader:
-        @staticmethod
+    def loader(opened):
         def from_pretrained(name, **options):
-            asked.update(options, name=name)
-            return data_prep.toy.tokenizer()
+            asked.append((name, options))
+            return opened
+        return SimpleNamespace(from_pretrained=from_pretrained)
 
-    monkeypatch.setattr(models, "AutoTokenizer", Loader)
+    monkeypatch.setattr(models, "AutoTokenizer", loader(data_prep.toy.tokenizer()))
+    monkeypatch.setattr(models, "AutoConfig", loader(SimpleNamespace(vocab_size=1000)))
     models.load_tokenizer("org/name")
-    assert asked == {"name": "org/name", "trust_remote_code": False}
+    assert asked == 2 * [("org/name", {"trust_remote_code": False})]
 
 
 # ---------------------------------------------------------------- bad input: one sentence

@@ -221,9 +221,9 @@ def main(cfg: Config) -> None:
     if cfg.spacy_model:
         nlp = data_prep.load_spacy(cfg.spacy_model, exclude=["parser", "lemmatizer", "ner"])
     tokenizer = load_tokenizer(cfg.lm)
+    model = load_lm(cfg.lm, cfg.seed)
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=cfg.spacy_model)
     split = data[cfg.split] if cfg.split else data.corpus
-    model = load_lm(cfg.lm)
     pieces = blocks(split, max_len_of(model, data.block_len))
 
     # 2. what they choose in some texts

@@ -1,0 +1,408 @@
+"""LMs as people have them: weights, settings, tokenizers that do not fit, damaged folders, special tokens."""
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+import transformers
+from conftest import TEXTS, call, fast_tokenizer, random_lm
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers import models as tokenizer_models
+
+import data_prep
+import finetune_qa
+from nmg import models
+from nmg.data import SpecialTokens, windows
+from nmg.runs import UserError
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+def edit_config(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def as_pickle(folder, content):
+    """Replaces the weights of a folder by a pytorch_model.bin."""
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def half(file):
+    content = file.read_bytes()
+    file.write_bytes(content[:len(content) // 2])
+
+
+def same_weights(one, other):
+    return all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+
+
+# ---------------------------------------------------------------- weights
+
+def test_a_missing_head_is_drawn_by_the_seed(tmp_path):
+    """Not by what torch's generator has come to, which it leaves where it was."""
+    random_lm("bert").bert.save_pretrained(tmp_path)
+    torch.manual_seed(1)
+    one = models.load_lm(str(tmp_path), 0)
+    drawn = torch.rand(())
+    torch.manual_seed(1)
+    assert torch.equal(drawn, torch.rand(()))
+    assert same_weights(one, models.load_lm(str(tmp_path), 0))
+    assert not same_weights(one, models.load_lm(str(tmp_path), 1))
+
+
+def test_an_encoder_pre_trained_twice_gives_the_same_bytes(tmp_path, lm_folder):
+    random_lm("bert", len(fast_tokenizer("wordpiece"))).bert.save_pretrained(lm_folder)
+    (tmp_path / "c.txt").write_text("\n".join(TEXTS))
+    for out in ("one", "two"):
+        done = call("pretrain.py", "--dataset=c.txt", f"--lm={lm_folder}", "--max_steps=1", f"--out={out}",
+                    cwd=tmp_path)
+        assert done.returncode == 0 and "NEWLY INITIALISED" in done.stdout
+    one, two = (tmp_path / out / "model.safetensors" for out in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_output_layer_that_is_not_shared_is_missing(tied, tmp_path, capsys):
+    """The file has none: it is the embeddings, where config.json says so, else a random one."""
+    random_lm("bert").save_pretrained(tmp_path)
+    edit_config(tmp_path, tie_word_embeddings=tied)
+    model = models.load_lm(str(tmp_path))
+    assert ("cls.predictions.decoder.weight: NEWLY INITIALISED" in capsys.readouterr().out) == (not tied)
+    assert torch.equal(model.get_output_embeddings().weight, model.get_input_embeddings().weight) == tied
+
+
+def prefixed(folder):
+    as_pickle(folder, {"module." + name: tensor for name, tensor in weights(folder).items()})
+
+
+def one_is_gone(folder):
+    state = weights(folder)
+    del state["bert.encoder.layer.0.attention.self.query.weight"]
+    as_pickle(folder, state)
+
+
+def one_is_nan(folder):
+    state = weights(folder)
+    state["bert.embeddings.LayerNorm.bias"][3] = torch.nan
+    as_pickle(folder, state)
+
+
+def of_a_training(folder):
+    as_pickle(folder, {"model": weights(folder), "epoch": 3})
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (prefixed, "37 of the encoder's 37 weights are not in its file: bert.embeddings.word_embeddings.weight; "
+               "in the file stands module."),
+    (of_a_training, "37 of the encoder's 37 weights are not in its file"),
+    (one_is_gone, "1 of the encoder's 37 weights are not in its file: "
+                  "bert.encoder.layer.0.attention.self.query.weight;"),
+    (one_is_nan, "its weights bert.embeddings.LayerNorm.bias are infinite or NaN"),
+    (lambda folder: edit_config(folder, num_hidden_layers=3), "16 of the encoder's 53 weights are not in"),
+    (lambda folder: edit_config(folder, model_type="roberta"), "of the encoder's 37 weights are not in its"),
+    (lambda folder: edit_config(folder, vocab_size=130),
+     r"bert.embeddings.word_embeddings.weight has the shape \(120, 32\) in the file, and \(130, 32\) by"),
+    (lambda folder: edit_config(folder, hidden_size=64), r"has the shape .* in the file, and"),
+])
+def test_weights_that_do_not_fit_are_refused(change, said, tmp_path):
+    random_lm("bert").save_pretrained(tmp_path)
+    change(tmp_path)
+    with pytest.raises(UserError, match=said):
+        models.load_lm(str(tmp_path))
+
+
+@pytest.mark.parametrize("part", ["lm", "encoder"])
+def test_layers_that_are_left_out_are_told(part, tmp_path, capsys):
+    lm = random_lm("bert")
+    (lm if part == "lm" else lm.bert).save_pretrained(tmp_path)
+    edit_config(tmp_path, num_hidden_layers=1)
+    models.load_lm(str(tmp_path))
+    said = capsys.readouterr().out
+    assert "lack 16 weights of its file, which are left out" in said and "encoder.layer.1." in said
+
+
+def test_the_pooler_and_heads_of_other_tasks_are_no_news(tmp_path, capsys):
+    config = transformers.BertConfig(**random_lm("bert").config.to_dict())
+    transformers.BertForPreTraining(config).save_pretrained(tmp_path)
+    models.load_lm(str(tmp_path))
+    assert not capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- settings
+
+@pytest.mark.parametrize(("setting", "value"), [
+    ("is_decoder", True), ("chunk_size_feed_forward", 3), ("return_dict", False), ("torchscript", True),
+    ("output_hidden_states", True), ("problem_type", "multi_label_classification"),
+])
+def test_settings_that_change_what_is_computed(setting, value, tmp_path, capsys):
+    """They are reset, which is said: the LM computes what it does without them, and is saved without them."""
+    lm = random_lm("bert").eval()
+    lm.save_pretrained(tmp_path)
+    edit_config(tmp_path, **{setting: value})
+    opened = models.load_lm(str(tmp_path)).eval()
+    assert f"WARNING: {tmp_path}: {setting}={value} in its config.json" in capsys.readouterr().out
+    ids = torch.arange(5, 15)[None]
+    assert torch.equal(opened(input_ids=ids).logits, lm(input_ids=ids).logits)
+    opened.save_pretrained(tmp_path / "again")
+    models.load_lm(str(tmp_path / "again"))
+    assert not capsys.readouterr().out
+
+
+def test_a_causal_xlm_becomes_bidirectional(tmp_path, capsys):
+    size = {"vocab_size": 30, "emb_dim": 8, "n_layers": 1, "n_heads": 1, "max_position_embeddings": 16}
+    transformers.XLMWithLMHeadModel(transformers.XLMConfig(**size, causal=True)).save_pretrained(tmp_path)
+    lm = models.load_lm(str(tmp_path)).eval()
+    assert "causal=True in its config.json" in capsys.readouterr().out
+    one, other = (lm(input_ids=torch.tensor([[5, 6, last]])).logits[0, 0] for last in (7, 8))
+    assert not torch.equal(one, other)
+
+
+def test_a_saved_classifier_is_for_one_label(tmp_path, lm_folder, cls_folder):
+    """Whatever the LM was before: the probabilities of its classes sum to 1."""
+    edit_config(lm_folder, problem_type="multi_label_classification", id2label={i: f"L{i}" for i in range(6)},
+                label2id={f"L{i}": i for i in range(6)})
+    done = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=1", "--out=o",
+                "--save_model=True", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "o/config.json").read_text())
+    assert config["problem_type"] == "single_label_classification"
+    assert set(config["label2id"]) == {"cat", "dog", "long", "short"}
+    classify = transformers.pipeline("text-classification", str(tmp_path / "o"))
+    scores = classify([TEXTS[0]], top_k=None)[0]
+    assert sum(score["score"] for score in scores) == pytest.approx(1)
+
+
+# ---------------------------------------------------------------- folders
+
+def without_its_first_shard(folder):
+    random_lm("bert").save_pretrained(folder, max_shard_size="20KB")
+    (folder / "model.safetensors").unlink()
+    min(folder.glob("model-*")).unlink()
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda folder: (folder / "model.safetensors").write_text(LFS),
+     "model.safetensors is only a pointer of Git LFS; `git lfs pull`"),
+    (lambda folder: (folder / "tokenizer.json").write_text(LFS), "tokenizer.json is only a pointer of Git"),
+    (lambda folder: half(folder / "model.safetensors"), "a file of it is damaged or cut short"),
+    (lambda folder: (folder / "model.safetensors").write_bytes(b""), "a file of it is damaged or cut short"),
+    (lambda folder: half(folder / "tokenizer.json"), "a file of it is damaged or cut short"),
+    (lambda folder: half(folder / "config.json"), "not a valid JSON file"),
+    (lambda folder: [prefixed(folder), half(folder / "pytorch_model.bin")], "is damaged or cut short"),
+    (lambda folder: as_pickle(folder, random_lm("bert")), "not a plain dict of tensors, and no other pickle"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "no file named model.safetensors"),
+    (without_its_first_shard, "model-00001-of-.* is missing, a file that the others refer to"),
+    (lambda folder: edit_config(folder, model_type="gpt2"), "it is no masked LM"),
+    (lambda folder: edit_config(folder, model_type="own", auto_map={"AutoConfig": "own.Own"}),
+     "it needs code that comes with it, and such code is never run here"),
+    (lambda folder: edit_config(folder, quantization_config={"quant_method": "bitsandbytes"}),
+     "its weights are quantized"),
+])
+def test_a_folder_that_cannot_be_opened_is_one_sentence(change, said, lm_folder):
+    change(lm_folder)
+    with pytest.raises(UserError, match=said) as error:
+        models.load_tokenizer(str(lm_folder))
+        models.load_lm(str(lm_folder))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("base", [True, False])
+def test_an_adapter_is_told(base, lm_folder):
+    """transformers would open the LM beside it without it."""
+    (lm_folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    if not base:
+        (lm_folder / "config.json").unlink()
+    with pytest.raises(UserError, match=r"holds an adapter \(adapter_config.json\).*merge_and_unload"):
+        models.load_lm(str(lm_folder))
+
+
+def test_without_sentencepiece_one_is_told_to_install_it(tmp_path, monkeypatch):
+    sentencepiece_folder("xlm-roberta", tmp_path)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(UserError, match="`pip install sentencepiece protobuf`"):
+        models.load_tokenizer(str(tmp_path))
+
+
+# ---------------------------------------------------------------- tokenizers
+
+def sentencepiece_folder(kind, folder):
+    """An LM whose tokenizer is a SentencePiece model, as those have that were saved years ago."""
+    names = {"deberta-v2": "spm.model", "albert": "spiece.model"}
+    options = {
+        "deberta-v2": {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]",
+                       "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
+        "albert": {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>",
+                   "control_symbols": "[CLS],[SEP],[MASK]"}}
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(20 * TEXTS), model_writer=model, vocab_size=50, hard_vocab_limit=False,
+        minloglevel=2, **options.get(kind, {}))
+    (folder / names.get(kind, "sentencepiece.bpe.model")).write_bytes(model.getvalue())
+    size = {"vocab_size": 90, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+            "intermediate_size": 8}
+    config = transformers.CONFIG_MAPPING[kind](**size)
+    transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", ["deberta-v2", "albert", "xlm-roberta", "camembert"])
+def test_folders_with_a_sentencepiece_model(kind, tmp_path):
+    sentencepiece_folder(kind, tmp_path)
+    tokenizer = models.load_tokenizer(str(tmp_path))
+    special = SpecialTokens.of(tokenizer)
+    assert special.prefix == [tokenizer.cls_token_id] and special.suffix == [tokenizer.sep_token_id]
+    assert set(special.middle) == {tokenizer.sep_token_id}
+    (tmp_path / "c.txt").write_text("the cat sat </s> on [SEP] the mat")
+    split = data_prep.load(str(tmp_path / "c.txt"), tokenizer).corpus
+    special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    assert len(split.input_ids) > 8 and special_ids.isdisjoint(split.input_ids.tolist())
+
+
+@pytest.mark.parametrize("script", ["pretrain.py", "finetune_cls.py", "finetune_qa.py", "train_nmg.py"])
+def test_tokens_without_an_embedding_are_told_before_data_are_read(script, tmp_path, lm_folder):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(lm_folder)
+    tokenizer.add_tokens(["covid-19", "sars-cov-2"])
+    tokenizer.save_pretrained(lm_folder)
+    result = call(script, "--dataset=nowhere.csv", f"--lm={lm_folder}", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "2 tokens that the LM has no embedding for (covid-19, sars-cov-2)" in result.stderr
+    assert f"call resize_token_embeddings({len(tokenizer)})" in result.stderr
+
+
+@pytest.mark.parametrize("script", ["pretrain.py", "finetune_cls.py", "finetune_qa.py", "train_nmg.py"])
+def test_weights_are_looked_at_before_data_are_read(script, tmp_path, lm_folder):
+    prefixed(lm_folder)
+    result = call(script, "--dataset=nowhere.csv", f"--lm={lm_folder}", cwd=tmp_path)
+    assert result.returncode == 2 and "weights are not in its file" in result.stderr
+
+
+def test_a_vocabulary_with_gaps(tmp_path):
+    """Its ids go higher than it has tokens."""
+    vocabulary = dict(zip([*SPECIAL, "a", "b", "c"], [0, 1, 2, 3, 4, 10, 20, 30], strict=True))
+    backend = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]", mask_token="[MASK]")
+    special = SpecialTokens.of(tokenizer)
+    assert special.vocabulary_size == 31
+    assert special.ordinary_ids.tolist() == [2, 3, 10, 20, 30]
+    (tmp_path / "c.txt").write_text("a b c d")
+    assert data_prep.load(str(tmp_path / "c.txt"), tokenizer).corpus.input_ids.tolist() == [10, 20, 30, 1]
+
+
+@pytest.mark.parametrize("types", [1, 0])
+def test_a_lm_with_one_token_type_gets_none(types, tmp_path, lm_folder, qa_folder):
+    """Though its tokenizer has two: question answering runs, and so does what is saved."""
+    tokenizer = fast_tokenizer("wordpiece")
+    kind = "roberta" if types else "deberta"
+    lm = random_lm(kind, len(tokenizer))
+    lm = type(lm)(type(lm.config).from_dict(lm.config.to_dict() | {"type_vocab_size": types}))
+    lm.save_pretrained(lm_folder)
+    done = call("finetune_qa.py", f"--dataset={qa_folder}", f"--lm={lm_folder}", "--max_len=48", "--epochs=1",
+                "--out=o", "--save_model=True", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not SpecialTokens.of(models.load_tokenizer(str(lm_folder))).pair_types
+    assert "token_type_ids" not in transformers.AutoTokenizer.from_pretrained(tmp_path / "o")("a", "a")
+
+
+def test_the_positions_of_i_bert():
+    """A class of its own holds them."""
+    size = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+            "intermediate_size": 8, "max_position_embeddings": 20, "pad_token_id": 1}
+    lm = transformers.IBertForMaskedLM(transformers.IBertConfig(**size)).eval()
+    most = models.max_len_of(lm, 100)
+    lm(input_ids=torch.full((1, most), 7))
+    assert most == 18
+
+
+# ---------------------------------------------------------------- special tokens
+
+@pytest.mark.parametrize(("processor", "expected"), [
+    (None, ([], [], [])),
+    (processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)), ([2], [3], [3])),
+    (processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2)), ([2], [3, 3], [3])),
+    (processors.TemplateProcessing("$A [CLS]", "[CLS] $A [SEP] $B:1", [("[CLS]", 2), ("[SEP]", 3)]),
+     ([2], [3], [])),
+])
+@pytest.mark.parametrize("letters", ["ACDEFGHIKLMNPQRSTVWY", "जाल", "0"])
+def test_special_tokens_are_found_in_any_vocabulary(letters, processor, expected):
+    """Also where "a" cannot be read: of proteins, of Hindi, of digits; none has a token for the unknown."""
+    backend = Tokenizer(tokenizer_models.Unigram([(piece, -3.0) for piece in [*SPECIAL, *letters]]))
+    if processor:
+        backend.post_processor = processor
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]", mask_token="[MASK]")
+    special = SpecialTokens.of(tokenizer)
+    assert (special.prefix, special.middle, special.suffix) == expected
+
+
+def test_a_text_that_a_tokenizer_cannot_read_is_told(tmp_path):
+    backend = Tokenizer(tokenizer_models.Unigram([(piece, -3.0) for piece in [*SPECIAL, *"ACDE"]]))
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]", mask_token="[MASK]")
+    (tmp_path / "c.txt").write_text("ACxx")
+    with pytest.raises(UserError, match=r"c\.txt, corpus: the tokenizer of the LM cannot read a text"):
+        data_prep.load(str(tmp_path / "c.txt"), tokenizer)
+
+
+def tokenizer_of(kind):
+    """One of fast_tokenizer, or one of those whose special tokens are also pieces or words of the model."""
+    if kind in ("wordpiece", "bpe", "unigram"):
+        return fast_tokenizer(kind)
+    pieces = [*SPECIAL, *"▁abcdefghijklmnopqrstuvwxyz[]"]
+    if kind == "pieces":
+        scores = len(SPECIAL) * [0.0] + (len(pieces) - len(SPECIAL)) * [-3.0]
+        backend = Tokenizer(tokenizer_models.Unigram([*zip(pieces, scores, strict=True)], 1))
+        backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    else:
+        backend = Tokenizer(tokenizer_models.WordLevel(dict(zip(pieces, range(99), strict=False)), "[UNK]"))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, **{f"{name.lower().strip('[]')}_token": name for name in SPECIAL})
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram", "pieces", "words"])
+def test_special_tokens_written_in_a_text_are_text(kind, tmp_path):
+    """They may be masked like other words, and what stands around them is what the tokenizer puts there. A
+    marker that somebody added stays one token, which is not masked."""
+    tokenizer = tokenizer_of(kind)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<e1>"]})
+    tokenizer.add_tokens(["covid-19"])
+    marker, word = tokenizer.convert_tokens_to_ids(["<e1>", "covid-19"])
+    text = "a [SEP] b [MASK] c [PAD] <e1> d covid-19"
+    (tmp_path / "c.txt").write_text(text)
+    split = data_prep.load(str(tmp_path / "c.txt"), tokenizer).corpus
+    named = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id, marker}
+    assert named.isdisjoint(split.input_ids.tolist()) and named
+    assert np.count_nonzero(split.input_ids == marker) == np.count_nonzero(split.input_ids == word) == 1
+    assert (split.word_ids[split.input_ids == marker] == -1).all()
+    assert (split.word_ids[split.input_ids != marker] >= 0).all()
+    covered = set()
+    for begin, end in zip(split.char_begin, split.char_end, strict=True):
+        covered |= set(range(begin, end))
+    assert {i for i, c in enumerate(text) if c != " "} <= covered
+    # The tokenizer itself is as it was.
+    assert tokenizer("[SEP]", add_special_tokens=False)["input_ids"] == [tokenizer.sep_token_id]
+
+
+def test_a_longformer_reads_a_text_with_its_separator(tmp_path):
+    """Which counts them."""
+    tokenizer = fast_tokenizer("unigram")
+    question = {"id": "q", "question": "what [SEP] sat", "answers": [{"text": "cat", "answer_start": 4}]}
+    paragraph = {"context": "the cat [SEP] sat", "qas": [question]}
+    (tmp_path / "train.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    train = data_prep.load(str(tmp_path / "train.json"), tokenizer)["train"]
+    pieces = windows(train, 60, 5, 30)
+    lm = random_lm("longformer", len(tokenizer))
+    model = finetune_qa.finetune(lm, pieces, epochs=1, lr=1e-4, batch_size=2)
+    assert len(finetune_qa.predictions(model, pieces)) == 1
