@@ -20,17 +20,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import regex
 from tqdm import tqdm
 
 from nmg import runs, toy
+from nmg.counts import WORD
 from nmg.data import ARRAYS, Data, SpecialTokens, Split, cut_docs, offsets_of
 from nmg.models import load_tokenizer
 from nmg.runs import UserError
 from nmg.sources import CACHE, SPLITS, Source, error_context, find_source, lock_of
 
-FORMAT = 3              # goes up when the arrays change, so that old caches are not read
+FORMAT = 4              # goes up when the arrays change, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
 KIND_OF_FIELD = {"label": "cls", "qas": "qa"}
+# What a text consists of: words, and all that stands between them, sign by sign. A blank before a word or a
+# sign is no unit, as tokenizers may put it into the token of what follows.
+UNIT = regex.compile(rf"{WORD.pattern}|\S\p{{M}}*|[^\S ]|\ (?!\S)")
+MARKS = regex.compile(r"\p{M}*")
 # Parts of spaCy pipelines that take time and that named entities do not depend on.
 NOT_FOR_ENTITIES = ["tagger", "morphologizer", "parser", "attribute_ruler", "lemmatizer"]
 
@@ -213,13 +219,7 @@ def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: 
     encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     for record, encoding in zip(chunk, encodings, strict=True):
         text, ids = record["text"], np.array(encoding.ids, np.int32)
-        # Special tokens that stand in a text may have no word: None, which becomes nan, and that -1.
-        word_ids = np.nan_to_num(np.array(encoding.word_ids, float), nan=-1)
-        begin, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
-        # Combining marks that the tokenizer drops (accents, vowel signs of Hindi, Thai, Arabic) belong to the
-        # token before them, or an answer that ends in one would differ from the text of its tokens.
-        following = np.append(begin[1:], len(text))
-        end = np.maximum(end, np.minimum(after_marks(text)[end], following))
+        begin, end, word_ids = words_of_tokens(text, np.array(encoding.offsets, np.int32).reshape(-1, 2))
         arrays["input_ids"].append(ids)
         arrays["word_ids"].append(np.where(is_special[ids], -1, word_ids))
         arrays["char_begin"].append(begin)
@@ -234,15 +234,23 @@ def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: 
     return arrays
 
 
-def after_marks(text: str) -> np.ndarray:
-    """(len(text) + 1,): the first position without a combining mark, from each position on."""
-    marks = {c for c in set(text) if unicodedata.category(c)[0] == "M"}
-    positions = np.arange(len(text) + 1)
-    if marks:
-        for i in reversed(range(len(text))):
-            if text[i] in marks:
-                positions[i] = positions[i + 1]
-    return positions
+def words_of_tokens(text: str, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The characters of each token, from begin (n,) to end (n,), and the index of its word (n,).
+
+    offsets: (n, 2) the characters, as the tokenizer says. Words come from the text alone: the same under every
+    tokenizer. What belongs to no word is a word of its own, sign by sign. Tokens that share a word or a sign
+    belong together, and so do all that a token touches."""
+    start, stop = np.array([unit.span() for unit in UNIT.finditer(text)], np.int32).reshape(-1, 2).T
+    begin, end = offsets.T
+    # The first and the last unit of each token. One without characters, or of a blank, belongs to what follows.
+    first = np.minimum(np.searchsorted(stop, begin, "right"), len(stop) - 1)
+    last = np.maximum(first, np.searchsorted(start, end) - 1)
+    # Characters that have no token, as a normaliser drops them (accents) or composes them (Korean letters in
+    # parts, marks of half-width kana), belong to the token before them in their word, else to the one behind.
+    end = np.maximum(end, np.minimum(stop[last], np.append(begin[1:], len(text))))
+    begin = np.minimum(begin, np.maximum(start[first], np.append(0, end[:-1])))
+    last_before = np.append(-1, np.maximum.accumulate(last)[:-1])
+    return begin, end, np.cumsum(first > last_before) - 1
 
 
 def label_id(label: str, labels: list[str]) -> int:
@@ -257,11 +265,11 @@ def question_arrays(chunk: list[dict], arrays: dict, tokenizer, folder: Path, n:
     found = {"question_text": [], "answer": []}
     questions = []
     for i, record in enumerate(chunk):
-        end_of = after_marks(record["text"])
         for qa in record["qas"]:
             check_answers(record["text"], qa)
             answer = qa["answers"][0]
-            end = end_of[answer["start"] + len(answer["text"].rstrip())]
+            # An answer may have been cut off before its marks.
+            end = MARKS.match(record["text"], answer["start"] + len(answer["text"].rstrip())).end()
             first = np.searchsorted(arrays["char_end"][i], answer["start"], "right")
             last = np.searchsorted(arrays["char_begin"][i], end) - 1
             if first > last:

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import regex
 
 from nmg.data import Split
 from nmg.runs import UserError
 from nmg.sources import lines
 
 LONGEST = 5     # words of a collocation, at most
+# Letters, marks and digits, with apostrophes, hyphens and invisible joiners between them.
+JOINT = r"['’\-‐‑·\u00ad\u200c\u200d]"
+WORD = regex.compile(rf"[\p{{L}}\p{{M}}\p{{N}}]+(?:{JOINT}[\p{{L}}\p{{M}}\p{{N}}]+)*")
 
 
 @functools.cache
