@@ -186,6 +186,8 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
         n += len(chunk)
     if n == 0:
         raise UserError(f"{what}: there is no text in it")
+    if (folder / "input_ids.bin").stat().st_size == 0:
+        raise UserError(f"{what}: the tokenizer drops every character of it; are there letters in it?")
     if "qas" in fields and (folder / "answer.bin").stat().st_size == 0:
         raise UserError(f"{what}: there is no question in it")
     # Where each text, its characters and each question start, from how long they are.
@@ -237,12 +239,12 @@ def text_arrays(chunk: list[dict], tokenizer, is_punct: np.ndarray, is_special: 
 def words_of_tokens(text: str, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The characters of each token, from begin (n,) to end (n,), and the index of its word (n,).
 
-    offsets: (n, 2) the characters, as the tokenizer says. Words come from the text alone: the same under every
-    tokenizer. What belongs to no word is a word of its own, sign by sign. Tokens that share a word or a sign
-    belong together, and so do all that a token touches."""
+    offsets: (n, 2) the characters, as the tokenizer says. Words come from the text alone, the same under any
+    tokenizer. A sign that belongs to no word is a word of its own. A token that touches several words joins
+    them to one."""
     start, stop = np.array([unit.span() for unit in UNIT.finditer(text)], np.int32).reshape(-1, 2).T
     begin, end = offsets.T
-    # The first and the last unit of each token. One without characters, or of a blank, belongs to what follows.
+    # The first and the last unit of each token. A token of a blank, or of nothing, belongs to what follows.
     first = np.minimum(np.searchsorted(stop, begin, "right"), len(stop) - 1)
     last = np.maximum(first, np.searchsorted(start, end) - 1)
     # Characters that have no token, as a normaliser drops them (accents) or composes them (Korean letters in
@@ -325,18 +327,32 @@ def load_spacy(name: str, **options):
 
 def run_spacy(split: Split, nlp) -> np.ndarray:
     entity_ids = np.full(len(split.input_ids), -1, np.int32)
-    texts = (split.text(i) for i in range(len(split)))
-    docs = tqdm(nlp.pipe(texts, batch_size=64), desc="named entities", total=len(split), disable=None)
-    for i, doc in enumerate(docs):
+    texts = tqdm(range(len(split)), desc="named entities", disable=None)
+    for i, begin, doc in spacy_docs(split, texts, nlp):
         tokens = slice(split.token_start[i], split.token_start[i + 1])
-        for n, entity in enumerate(doc.ents):
-            first = np.searchsorted(split.char_end[tokens], entity.start_char, "right")
-            stop = np.searchsorted(split.char_begin[tokens], entity.end_char)
+        found_before = entity_ids[tokens].max(initial=-1) + 1
+        for n, entity in enumerate(doc.ents, found_before):
+            first = np.searchsorted(split.char_end[tokens], begin + entity.start_char, "right")
+            stop = np.searchsorted(split.char_begin[tokens], begin + entity.end_char)
             entity_ids[tokens][first:stop] = n
     if (entity_ids < 0).all():
         raise UserError(f"the spaCy model {nlp.meta['name']!r} finds no named entity in this text; its "
                         f"components: {', '.join(nlp.pipe_names) or 'none'}")
     return entity_ids
+
+
+def spacy_docs(split: Split, texts: Iterable[int], nlp) -> Iterator[tuple]:
+    """What spaCy reads in some texts of a split: the text, the character at which a document begins in it, and
+    the document. A text that is too long for spaCy is several documents, cut at blanks where it has any."""
+    part = re.compile(rf"(?s).{{1,{nlp.max_length}}}(?!\S)|.{{1,{nlp.max_length}}}")
+
+    def parts():
+        for i in texts:
+            for found in part.finditer(split.text(i)):
+                yield found[0], (i, found.start())
+
+    for doc, (i, begin) in nlp.pipe(parts(), as_tuples=True, batch_size=64):
+        yield i, begin, doc
 
 
 # ---------------------------------------------------------------- the script
