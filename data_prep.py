@@ -342,7 +342,7 @@ def run_spacy(split: Split, nlp) -> np.ndarray:
 
 
 def spacy_docs(split: Split, texts: Iterable[int], nlp) -> Iterator[tuple]:
-    """What spaCy reads in some texts of a split: the text, the character at which a document begins in it, and
+    """What spaCy reads in some texts of a split: the text, the character where a document begins in it, and
     the document. A text that is too long for spaCy is several documents, cut at blanks where it has any."""
     part = re.compile(rf"(?s).{{1,{nlp.max_length}}}(?!\S)|.{{1,{nlp.max_length}}}")
 
