@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import regex
 from tokenizers import Encoding, Tokenizer
 from tqdm import tqdm
 
 from nmg import runs, toy
+from nmg.counts import WORD
 from nmg.data import ARRAYS, Data, SpecialTokens, Split, cut_docs, offsets_of
 from nmg.models import load_tokenizer
 from nmg.runs import UserError
@@ -32,6 +34,10 @@ from nmg.sources import CACHE, SPLITS, Source, error_context, find_source, lock_
 FORMAT = 4              # goes up when the arrays change, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
 KIND_OF_FIELD = {"label": "cls", "qas": "qa"}
+# What a text consists of: words, and all that stands between them, sign by sign. A blank before a word or a
+# sign is no unit, as tokenizers may put it into the token of what follows.
+UNIT = regex.compile(rf"{WORD.pattern}|\S\p{{M}}*|[^\S ]|\ (?!\S)")
+MARKS = regex.compile(r"\p{M}*")
 # Parts of spaCy pipelines that take time and that named entities do not depend on.
 NOT_FOR_ENTITIES = ["tagger", "morphologizer", "parser", "attribute_ruler", "lemmatizer"]
 
@@ -179,6 +185,8 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
         n += len(chunk)
     if n == 0:
         raise UserError(f"{what}: there is no text in it")
+    if (folder / "input_ids.bin").stat().st_size == 0:
+        raise UserError(f"{what}: the tokenizer drops every character of it; are there letters in it?")
     if "qas" in fields and (folder / "answer.bin").stat().st_size == 0:
         raise UserError(f"{what}: there is no question in it")
     # Where each text, its characters and each question start, from how long they are.
@@ -237,13 +245,7 @@ def text_arrays(chunk: list[dict], encoder: Callable, is_punct: np.ndarray, is_s
     texts = [record["text"] for record in chunk]
     for record, (ids, encoding) in zip(chunk, encoder(texts), strict=True):
         text = record["text"]
-        # Special tokens that stand in a text may have no word: None, which becomes nan, and that -1.
-        word_ids = np.nan_to_num(np.array(encoding.word_ids, float), nan=-1)
-        begin, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
-        # Combining marks that the tokenizer drops (accents, vowel signs of Hindi, Thai, Arabic) belong to the
-        # token before them, or an answer that ends in one would differ from the text of its tokens.
-        following = np.append(begin[1:], len(text))
-        end = np.maximum(end, np.minimum(after_marks(text)[end], following))
+        begin, end, word_ids = words_of_tokens(text, np.array(encoding.offsets, np.int32).reshape(-1, 2))
         arrays["input_ids"].append(ids)
         arrays["word_ids"].append(np.where(is_special[ids], -1, word_ids))
         arrays["char_begin"].append(begin)
@@ -258,15 +260,23 @@ def text_arrays(chunk: list[dict], encoder: Callable, is_punct: np.ndarray, is_s
     return arrays
 
 
-def after_marks(text: str) -> np.ndarray:
-    """(len(text) + 1,): the first position without a combining mark, from each position on."""
-    marks = {c for c in set(text) if unicodedata.category(c)[0] == "M"}
-    positions = np.arange(len(text) + 1)
-    if marks:
-        for i in reversed(range(len(text))):
-            if text[i] in marks:
-                positions[i] = positions[i + 1]
-    return positions
+def words_of_tokens(text: str, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The characters of each token, from begin (n,) to end (n,), and the index of its word (n,).
+
+    offsets: (n, 2) the characters, as the tokenizer says. Words come from the text alone, the same under any
+    tokenizer. A sign that belongs to no word is a word of its own. A token that touches several words joins
+    them to one."""
+    start, stop = np.array([unit.span() for unit in UNIT.finditer(text)], np.int32).reshape(-1, 2).T
+    begin, end = offsets.T
+    # The first and the last unit of each token. A token of a blank, or of nothing, belongs to what follows.
+    first = np.minimum(np.searchsorted(stop, begin, "right"), len(stop) - 1)
+    last = np.maximum(first, np.searchsorted(start, end) - 1)
+    # Characters that have no token, as a normaliser drops them (accents) or composes them (Korean letters in
+    # parts, marks of half-width kana), belong to the token before them in their word, else to the one behind.
+    end = np.maximum(end, np.minimum(stop[last], np.append(begin[1:], len(text))))
+    begin = np.minimum(begin, np.maximum(start[first], np.append(0, end[:-1])))
+    last_before = np.append(-1, np.maximum.accumulate(last)[:-1])
+    return begin, end, np.cumsum(first > last_before) - 1
 
 
 def label_id(label: str, labels: list[str]) -> int:
@@ -281,11 +291,11 @@ def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: 
     found = {"question_text": [], "answer": []}
     questions = []
     for i, record in enumerate(chunk):
-        end_of = after_marks(record["text"])
         for qa in record["qas"]:
             check_answers(record["text"], qa)
             answer = qa["answers"][0]
-            end = end_of[answer["start"] + len(answer["text"].rstrip())]
+            # An answer may have been cut off before its marks.
+            end = MARKS.match(record["text"], answer["start"] + len(answer["text"].rstrip())).end()
             first = np.searchsorted(arrays["char_end"][i], answer["start"], "right")
             last = np.searchsorted(arrays["char_begin"][i], end) - 1
             if first > last:
@@ -340,18 +350,32 @@ def load_spacy(name: str, **options):
 
 def run_spacy(split: Split, nlp) -> np.ndarray:
     entity_ids = np.full(len(split.input_ids), -1, np.int32)
-    texts = (split.text(i) for i in range(len(split)))
-    docs = tqdm(nlp.pipe(texts, batch_size=64), desc="named entities", total=len(split), disable=None)
-    for i, doc in enumerate(docs):
+    texts = tqdm(range(len(split)), desc="named entities", disable=None)
+    for i, begin, doc in spacy_docs(split, texts, nlp):
         tokens = slice(split.token_start[i], split.token_start[i + 1])
-        for n, entity in enumerate(doc.ents):
-            first = np.searchsorted(split.char_end[tokens], entity.start_char, "right")
-            stop = np.searchsorted(split.char_begin[tokens], entity.end_char)
+        found_before = entity_ids[tokens].max(initial=-1) + 1
+        for n, entity in enumerate(doc.ents, found_before):
+            first = np.searchsorted(split.char_end[tokens], begin + entity.start_char, "right")
+            stop = np.searchsorted(split.char_begin[tokens], begin + entity.end_char)
             entity_ids[tokens][first:stop] = n
     if (entity_ids < 0).all():
         raise UserError(f"the spaCy model {nlp.meta['name']!r} finds no named entity in this text; its "
                         f"components: {', '.join(nlp.pipe_names) or 'none'}")
     return entity_ids
+
+
+def spacy_docs(split: Split, texts: Iterable[int], nlp) -> Iterator[tuple]:
+    """What spaCy reads in some texts of a split: the text, the character where a document begins in it, and
+    the document. A text that is too long for spaCy is several documents, cut at blanks where it has any."""
+    part = re.compile(rf"(?s).{{1,{nlp.max_length}}}(?!\S)|.{{1,{nlp.max_length}}}")
+
+    def parts():
+        for i in texts:
+            for found in part.finditer(split.text(i)):
+                yield found[0], (i, found.start())
+
+    for doc, (i, begin) in nlp.pipe(parts(), as_tuples=True, batch_size=64):
+        yield i, begin, doc
 
 
 # ---------------------------------------------------------------- the script

@@ -33,12 +33,12 @@ class EvaluationConfig:
     save_model: bool = False        # keep the fine-tuned model in `out`, as a Hugging Face folder
 
 
-def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
+def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     """Fine-tunes cfg.lm on train, predicts a split, and appends a line of results. Under torchrun all
     processes train, and the first one predicts.
 
     task: finetune_cls, finetune_qa, or another file with their interface
-    cfg: the Config of that file"""
+    cfg: the Config of that file; options: what its pieces_of takes beside a split and max_len"""
     loop.use_fast_path(cfg.fast)
     check_results(Path(cfg.results))
 
@@ -56,8 +56,8 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
         raise UserError(f"--split={cfg.split}: must be dev or test")
     if cfg.labelled:
         data["train"].limit_labels(cfg.labelled, cfg.seed)
-    train = task.pieces_of(data["train"], cfg.max_len).labelled_only()
-    evaluated = task.pieces_of(data[cfg.split], cfg.max_len)
+    train = task.pieces_of(data["train"], cfg.max_len, **options).labelled_only()
+    evaluated = task.pieces_of(data[cfg.split], cfg.max_len, **options)
 
     # 2. the folder of this run
     settings = runs.settings_of(cfg, without=("results", "row", "save_model"), data=data.checksum,

@@ -142,7 +142,7 @@ def random(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndar
 @register("whole")
 def whole(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Whole words, uniformly."""
-    words = units_of(batch.word_ids)
+    words = units_of(word_ids(batch))
     score = np.take_along_axis(rng.random(words.shape), words, 1)
     return pick(score, batch, budget, words)
 
@@ -154,18 +154,17 @@ def span(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarra
     # Spans one behind the other, with lengths in words.
     p_length = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)                                         # of 1 to 10
     length = 1 + np.searchsorted(p_length.cumsum()[:-1], rng.random((B, L)), "right")
-    # Some words of the first span are cut off, or every row would begin with the first word of a span.
-    cut_off = (rng.random((B, 1))[:, 0] * length[:, 0]).astype(np.int64)                        # (B,)
-    first_of_word = (units_of(batch.word_ids) == np.arange(L)) & batch.maskable
-    word_index = np.maximum(np.cumsum(first_of_word, 1) - 1, 0)                                 # (B, L)
+    # They lie around the row as around a ring, from any word on, so that every place is masked as often.
+    first_of_word = (units_of(word_ids(batch)) == np.arange(L)) & batch.maskable
+    n_words = np.maximum(1, first_of_word.sum(1, keepdims=True))                                # (B, 1)
+    turn = (rng.random((B, 1)) * n_words).astype(np.int64)
+    place = (np.cumsum(first_of_word, 1) - 1 + turn) % n_words                                  # (B, L)
     span_ids = np.zeros((B, L), np.int64)
     for row in range(B):
-        span_of_word = np.repeat(np.arange(L), length[row])[cut_off[row]:]
-        span_ids[row] = span_of_word[word_index[row]]
-    # All tokens of a span share one score.
+        span_ids[row] = np.repeat(np.arange(L), length[row])[place[row]]
+    # All tokens of a span share one score, and its first words come first where the budget ends within it.
     score = np.take_along_axis(rng.random((B, L)), span_ids, 1)
-    # Equal scores are picked from left to right, so that the last span is cut where the budget ends.
-    return pick(score, batch, budget)
+    return pick(score - 1e-9 * place, batch, budget)
 
 
 @register("entity")
@@ -221,7 +220,8 @@ def rare(batch: Batch, lm=None) -> np.ndarray:
 def subword(batch: Batch, lm=None) -> np.ndarray:
     """The second and later tokens of words first; the first token of a piece is never one."""
     later = np.zeros(batch.maskable.shape, bool)
-    later[:, 1:] = batch.word_ids[:, 1:] == batch.word_ids[:, :-1]
+    words = word_ids(batch)
+    later[:, 1:] = words[:, 1:] == words[:, :-1]
     return FIRST * later
 
 
@@ -348,6 +348,12 @@ def pick(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray |
         if not left.any():
             break
     return taken.reshape(-1)[cell].reshape(score.shape) & batch.maskable
+
+
+def word_ids(batch: Batch) -> np.ndarray:
+    """batch.word_ids (B, L); UserError where the text has no spaces between its words."""
+    counts.check_spaces(batch.split)
+    return batch.word_ids
 
 
 def units_of(ids: np.ndarray) -> np.ndarray:

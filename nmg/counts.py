@@ -5,17 +5,26 @@ A split has T tokens in N texts; V is the size of the vocabulary (see data.Split
 import functools
 import itertools
 import re
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import regex
 
 from nmg.data import Split
 from nmg.runs import UserError
 from nmg.sources import lines
 
 LONGEST = 5     # words of a collocation, at most
+# A word: letters, marks and digits, with apostrophes, hyphens and invisible joiners between them.
+JOINT = r"[-'·\u2019\u2010\u2011\u00ad\u200c\u200d]"
+WORD = regex.compile(rf"[\p{{L}}\p{{M}}\p{{N}}]+(?:{JOINT}[\p{{L}}\p{{M}}\p{{N}}]+)*")
+LETTER = regex.compile(r"\p{L}")
+# More letters than a word has, of scripts that are written without spaces.
+LONG_RUN = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}ー]{5,}|"
+                         r"(?:[\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*){9,}")
 
 
 @functools.cache
@@ -72,7 +81,7 @@ def in_markers(split: Split) -> np.ndarray:
 
 
 class Words(NamedTuple):
-    """The words of a split, as its tokenizer cuts them; W different ones, in the order of their first use."""
+    """The words of a split, and the signs between them; W different ones, in the order of their first use."""
     word_of_token: np.ndarray   # (T,)
     first_token: np.ndarray     # of every word of the split in turn
     count: np.ndarray           # (W,) how often each occurs
@@ -89,6 +98,8 @@ def has_letter(word: str) -> bool:
 
 @functools.cache
 def words_of(split: Split) -> Words:
+    """UserError where the text has no spaces between its words."""
+    check_spaces(split)
     index = {}
     first_token = []
     word_of_token = np.zeros(len(split.input_ids), np.int64)
@@ -98,22 +109,48 @@ def words_of(split: Split) -> Words:
         # A word begins where the index of the word changes.
         begins = start + np.flatnonzero(np.diff(split.word_ids[start:stop], prepend=-2))
         for a, b in itertools.pairwise([*begins.tolist(), stop]):
-            word = text[split.char_begin[a]:split.char_end[b - 1]].strip().lower()
+            word = plain_word(text[split.char_begin[a]:split.char_end[b - 1]])
             word_of_token[a:b] = index.setdefault(word, len(index))
         first_token.extend(begins.tolist())
     count = np.bincount(word_of_token[first_token])
     return Words(word_of_token, np.array(first_token), count, list(index))
 
 
+@functools.lru_cache(maxsize=100_000)
+def plain_word(characters: str) -> str:
+    """The word in the characters of some tokens, which may hold blanks and signs, too: in lower case, with
+    straight apostrophes and composed accents. Where there is no word, the signs."""
+    words = WORD.findall(characters) or [characters.strip()]
+    return unicodedata.normalize("NFC", " ".join(words).lower()).replace("\u2019", "'")
+
+
+@functools.cache
+def check_spaces(split: Split) -> None:
+    """UserError where a fifth of the letters, or more, stand in scripts without spaces between words."""
+    letters, in_runs = 0, 0
+    for i in np.unique(np.linspace(0, len(split) - 1, 1000).astype(int)):
+        text = split.text(i)[:10_000]
+        letters += len(LETTER.findall(text))
+        in_runs += len(LETTER.findall("".join(LONG_RUN.findall(text))))
+    if in_runs > 0.2 * letters:
+        raise UserError(f"{in_runs / letters:.0%} of the letters of this text stand in scripts without "
+                        "spaces between words (Chinese, Japanese, Thai, ...), so that whole, span, pmi, "
+                        "difference and subword find no words; put spaces there with a segmenter (jieba, "
+                        "fugashi, PyThaiNLP), or choose another masker")
+
+
 @functools.cache
 def typical(split: Split, general: Path) -> np.ndarray:
     """(W,) log p(word) in the split - log p(word) in general text, where a word that is not listed counts as
-    the rarest one there."""
+    the rarest of its parts between hyphens and apostrophes, or as the rarest one there."""
     counts = general_counts(general)
     total, least = sum(counts.values()), min(counts.values())
     words = words_of(split)
-    in_general = np.array([counts.get(word, least) for word in words.text])
-    log_ratio = np.log(words.count / words.count.sum()) - np.log(in_general / total)
+    in_general = []
+    for word in words.text:
+        parts = [counts.get(part, least) for part in regex.split(JOINT, word)]
+        in_general.append(counts.get(word, min(parts)))
+    log_ratio = np.log(words.count / words.count.sum()) - np.log(np.array(in_general) / total)
     return np.where(words.have_letters(), log_ratio, 0)
 
 

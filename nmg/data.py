@@ -180,6 +180,7 @@ class Pieces:
     """M pieces of a split: piece m is tokens begin[m]:end[m] of the split, in text text_ids[m].
 
     question_ids (M,): the question that stands before the piece; None in a task without questions
+    max_question: tokens beyond which a question is cut; max_answer: of the longest answer that is predicted
     labelled: the texts of train whose labels a masker may read; None: split.train.labelled"""
     split: Split
     text_ids: np.ndarray
@@ -187,6 +188,7 @@ class Pieces:
     end: np.ndarray
     question_ids: np.ndarray | None = None
     max_question: int = 0
+    max_answer: int = 0
     labelled: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -250,7 +252,7 @@ def truncated(split: Split, max_len: int) -> Pieces:
     return Pieces(split, np.arange(len(split)), begin, np.minimum(split.token_start[1:], begin + room))
 
 
-def windows(split: Split, max_len: int, overlap: int, max_question: int) -> Pieces:
+def windows(split: Split, max_len: int, overlap: int, max_question: int, max_answer: int = 30) -> Pieces:
     """Every question with its text, in windows of at most max_len tokens that share `overlap` text tokens."""
     special = split.special
     question = np.minimum(np.diff(split.question_start), max_question)                          # (Q,)
@@ -266,14 +268,15 @@ def windows(split: Split, max_len: int, overlap: int, max_question: int) -> Piec
     text_ids = split.question_text[question_ids]
     begin = split.token_start[text_ids] + nth * step[question_ids]
     end = np.minimum(begin + room[question_ids], split.token_start[text_ids + 1])
-    return Pieces(split, text_ids, begin, end, question_ids, max_question)
+    return Pieces(split, text_ids, begin, end, question_ids, max_question, max_answer)
 
 
 # ---------------------------------------------------------------- batches
 
-@dataclass
+@dataclass(frozen=True)
 class Batch:
-    """B pieces padded to L tokens: numpy arrays (B, L), read-only for maskers.
+    """B pieces padded to L tokens: numpy arrays (B, L). Maskers cannot change it, or they would change what
+    the LM is trained on.
 
     The raw text of row b is split.text(text_ids[b]); the characters of a token in it, where in_text, are
     split.char_begin[token_at] to split.char_end[token_at]."""
@@ -341,7 +344,6 @@ def collate(pieces: Pieces, indices: np.ndarray) -> Batch:
                   word_ids=word_ids, is_punct=is_punct, token_type_ids=token_type_ids,
                   indices=np.array(indices), text_ids=pieces.text_ids[indices], token_at=token_at,
                   in_text=in_text, labelled=labelled, split=split)
-    # A masker that changed a batch in place would change what the LM is trained on.
     for array in vars(batch).values():
         if isinstance(array, np.ndarray):
             array.flags.writeable = False

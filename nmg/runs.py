@@ -39,8 +39,8 @@ SHARES = {"p", "val_share", "dev_share"}    # above 0 and at most 1
 AT_LEAST_ZERO = {"seed", "explore", "components", "dropout", "lr", "mlm_lr", "ft_lr", "rl_lr"}
 AT_LEAST_ONE = {
     "batch_size", "contexts", "docs", "epochs", "episodes", "eval_every", "examples", "ft_epochs",
-    "ft_max_len", "labelled", "max_len", "max_steps", "minibatch", "mlm_epochs", "pairs", "repeats",
-    "replay_size", "save_every", "seeds", "updates_per_episode", "validation"}
+    "ft_max_len", "labelled", "max_answer", "max_len", "max_steps", "minibatch", "mlm_epochs", "pairs",
+    "repeats", "replay_size", "save_every", "seeds", "updates_per_episode", "validation"}
 
 
 class UserError(Exception):

@@ -119,7 +119,8 @@ SPECIAL = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "se
 
 
 def fast_tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
-    """A fast tokenizer of one of the three families: "wordpiece", "bpe", or "unigram".
+    """A fast tokenizer of one of the three families: "wordpiece", "bpe", or "unigram"; or "characters", which
+    has no pre-tokenizer and drops what it does not know.
 
     WordPiece has a fixed vocabulary (short words whole, long ones in letters); the others are trained on
     TEXTS, which breaks ties anew in every process."""
@@ -137,6 +138,9 @@ def fast_tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, initial_alphabet=alphabet)
         tok.train_from_iterator(TEXTS, trainer)
+    elif kind == "characters":
+        known = [*special, *sorted(set("".join(TEXTS)))]
+        tok = Tokenizer(models.BPE({piece: i for i, piece in enumerate(known)}, []))
     else:
         tok = Tokenizer(models.Unigram())
         tok.pre_tokenizer = pre_tokenizers.Metaspace()

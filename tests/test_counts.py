@@ -112,7 +112,8 @@ def test_tfidf(max_len, data):
 # ---------------------------------------------------------------- words
 
 def naive_words(split):
-    """Of each text, [word in lower case, index of its first token, of its last]."""
+    """Of each text, [word in lower case, or the signs where there is none; index of its first token, of its
+    last]."""
     texts = []
     for i in range(len(split)):
         words, before = [], None
@@ -122,7 +123,8 @@ def naive_words(split):
             words[-1][2] = t
             before = split.word_ids[t]
         for word in words:
-            word[0] = split.text(i)[split.char_begin[word[1]]:split.char_end[word[2]]].strip().lower()
+            characters = split.text(i)[split.char_begin[word[1]]:split.char_end[word[2]]].lower()
+            word[0] = " ".join(re.findall(r"\w+(?:['-]\w+)*", characters) or [characters.strip()])
         texts.append(words)
     return texts
 
@@ -173,6 +175,51 @@ def test_difference_of_the_corpus_to_general_text(data, tmp_path):
         return math.log(every.count(word) / len(every)) - math.log(in_general)
 
     check("difference", batch, expected, general=file)
+
+
+def test_a_word_with_hyphens_is_as_rare_as_its_rarest_part(tmp_path, tok):
+    """Unless it is listed itself; apostrophes are straight or not, accents composed or not."""
+    (tmp_path / "general.txt").write_text("cat\t60\nbig\t500\ndon't\t40\ncafé\t30\nrare\t1\n")
+    split = words_corpus(tmp_path, tok, ["big-cat don\u2019t cafe\u0301 zzz-cat"])
+    typical = counts.typical(split, tmp_path / "general.txt")
+    found = dict(zip(counts.words_of(split).text, typical, strict=True))
+    for word, count in {"big-cat": 60, "don't": 40, "café": 30, "zzz-cat": 1}.items():
+        assert found[word] == pytest.approx(math.log(1 / 4) - math.log(count / 631))
+
+
+SPACELESS = {
+    "Chinese": "今天天气很好。我们一起去公园散步。他昨天买了三本书。正在家里看。",
+    "Japanese": "昨日は友達と一緒に新しい映画を見ました。とても面白かったです。",
+    "Thai": "เมื่อวานนี้ฉันไปดูหนังกับเพื่อนและกินข้าวที่ร้านอาหารใหม่",
+    "mixed": "We met there, 今天天气很好。我们一起去公园散步。",
+}
+SPACED = {
+    "segmented Chinese": "今天 天气 很 好 。 我们 一起 去 公园 散步 。",
+    "segmented Japanese": "昨日 は 友達 と 一緒 に 新しい 映画 を 見 まし た 。",
+    "segmented Thai": "เมื่อวานนี้ ฉัน ไป ดู หนัง กับ เพื่อน และ กิน ข้าว ที่ ร้าน อาหาร ใหม่",
+    "Korean": "어제는 친구와 함께 새로운 영화를 보았습니다.",
+    "Hindi": "राम की किताब नई दिल्ली में है",
+    "names": "The band 東京事変 played in Tokyo, and its singer is 椎名林檎, who was born in Saitama.",
+    "proteins": "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSGAEKAVQ",
+}
+
+
+@pytest.mark.parametrize("script", SPACELESS)
+def test_text_without_spaces_has_no_words_to_mask(script, tmp_path):
+    batch = batch_of(words_corpus(tmp_path, fast_tokenizer("bpe"), [SPACELESS[script]] * 3))
+    budget, rng = maskers.budget_of(batch, 0.3), RowRandom(0, "mask", 0, batch.indices)
+    for masker in ("whole", "span", "pmi", "difference", "subword"):
+        with pytest.raises(UserError, match="% of the letters of this text stand in scripts without spaces"):
+            maskers.find(masker)(batch, budget, rng)
+    assert (maskers.random(batch, budget, rng).sum(1) == budget).all()
+
+
+@pytest.mark.parametrize("script", SPACED)
+def test_text_with_spaces_has_words(script, tmp_path):
+    split = words_corpus(tmp_path, fast_tokenizer("bpe"), [SPACED[script]])
+    every = [word for word in counts.words_of(split).text if counts.has_letter(word)]
+    words = [word.strip(string.punctuation) for word in SPACED[script].lower().split()]
+    assert every == [word for word in dict.fromkeys(words) if counts.has_letter(word)]
 
 
 @pytest.mark.parametrize(("content", "said"), [
@@ -405,7 +452,8 @@ def test_subwords_are_second_and_later_tokens_of_words(data, tok):
     batch = batch_of(data.corpus, 128)
 
     def expected(b, column):
-        return FIRST * tok.convert_ids_to_tokens(int(batch.input_ids[b, column])).startswith("##")
+        before, token = tok.convert_ids_to_tokens(batch.input_ids[b, column - 1:column + 1].tolist())
+        return FIRST * (token.startswith("##") or token == "'" or before == "'")
 
     check("subword", batch, expected)
 

@@ -4,20 +4,26 @@ import functools
 import gzip
 import hashlib
 import http.server
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import tracemalloc
+import unicodedata
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import spacy
 from conftest import ROOT, SHARED, TEXTS, call, fast_tokenizer, needs_shared, squad, write_rows
-from tokenizers import Tokenizer, processors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
@@ -235,6 +241,104 @@ def test_answers_keep_their_combining_marks_under_a_real_tokenizer(tmp_path):
     write_json(tmp_path / "train.json", squad(contexts, answers))
     split = load(str(tmp_path), models.load_tokenizer(str(SHARED / "lm/minilm")))["train"]
     assert [answer_of(split, j) for j in range(len(answers))] == list(answers)
+
+
+@functools.cache
+def letters_tokenizer(form, pre="bytes"):
+    """Text in a normal form ("NFC", ..., or "no accents" as BERT reads it), then in bytes; or in characters,
+    one of which is known."""
+    forms = {"none": normalizers.Sequence([]), "no accents": normalizers.BertNormalizer(),
+             "NFC": normalizers.NFC(), "NFD": normalizers.NFD(), "NFKC": normalizers.NFKC(),
+             "NFKD": normalizers.NFKD()}
+    special = dict.fromkeys(("pad_token", "mask_token"), "[PAD]")
+    if pre == "bytes":
+        alphabet = ["[PAD]", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+        backend = Tokenizer(tokenizer_models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        vocabulary = {"[PAD]": 0, "[UNK]": 1, "a": 2}
+        backend = Tokenizer(tokenizer_models.BPE(vocabulary, [], unk_token="[UNK]"))
+        backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.normalizer = forms[form]
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+SCRIPTS = {
+    "Korean": "그는 한국 사람 입니다", "half-width kana": "ｶﾞｷﾞ ﾊﾟﾝ ﾃﾞｻﾞｲﾝ ﾃｽﾄ",
+    "kana": "がぎ パン デザイン", "Vietnamese": "ông ở Hà Nội nay",
+    "French": "le café déjà ouvert, où", "Hindi": "वह नदी में है आज क़लम",
+    "Bengali": "সে কোথায় যাবে কৌশল", "Thai": "เรา น้ำ ที่ นี้", "Arabic": "هذا كتابٌ جديدٌ ﷲ",
+    "Greek": "ὁ ᾠδὴ τοῦ ᾳ", "signs": "≠ ﬁne ㎏ ½ Å ① x² don\u2019t e-mail",
+    "Hebrew": "שָׁלוֹם לָכֶם", "Tamil": "கொடு பௌர்ணமி", "Turkish": "İstanbul ığü",
+    "emoji": "I ❤️ it 👩‍🔬 so é"}
+
+
+@pytest.mark.parametrize("pre", ["bytes", "characters"])
+@pytest.mark.parametrize("form", ["none", "no accents", "NFC", "NFD", "NFKC", "NFKD"])
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_gold_answers_through_tokens_and_back(form, pre, data):
+    """Answers of whole words, in any script and normal form, whatever the tokenizer makes of them."""
+    text = data.draw(st.lists(st.sampled_from(sorted(SCRIPTS)), min_size=1, max_size=3))
+    words = " ".join(SCRIPTS[script] for script in text).split()
+    written = data.draw(st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]))
+    words = [unicodedata.normalize(written, word) for word in words]
+    first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(words) - 1)] * 2)))
+    answer = {"text": " ".join(words[first:last + 1]), "start": len(" ".join([*words[:first], ""]))}
+    record = {"text": " ".join(words), "doc": 0, "qas": [{"id": "0", "question": "?", "answers": [answer]}]}
+    tokenizer = letters_tokenizer(form, pre)
+    arrays = data_prep.text_arrays([record], tokenizer, *data_prep.vocabulary_tables(tokenizer))
+    with tempfile.TemporaryDirectory() as folder:
+        [gold] = data_prep.question_arrays([record], arrays, tokenizer, Path(folder), 0)["answer"]
+    begin, end = arrays["char_begin"][0][gold[0]], arrays["char_end"][0][gold[1]]
+    assert record["text"][begin:end].strip() == answer["text"]
+
+
+WORDS = "Don't stop, well-known e-mail (3.5%)...  good,bad नदी में été so\u00adft 😀"
+UNITS = ["Don't", "stop", ",", "well-known", "e-mail", "(", "3", ".", "5", "%", ")", ".", ".", ".", "good",
+         ",", "bad", "नदी", "में", "été", "so\u00adft", "😀"]
+
+
+@pytest.mark.parametrize("form", ["none", "NFC", "NFKC"])
+@pytest.mark.parametrize("pre", ["bytes", "characters"])
+def test_words_are_the_same_under_every_tokenizer(pre, form, tmp_path):
+    """Runs of letters, marks and digits, with apostrophes and hyphens inside; each other sign on its own."""
+    file = write_rows(tmp_path / "c.jsonl", [{"text": WORDS}, {"text": "a b"}])
+    split = load(str(file), letters_tokenizer(form, pre), dev_share=0.5)
+    split = next(split[name] for name in ("train", "dev") if split[name].text(0) == WORDS)
+    assert words_under(split) == UNITS
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_words_are_the_same_under_every_family(kind, tmp_path):
+    (tmp_path / "c.txt").write_text("\n".join(TEXTS))
+    corpus = load(str(tmp_path / "c.txt"), fast_tokenizer(kind)).corpus
+    expected = [re.findall(r"\w+'\w+|\w+|[^\w ]", text) for text in TEXTS]
+    assert words_under(corpus) == [word for words in expected for word in words]
+
+
+def words_under(split):
+    """The characters of each word of a split in turn; blanks between words have none."""
+    words = []
+    for i in range(len(split)):
+        tokens = range(*split.token_start[i:i + 2])
+        for _, group in itertools.groupby(tokens, lambda t: split.word_ids[t]):
+            group = list(group)
+            words.append(split.text(i)[split.char_begin[group[0]]:split.char_end[group[-1]]].strip())
+    return [word for word in words if word]
+
+
+def test_a_token_that_touches_two_words_joins_them():
+    offsets = np.array([[0, 3], [3, 9], [9, 11], [11, 12], [12, 15]])
+    *_, words = data_prep.words_of_tokens("the cat sat, so", offsets)
+    assert words.tolist() == [0, 1, 1, 2, 3]
+
+
+def test_a_corpus_of_marks_alone(tmp_path, tok):
+    """BERT drops combining marks: there is no token in it."""
+    (tmp_path / "c.txt").write_text("\u0301\u0301\n\u0302\n")
+    with pytest.raises(UserError, match=r"c\.txt, corpus: the tokenizer drops every character of it"):
+        load(str(tmp_path / "c.txt"), tok)
 
 
 def note_qas(i):
@@ -460,6 +564,24 @@ def test_entities_are_where_spacy_finds_them(tmp_path, tok):
     kept = list(corpus.folder.glob("ent-rules-*.bin"))
     again = load(str(tmp_path / "corpus.txt"), tok, spacy_model=str(tmp_path / "rules")).corpus
     assert len(kept) == 1 and (again.entity_ids == corpus.entity_ids).all()
+
+
+def test_entities_of_a_text_that_is_too_long_for_spacy(tmp_path, tok):
+    """It is read in parts, cut at blanks; one without blanks is cut anywhere."""
+    nlp = spacy.blank("en")
+    nlp.add_pipe("entity_ruler").add_patterns([{"label": "X", "pattern": "Berlin"}])
+    nlp.max_length = 25
+    texts = ["the cat of Berlin sat in Berlin and on Berlin", "Berlin", "x" * 60 + " in Berlin"]
+    (tmp_path / "c.txt").write_text("\n".join(texts))
+    corpus = load(str(tmp_path / "c.txt"), tok).corpus
+    found = data_prep.run_spacy(corpus, nlp)
+    for i, text in enumerate(texts):
+        tokens = slice(corpus.token_start[i], corpus.token_start[i + 1])
+        for number, place in enumerate(re.finditer("Berlin", text)):
+            hit = np.flatnonzero(found[tokens] == number)
+            assert corpus.char_begin[tokens][hit].min() == place.start()
+            assert corpus.char_end[tokens][hit].max() == place.end()
+        assert found[tokens].max() == text.count("Berlin") - 1
 
 
 def test_a_spacy_model_that_finds_no_entities(tmp_path, tok):

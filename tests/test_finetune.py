@@ -3,6 +3,7 @@ import importlib
 import json
 import os
 import string
+import unicodedata
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from conftest import ROOT, TEXTS, call, fast_tokenizer, random_lm, squad, torchrun, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from torchmetrics.text import SQuAD
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
@@ -175,11 +177,10 @@ def test_answers_that_a_window_cuts_are_absent(questions):
 
 # ---------------------------------------------------------------- predictions
 
-def test_the_best_spans_are_those_of_brute_force(questions, tok, monkeypatch):
+def test_the_best_spans_are_those_of_brute_force(questions, tok):
     """All spans of all windows of a question, scored one by one from the model's own logits."""
-    monkeypatch.setattr(finetune_qa, "MAX_ANSWER", 7)
     split = questions["test"]
-    pieces = windows(split, 40, 10, 20)
+    pieces = windows(split, 40, 10, 20, max_answer=7)
     model = models.with_head(random_lm("bert", len(tok)), AutoModelForQuestionAnswering, 0, num_labels=2)
     torch.nn.init.normal_(model.qa_outputs.weight, std=3.0)
     predicted = finetune_qa.predictions(model, pieces)
@@ -198,7 +199,7 @@ def test_the_best_spans_are_those_of_brute_force(questions, tok, monkeypatch):
         first, last = max(spans, key=spans.get)
         assert line["score"] == pytest.approx(spans[first, last], abs=1e-4)
         text = split.text(split.question_text[question])
-        assert line["answer"] == text[split.char_begin[first]:split.char_end[last]]
+        assert line["answer"] == text[split.char_begin[first]:split.char_end[last]].strip()
     assert len(predicted) == len(split.questions)
 
 
@@ -346,6 +347,64 @@ def test_a_gold_answer_in_hindi_is_an_exact_match(tmp_path, tok):
     """The tokens of an answer give its text back, though the tokenizer drops the vowel signs at its end."""
     context, answer = "राम की किताब नई दिल्ली में है", "नई दिल्ली"
     (tmp_path / "train.json").write_text(json.dumps(squad([context], [answer])))
+    split = load(str(tmp_path / "train.json"), tok, dev_share=None)["train"]
+    predicted = finetune_qa.answer_text(split, 0, *(split.token_start[0] + split.answer[0]))
+    assert finetune_qa.exact_match(predicted, split.questions[0]["references"]) == 1
+
+
+def test_the_share_of_answers_that_are_longer_than_max_answer(tmp_path, tok, capsys):
+    contexts = ["a b c d", "x y " * 30, "z w " * 30, "c d"]
+    answers = ["b c d", "x y " * 17 + "x", "z w " * 23, "c"]
+    (tmp_path / "train.json").write_text(json.dumps(squad(contexts, answers)))
+    split = load(str(tmp_path / "train.json"), tok, dev_share=None)["train"]
+    capsys.readouterr()
+    for max_answer, share in ((34, "50.00%"), (35, "25.00%"), (45, "25.00%"), (46, None)):
+        assert finetune_qa.pieces_of(split, 200, max_answer).max_answer == max_answer
+        printed = capsys.readouterr().out
+        said = f"{share} of the answers of train are longer than {max_answer} tokens and can never be found"
+        assert (said in printed) if share else printed == ""
+
+
+@pytest.mark.parametrize(("max_answer", "found"), [(40, [5, 44]), (39, [5, 9]), (500, [5, 44]), (1, [5, 5])])
+def test_spans_of_at_most_max_answer_tokens_are_considered(max_answer, found):
+    start, end = torch.zeros(1, 60), torch.zeros(1, 60)
+    start[0, 5], end[0, 44], end[0, 9] = 9.0, 9.0, 5.0
+    output = SimpleNamespace(start_logits=start, end_logits=end)
+    _, columns = finetune_qa.best_span(output, torch.ones(1, 60, dtype=torch.bool), max_answer)
+    assert columns.tolist() == [found]
+
+
+def test_max_answer_is_a_flag(qa_folder, lm_folder, tmp_path, monkeypatch):
+    seen, cut = [], finetune_qa.windows
+    monkeypatch.setattr(finetune_qa, "windows", lambda *a: seen.append(a[-1]) or cut(*a))
+    flags = [f"--dataset={qa_folder}", f"--lm={lm_folder}", "--epochs=1", "--max_len=64"]
+    for more, expected in (([], 30), (["--max_answer=2"], 2)):
+        result = call("finetune_qa.py", *flags, *more, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert seen[-2:] == [expected, expected]
+        assert runs.read_rows(tmp_path / "results.jsonl")[-1]["config"]["max_answer"] == expected
+    refused = call("finetune_qa.py", "--max_answer=0", cwd=tmp_path)
+    assert refused.returncode == 2 and "--max_answer=0: must be 1 or more" in refused.stderr
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_answers_have_no_blank_at_their_ends(kind, tmp_path):
+    """Where tokens begin with the blank before their word."""
+    (tmp_path / "train.json").write_text(json.dumps(squad(["the  cat sat "], ["cat"])))
+    split = load(str(tmp_path / "train.json"), fast_tokenizer(kind), dev_share=None)["train"]
+    n = len(split.input_ids)
+    every = {finetune_qa.answer_text(split, 0, first, last) for first in range(n) for last in range(first, n)}
+    assert {"the  cat sat", "cat sat", "cat"} <= every
+    assert all(answer == answer.strip() for answer in every)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFKC"])
+def test_a_gold_answer_that_the_tokenizer_composes_is_an_exact_match(form, tmp_path):
+    """Korean syllables that are written in parts, which are letters."""
+    context, answer = (unicodedata.normalize("NFD", text) for text in ("그는 한국 사람", "한국"))
+    (tmp_path / "train.json").write_text(json.dumps(squad([context], [answer])))
+    tok = fast_tokenizer("bpe")
+    tok.backend_tokenizer.normalizer = getattr(normalizers, form)()
     split = load(str(tmp_path / "train.json"), tok, dev_share=None)["train"]
     predicted = finetune_qa.answer_text(split, 0, *(split.token_start[0] + split.answer[0]))
     assert finetune_qa.exact_match(predicted, split.questions[0]["references"]) == 1

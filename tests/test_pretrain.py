@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
@@ -187,6 +188,16 @@ def test_a_masker_cannot_change_the_batch(name, pieces):
         return maskers.random(batch, budget, rng)
 
     with pytest.raises(ValueError, match="read-only"):
+        mask_batch(pieces, masker)
+
+
+@pytest.mark.parametrize("name", ["input_ids", "maskable", "split", "a_field_of_its_own"])
+def test_a_masker_cannot_put_other_arrays_into_the_batch(name, pieces):
+    def masker(batch, budget, rng, lm=None):
+        setattr(batch, name, np.ones_like(batch.maskable))
+        return maskers.random(batch, budget, rng)
+
+    with pytest.raises(FrozenInstanceError, match=f"cannot assign to field '{name}'"):
         mask_batch(pieces, masker)
 
 

@@ -87,11 +87,11 @@ def padded_to(length: int) -> Callable[[Pieces, np.ndarray], Batch]:
         batch = collate(pieces, indices)
         fill = {"input_ids": pieces.split.special.pad_id, "word_ids": -1}
         missing = length - batch.input_ids.shape[1]
+        wider = {}
         for name, array in vars(batch).items():
             if isinstance(array, np.ndarray) and array.ndim == 2:
-                wider = np.pad(array, ((0, 0), (0, missing)), constant_values=fill.get(name, 0))
-                setattr(batch, name, wider)
-        return batch
+                wider[name] = np.pad(array, ((0, 0), (0, missing)), constant_values=fill.get(name, 0))
+        return replace(batch, **wider)
     return collate_padded
 
 

@@ -179,11 +179,12 @@ def parts_of_speech(split: Split, texts: np.ndarray, nlp) -> np.ndarray:
 
     spaCy reads the raw text; a token belongs to the word in which its last character stands."""
     tags = np.full(len(split.input_ids), "", "U8")
-    docs = nlp.pipe(split.text(i) for i in texts)
-    for i, doc in zip(texts, docs, strict=True):
+    for i, begin, doc in data_prep.spacy_docs(split, texts, nlp):
         tokens = slice(*split.token_start[i:i + 2])
-        word = np.searchsorted([w.idx for w in doc], split.char_end[tokens] - 1, "right") - 1
-        tags[tokens] = np.array([w.pos_ for w in doc])[word]
+        last = split.char_end[tokens] - 1 - begin
+        word = np.searchsorted([w.idx for w in doc], last, "right") - 1
+        here = (word >= 0) & (last < len(doc.text))
+        tags[tokens][here] = np.array([w.pos_ for w in doc])[word[here]]
     return tags
 
 
