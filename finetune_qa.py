@@ -22,7 +22,7 @@ from transformers import AutoModelForQuestionAnswering
 from finetune import EvaluationConfig, evaluate
 from nmg import runs, toy
 from nmg.data import Batch, Pieces, Split, collate, windows
-from nmg.loop import autocast, device, fit, length_batches, progress, to_device
+from nmg.loop import autocast, check_finite, device, fit, length_batches, progress, to_device
 from nmg.models import with_head
 
 KIND = "qa"
@@ -113,6 +113,8 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
         batch = collate(pieces, indices)
         with autocast(model):
             output = model(**to_device(batch.tensors()))
+        real = torch.tensor(batch.attention_mask, device=device())
+        check_finite(output.start_logits[real] + output.end_logits[real], "the predictions")
         log_prob[indices] = answer_log_prob(output, batch, pieces)
         score[indices], columns = best_span(output, torch.tensor(batch.in_text, device=device()))
         tokens[indices] = np.take_along_axis(batch.token_at, columns, 1)

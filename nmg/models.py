@@ -1,5 +1,6 @@
 """The language model: opened by its name, asked for its hidden states, given the head of a task."""
 import hashlib
+import shutil
 from pathlib import Path
 
 import torch
@@ -97,6 +98,16 @@ def weights_of(lm: str) -> str | None:
     if not files:
         return None
     return hashlib.sha256("".join(map(runs.checksum, files)).encode()).hexdigest()
+
+
+def save_lm(folder: Path, model: torch.nn.Module, tokenizer) -> None:
+    """Writes a Hugging Face folder: an LM, or a model of a task, with its tokenizer."""
+    with runs.full_disk(folder):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    # safetensors hides its files from all but their owner.
+    for file in folder.glob("*.safetensors"):
+        shutil.copymode(folder / "config.json", file)
 
 
 # ---------------------------------------------------------------- as it is used
