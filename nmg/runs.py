@@ -371,14 +371,14 @@ class Run:
 
     def begin(self, before: dict) -> None:
         """Takes the folder. before: what started.json or run.json says of the checkpoint there, if any."""
-        # Hidden files are our own.
-        is_ours = before or os.path.isfile(self.folder / "started.json")
-        if not is_ours and any(self.folder.glob("[!.]*")):
-            raise UserError(f"--out={self.folder}: exists and is no run of this script; choose another "
-                            "folder")
         self.lock = FileLock(self.folder / ".lock")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # Hidden files are our own.
+            is_ours = before or (self.folder / "started.json").exists()
+            if not is_ours and any(self.folder.glob("[!.]*")):
+                raise UserError(f"--out={self.folder}: exists and is no run of this script; choose another "
+                                "folder")
             self.lock.acquire(timeout=0)
         except Timeout:
             raise UserError(f"--out={self.folder}: another process is at work on it; wait for it, "
