@@ -286,6 +286,7 @@ def loaded_state(file: Path) -> Iterator[dict]:
     """What save_state wrote. UserError where the file is damaged, or the block cannot use what it holds."""
     try:
         yield torch.load(file, weights_only=True, map_location="cpu")
-    except (RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as e:
-        raise UserError(f"{file}: is cut short or damaged, or other code wrote it; remove it, and the same "
-                        "command begins anew") from e
+    # Of a file that is cut short, torch raises any of these.
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as e:
+        raise UserError(f"{file}: cannot be read (cut short, damaged, or of other code); remove it, and the "
+                        "same command begins anew") from e

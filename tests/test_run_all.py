@@ -24,7 +24,8 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not CHOSEN.f
 
 def run_all(*flags, cwd=NOWHERE, **env):
     command = ["bash", str(ROOT / "run_all.sh"), *flags]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT | env, timeout=600)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600,
+                          env=ENVIRONMENT | env)
 
 
 def listed(cwd=NOWHERE, **env):
