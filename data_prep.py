@@ -193,7 +193,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
     for name in ("token_start", "byte_start", "question_start"):
         file = folder / f"{name}.bin"
         if file.exists():
-            offsets_of(np.fromfile(file, ARRAYS[name])).tofile(file)
+            file.write_bytes(offsets_of(np.fromfile(file, ARRAYS[name])))
 
 
 def append(folder: Path, arrays: dict[str, Iterable]) -> None:
@@ -334,7 +334,7 @@ def find_entities(split: Split, model: str) -> np.ndarray:
     with lock_of(file):
         if not file.exists():
             with runs.atomic_write(file) as partial:
-                run_spacy(split, nlp).tofile(partial)
+                partial.write_bytes(run_spacy(split, nlp))
     return np.memmap(file, np.int32, "r")
 
 

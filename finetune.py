@@ -3,18 +3,15 @@
     evaluate(cfg, sys.modules[__name__])      # main() of finetune_cls.py, which is itself the task
 """
 import json
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from filelock import FileLock
-
 import data_prep
 import maskers
 from nmg import loop, runs
-from nmg.models import load_lm, load_tokenizer, max_len_of, weights_of
+from nmg.models import load_lm, load_tokenizer, max_len_of, save_lm, weights_of
 from nmg.runs import Run, UserError
 
 
@@ -79,14 +76,16 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
         if not runs.is_main_process():
             return
         lines = task.predictions(model, evaluated)
+        scores = task.summary(lines)
+        for numbers in (*lines, scores):
+            loop.check_numbers(numbers, "predictions")
         warn_of_one_answer(lines)
         runs.write_rows(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
-            model.save_pretrained(run.folder)
-            tokenizer.save_pretrained(run.folder)
+            save_lm(run.folder, model, tokenizer)
         seconds = {"pretrain": origin["seconds"], "train": trained - started,
                    "score": time.time() - trained}
-        run.finish(scores=task.summary(lines), examples=len(lines), seconds=seconds,
+        run.finish(scores=scores, examples=len(lines), seconds=seconds,
                    held_out_loss=origin["held_out_loss"])
 
     # 4. one line of results
@@ -128,16 +127,13 @@ def check_labels(pretraining: dict, labelled: int | None, seed: int) -> None:
 # ---------------------------------------------------------------- one line of results
 
 def check_results(path: Path) -> None:
-    """Fails now, before hours of training, where add_result would fail after them."""
+    """Fails now, before hours of training, where add_result would fail after them: does what that will do,
+    but adds nothing."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        runs.read_rows(path)
-        # A line is added by a file beside this one, which replaces it.
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as e:
-        raise UserError(f"--results={path}: cannot be written to ({e})") from None
+        with runs.locked(path):
+            runs.write_rows(path, runs.read_rows(path))
+    except UserError as e:
+        raise UserError(f"--results={e}") from None
 
 
 def add_result(path: Path, run: Run, row: str | None = None) -> None:
@@ -153,7 +149,7 @@ def add_result(path: Path, run: Run, row: str | None = None) -> None:
             "held_out_loss": finished["held_out_loss"], "seconds": finished["seconds"],
             "predictions": str(run.folder / "predictions.jsonl"), "config": settings,
             "versions": finished["versions"]}
-    with FileLock(f"{path}.lock"):
+    with runs.locked(path):
         before = runs.read_rows(path)
         if any(other.get("config") == line["config"] for other in before):
             print(f"{path} has a line of these settings already; remove it there to score edited code")

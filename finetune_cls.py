@@ -26,7 +26,7 @@ from transformers import AutoModelForSequenceClassification
 from finetune import EvaluationConfig, evaluate
 from nmg import runs, toy
 from nmg.data import Pieces, Split, collate, truncated
-from nmg.loop import autocast, device, fit, length_batches, progress, to_device
+from nmg.loop import autocast, check_finite, device, fit, length_batches, progress, to_device
 from nmg.models import with_head
 from nmg.runs import UserError
 
@@ -93,6 +93,7 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
         tensors = to_device(collate(pieces, indices).tensors())
         with autocast(model):
             output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])
+        check_finite(output.logits, "the predictions")
         log_probs[indices] = output.logits.float().log_softmax(-1).cpu().numpy()
 
     labels, names = labels_of(pieces), pieces.split.labels

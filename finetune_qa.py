@@ -22,7 +22,7 @@ from transformers import AutoModelForQuestionAnswering
 from finetune import EvaluationConfig, evaluate
 from nmg import runs, toy
 from nmg.data import Batch, Pieces, Split, collate, windows
-from nmg.loop import autocast, device, fit, length_batches, progress, to_device
+from nmg.loop import autocast, check_finite, device, fit, length_batches, progress, to_device
 from nmg.models import with_head
 
 KIND = "qa"
@@ -118,6 +118,8 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
         batch = collate(pieces, indices)
         with autocast(model):
             output = model(**to_device(batch.tensors()))
+        real = torch.tensor(batch.attention_mask, device=device())
+        check_finite(output.start_logits[real] + output.end_logits[real], "the predictions")
         log_prob[indices] = answer_log_prob(output, batch, pieces)
         in_text = torch.tensor(batch.in_text, device=device())
         score[indices], columns = best_span(output, in_text, pieces.max_answer)

@@ -19,7 +19,7 @@ import maskers
 from nmg import loop, runs, toy
 from nmg.data import Batch, Pieces, blocks, collate
 from nmg.loop import autocast, device, fit, length_batches, progress, steps_of, to_device
-from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of, set_dropout, weights_of
+from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of, save_lm, set_dropout, weights_of
 from nmg.plots import held_out_curve
 from nmg.runs import Run, UserError
 
@@ -125,7 +125,8 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
 
 @torch.no_grad()
 def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
-    """Mean MLM loss on up to 1,000 blocks under random masks, p = 0.15; the same masks in every run."""
+    """Mean MLM loss on up to 1,000 blocks under random masks, p = 0.15; the same masks in every run.
+    UserError where it is not finite."""
     pieces = pieces.take(pieces.evenly_spaced(1000))
     total, count = 0.0, 0
     training = model.training
@@ -137,7 +138,9 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
             total += mlm_loss(model, tensors).item()
         count += len(tensors["labels"])
     model.train(training)
-    return total / max(1, count)
+    loss = total / max(1, count)
+    loop.check_numbers({"its loss": loss}, "the LM")
+    return loss
 
 
 # ---------------------------------------------------------------- the script
@@ -258,13 +261,16 @@ def main(cfg: Config) -> None:
                            distributed=True, checkpoint=checkpoint, after_step=look, desc=f"MLM {cfg.masker}")
     if not runs.is_main_process():
         return
-    after = held_out_loss(model, held_out) if held_out else None
+    # No LM is saved whose loss is not finite, be it of text that it has seen.
+    some = pieces.take(pieces.evenly_spaced(16))
+    after = held_out_loss(model, held_out or some)
+    if not held_out:
+        after = None
     if cfg.eval_every:
         log_held_out(run.folder, steps, after)
 
     # 4. a Hugging Face folder
-    model.save_pretrained(run.folder)
-    tokenizer.save_pretrained(run.folder)
+    save_lm(run.folder, model, tokenizer)
     with runs.atomic_write(run.folder / "README.md") as partial:
         partial.write_text(model_card(cfg, pieces, steps, before, after), encoding="utf-8")
     run.finish(held_out_loss=[before, after], seconds=round(seconds, 1))

@@ -4,8 +4,10 @@
     python report.py --results=here/results.jsonl,there/results.jsonl --split=dev --out=report-dev
     python report.py --plan=0.5               # how many seeds would find half a point
 """
+import math
 import re
 import shlex
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +47,8 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
     """The lines of one split, one for each data set, LM, row and seed; the paper's rows first.
 
     Columns: those of the files, with short names of data set and LM, and row (its name), hours (of all
-    stages), where (file:line), settings (settings_of). UserError where two lines of a row and seed differ."""
+    stages), where (file:line), settings (settings_of), checksums: weights (of the LM before pre-training) and
+    data. UserError where two lines of a row and seed differ."""
     found = []
     for file in files:
         if not Path(file).is_file():
@@ -56,14 +59,23 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
             missing = [name for name in fields if line.get(name) is None]
             if missing:
                 raise runs.UserError(f"{file}:{n}: not a line of results: it lacks {', '.join(missing)}")
+            for metric in line["metrics"]:
+                if not isinstance(line[metric], int | float) or not math.isfinite(line[metric]):
+                    raise runs.UserError(f"{file}:{n}: {metric} is {line[metric]!r}, which is no score; "
+                                         "remove this line, and run it again")
             # Policies of one kind are one row, whatever their folders are; old lines have search:FOLDER.
             row = re.sub(r"^(nmg|search|sampled):[^,]*", r"\1", line.get("row") or line["masker"])
             seconds = [s for s in line["seconds"].values() if s]
-            found.append(line | {"dataset": Path(line["dataset"]).name, "lm": Path(line["lm"]).name,
-                                 "row": row, "hours": sum(seconds) / 3600, "where": f"{file}:{n}",
-                                 "settings": settings_of(line)})
+            # The LM that pre-training began with; plays of tools/ have no other one.
+            base = line["config"].get("pretraining") or line["config"]
+            found.append(line | {"row": row, "hours": sum(seconds) / 3600, "where": f"{file}:{n}",
+                                 "settings": settings_of(line), "weights": base.get("weights"),
+                                 "data": line["config"].get("data")})
     if not found:
         raise runs.UserError(f"--results={','.join(files)}: holds no line of results yet")
+    refuse_other_weights(found)
+    shorten(found, "lm", "weights")
+    shorten(found, "dataset", "data")
 
     splits = sorted({line["split"] for line in found})
     if split is None:
@@ -89,6 +101,29 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
     # In the paper's order; what is not in the paper has no place, and comes last.
     place = {row: i for i, row in enumerate(PAPER.columns)}
     return lines.assign(place=lines["row"].map(place)).sort_values(["place", "seed"])
+
+
+def refuse_other_weights(found: list[dict]) -> None:
+    """UserError where the LM at some path was replaced from one line to another."""
+    firsts = {}
+    for line in found:
+        first = firsts.setdefault((line["lm"], line["weights"] is None), line)
+        if line["weights"] != first["weights"]:
+            raise runs.UserError(f"{line['where']} ({first['where']}): the LM {line['lm']} has other weights "
+                                 "in each of them; keep them in different files")
+
+
+def shorten(found: list[dict], name: str, checksum: str) -> None:
+    """Cuts the paths of LMs or data sets to their last parts, unless others end alike. What has moved, its
+    checksum the same, is still one."""
+    firsts = {}
+    for line in found:
+        line[name] = firsts.setdefault(line[checksum] or line[name], line[name])
+    alike = Counter(Path(full).name for full in set(firsts.values()))
+    for line in found:
+        last = Path(line[name]).name
+        if alike[last] == 1:
+            line[name] = last
 
 
 def settings_of(line: dict) -> dict[str, str]:
@@ -296,7 +331,7 @@ def main(cfg: Config) -> None:
             compared[metric] = compare(scores_of(lines, metric), cfg.primary)
         # A picture, where any row has several seeds.
         if any(map(len, compared.values())):
-            picture = f"forest-{dataset}-{lm}.png"
+            picture = re.sub("[/:]+", "-", f"forest-{dataset}-{lm}.png")
             forest(compared, title, Path(cfg.out, picture))
             page.append(f"![Differences to random]({picture})")
         for metric, found in compared.items():

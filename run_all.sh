@@ -38,6 +38,8 @@ if [ "$QUICK" ]; then
     NMG_FLAGS=${NMG_FLAGS:-"--episodes=2 --metric=likelihood"}
 fi
 SEEDS=${SEEDS:-0 1 2} POLICIES=${POLICIES:-3} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
+# In quotes the shell leaves ~ as it is.
+OUT=${OUT/#"~/"/$HOME/}
 [[ $JOBS:$POLICIES =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "JOBS=$JOBS, POLICIES=$POLICIES: must be 1 or more"
 [[ "$OUT$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, PYTHON and this path must be without spaces"
 # Rows of other flags must not be taken for rows of these.

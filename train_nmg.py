@@ -119,6 +119,7 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     scores = task.summary(lines)
     if "likelihood" in task.METRICS:
         scores["likelihood"] = float(np.mean([line["likelihood"] for line in lines]))
+    loop.check_numbers(scores, "a play")
     return adapted, scores
 
 
@@ -326,8 +327,9 @@ class Agent:
             total["policy_loss"] += policy_loss.item()
             total["value_loss"] += value_loss.item()
             count += len(chosen)
-        for parameter in self.policy.parameters():
-            loop.check_finite(parameter, "the weights of the policy")
+        # What the last update has broken, if anything, no other one shows.
+        with torch.no_grad():
+            policy_forward(self.policy, states)
         return {name: loss / count for name, loss in total.items()}
 
 
@@ -386,21 +388,20 @@ def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
         state["agents"][name] = {"policy": agent.policy.state_dict(),
                                  "optimizer": agent.optimizer.state_dict(),
                                  "replay": torch.from_numpy(agent.replay.view(np.uint8))}
-    with runs.atomic_write(file) as partial:
-        torch.save(state, partial)
+    loop.save_state(file, state)
 
 
 def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
                     states_of: dict[int, list[State]]) -> list[dict]:
     """Restores a checkpoint in place; returns the metrics of the episodes that were done."""
-    state = torch.load(file, weights_only=True, map_location="cpu")
-    lm.load_state_dict(state["lm"])
-    states_of.update(state["states"])
-    for name, saved in state["agents"].items():
-        agents[name].policy.load_state_dict(saved["policy"])
-        agents[name].optimizer.load_state_dict(saved["optimizer"])
-        agents[name].replay = saved["replay"].numpy().view(ACTION)
-    return state["metrics"]
+    with loop.loaded_state(file) as state:
+        lm.load_state_dict(state["lm"])
+        states_of.update(state["states"])
+        for name, saved in state["agents"].items():
+            agents[name].policy.load_state_dict(saved["policy"])
+            agents[name].optimizer.load_state_dict(saved["optimizer"])
+            agents[name].replay = saved["replay"].numpy().view(ACTION)
+        return state["metrics"]
 
 
 # ---------------------------------------------------------------- the outer loop

@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -251,17 +252,41 @@ def check_finite(tensor: torch.Tensor, what: str) -> None:
         raise UserError(f"{what} became infinite or NaN; a smaller learning rate may help")
 
 
+def check_numbers(numbers: dict[str, object], what: str) -> None:
+    """UserError where a float among the values is infinite or NaN: scores, or a prediction."""
+    for name, value in numbers.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{what}: {name} is {value}; a smaller learning rate may help, or another LM")
+
+
+# ---------------------------------------------------------------- checkpoints
+
 def save_checkpoint(file: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, done: int,
                     seconds: float) -> None:
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done,
-             "seconds": seconds}
-    with atomic_write(file) as partial:
-        torch.save(state, partial)
+    save_state(file, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done,
+                      "seconds": seconds})
 
 
 def load_checkpoint(file: Path, model: torch.nn.Module,
                     optimizer: torch.optim.Optimizer) -> tuple[int, float]:
-    state = torch.load(file, weights_only=True, map_location=device())
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return state["done"], state["seconds"]
+    with loaded_state(file) as state:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        return state["done"], state["seconds"]
+
+
+def save_state(file: Path, state: dict) -> None:
+    # Opened here, as torch does not say that a disk is full.
+    with atomic_write(file) as partial, open(partial, "wb") as f:
+        torch.save(state, f)
+
+
+@contextlib.contextmanager
+def loaded_state(file: Path) -> Iterator[dict]:
+    """What save_state wrote. UserError where the file is damaged, or the block cannot use what it holds."""
+    try:
+        yield torch.load(file, weights_only=True, map_location="cpu")
+    # Of a file that is cut short, torch raises any of these.
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as e:
+        raise UserError(f"{file}: cannot be read (cut short, damaged, or of other code); remove it, and the "
+                        "same command begins anew") from e

@@ -3,6 +3,7 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import torch
@@ -208,6 +209,16 @@ def weights_of(lm: str) -> str | None:
     if not files:
         return None
     return hashlib.sha256("".join(map(runs.checksum, files)).encode()).hexdigest()
+
+
+def save_lm(folder: Path, model: torch.nn.Module, tokenizer) -> None:
+    """Writes a Hugging Face folder: an LM, or a model of a task, with its tokenizer."""
+    with runs.full_disk(folder):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    # safetensors hides its files from all but their owner.
+    for file in folder.glob("*.safetensors"):
+        shutil.copymode(folder / "config.json", file)
 
 
 # ---------------------------------------------------------------- as it is used

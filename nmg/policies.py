@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from nmg.data import Batch, Pieces, collate
-from nmg.loop import length_batches
+from nmg.loop import check_finite, length_batches
 from nmg.runs import UserError, atomic_write
 
 
@@ -50,12 +50,16 @@ class Policy(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
                 maskable: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden (B, L, H), masks (B, L) bool -> logits (B, L), -inf where not maskable, and values (B,)."""
+        """hidden (B, L, H), masks (B, L) bool -> logits (B, L), -inf where not maskable, and values (B,).
+        UserError where they are not finite."""
         mixed, _ = self.attention(hidden, hidden, hidden, key_padding_mask=~attention_mask,
                                   need_weights=False)
-        logits = self.token_head(self.norm(hidden + mixed)).squeeze(-1).masked_fill(~maskable, -torch.inf)
+        logits = self.token_head(self.norm(hidden + mixed)).squeeze(-1)
         mean = (hidden * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)    # (B, H)
-        return logits, self.value_head(mean).squeeze(-1)
+        values = self.value_head(mean).squeeze(-1)
+        check_finite(logits[maskable], "the logits of the policy")
+        check_finite(values, "the values of the policy")
+        return logits.masked_fill(~maskable, -torch.inf), values
 
     @torch.no_grad()
     def logits(self, batch: Batch, lm: Callable[[Batch], torch.Tensor]) -> np.ndarray:
@@ -160,7 +164,8 @@ def save_policy(folder: Path, settings: dict, weights: dict[str, torch.Tensor]) 
     with atomic_write(folder / "policy.json") as partial:
         partial.write_text(json.dumps(settings, indent=1))
     with atomic_write(folder / "policy.safetensors") as partial:
-        save_file(weights, partial)
+        # Not safetensors' save_file, which hides the file from all but its owner.
+        partial.write_bytes(save(weights))
 
 
 def load_policy(folder: str | Path, score_fns: dict[str, Callable]) -> Policy | LinearPolicy:
@@ -173,13 +178,13 @@ def load_policy(folder: str | Path, score_fns: dict[str, Callable]) -> Policy | 
         if "names" in settings:
             unknown = [name for name in settings["names"] if name not in score_fns]
             if unknown:
-                raise ValueError(f"it reads scores that are not in maskers.py: {', '.join(unknown)}")
+                raise UserError(f"{folder}: holds a policy, but it reads scores that are not in maskers.py: "
+                                f"{', '.join(unknown)}")
             arrays = {name: weights[name].numpy() for name in LINEAR_ARRAYS}
             return LinearPolicy(**settings, scores=score_fns, **arrays)
         policy = Policy(**settings)
         policy.load_state_dict(weights)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:
-        reason = str(e).splitlines()[0]
-        raise UserError(f"{folder}: no policy of train_nmg.py or search_masks.py in this folder "
-                        f"({reason})") from None
+        raise UserError(f"{folder}: no policy of train_nmg.py or search_masks.py in this folder: policy.json "
+                        "or policy.safetensors is missing, cut short, or written by other code") from e
     return policy

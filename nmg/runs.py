@@ -15,12 +15,14 @@
 """
 import contextlib
 import difflib
+import errno
 import functools
 import hashlib
 import inspect
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +43,8 @@ AT_LEAST_ONE = {
     "batch_size", "contexts", "docs", "epochs", "episodes", "eval_every", "examples", "ft_epochs",
     "ft_max_len", "labelled", "max_answer", "max_len", "max_steps", "minibatch", "mlm_epochs", "pairs",
     "repeats", "replay_size", "save_every", "seeds", "updates_per_episode", "validation"}
+# What errors of a full disk say, whoever raises them.
+DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 class UserError(Exception):
@@ -129,6 +133,8 @@ def convert(name: str, text: str, flag_type: type) -> object:
     if text == "True" and flag_type is not bool:
         raise UserError(f"--{name} needs a value: --{name}=...")
     if flag_type is str:
+        # A shell knows ~ at the beginning of a word only, which is not where a flag has its paths.
+        text = re.sub(r"(?<![^,:])~[^/,:]*", lambda home: os.path.expanduser(home[0]), text)
         # FOLDER/ is FOLDER, but / stays /
         return text.rstrip("/") or text
     if flag_type is bool:
@@ -147,6 +153,8 @@ def convert(name: str, text: str, flag_type: type) -> object:
         raise UserError(f"--{name}={text}: must be 0 or more")
     if not abs(number) < float("inf"):
         raise UserError(f"--{name}={text}: must be a finite number")
+    if flag_type is int and abs(number) >= 2**63:
+        raise UserError(f"--{name}={text}: must be below 2^63, as larger integers do not fit into 64 bits")
     return number
 
 
@@ -197,32 +205,102 @@ def splitmix64(x: np.ndarray) -> np.ndarray:
 
 # ---------------------------------------------------------------- files
 
-@contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """A path beside `path` for a file or a folder; renamed into place when the block ends well, else
-    removed.
+def unwritable(path: Path, reason: str) -> UserError:
+    return UserError(f"{path}: cannot be written to ({reason}); choose another path")
 
-    What a killed process left there is overwritten."""
+
+def target_of(path: Path) -> Path:
+    """The file that is written as `path`, its links resolved; makes the folder of `path`. UserError where
+    something else than a file is in its place, such as a folder or a device."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise UserError(f"{path}: cannot be written ({e})") from None
-    partial = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+        raise unwritable(path, e.strerror) from None
+    target = Path(os.path.realpath(path))
+    if os.path.lexists(target) and not target.is_file():
+        raise unwritable(path, "it is no regular file")
+    if not target.parent.is_dir():
+        raise unwritable(path, f"it is a link into {target.parent}, which is not there")
+    return target
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A path beside `path` for a file or a folder; renamed into place when the block ends well, else
+    removed. UserError where it cannot be written.
+
+    A link stays a link, and a file keeps its mode. What a killed process left there is overwritten."""
+    target = target_of(path)
+    partial = target.with_name(f".{target.name}.partial")
+    with full_disk(path):
+        try:
+            remove(partial)
+            yield partial
+            if target.exists():
+                shutil.copymode(target, partial)
+            os.replace(partial, target)
+        except OSError as e:
+            # What the block does with other files is its own business.
+            if str(e.filename) != str(partial):
+                raise
+            raise unwritable(path, e.strerror) from None
+        finally:
+            remove(partial)
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder, if it is there."""
+    shutil.rmtree(path, ignore_errors=True)
+    # A file or a link; a folder is gone by now.
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+@contextlib.contextmanager
+def full_disk(path: Path) -> Iterator[None]:
+    """Turns what a full disk raises where `path` is written into one sentence."""
     try:
-        yield partial
-        os.replace(partial, path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.unlink(missing_ok=True)
+        yield
+    except Exception as e:
+        if not says_full(e):
+            raise
+        raise UserError(f"{path}: the disk is full; free some space, and start the same command "
+                        "again") from None
+
+
+def says_full(e: BaseException | None) -> bool:
+    """Whether an error, or one that it followed from, says that a disk is full: torch and safetensors raise
+    errors of their own."""
+    if e is None:
+        return False
+    return any(reason in str(e) for reason in DISK_FULL) or says_full(e.__context__)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a file that several processes write; it lies beside the file. UserError where it
+    cannot be made."""
+    lock = f"{target_of(path)}.lock"
+    try:
+        held = FileLock(lock).acquire()
+    except OSError as e:
+        raise unwritable(path, f"{lock}: {e.strerror}") from None
+    with held:
+        yield
 
 
 def read_rows(file: Path) -> list[dict]:
     """The JSON objects of a file, one a line; none where there is no file. UserError names a broken line."""
-    if not file.exists():
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
         return []
+    except OSError as e:
+        raise UserError(f"{file}: cannot be read ({e.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{file}: not a file of JSON objects, one a line; choose another path") from None
     rows = []
-    for n, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for n, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -236,6 +314,15 @@ def write_rows(file: Path, rows: list[dict]) -> None:
     with atomic_write(file) as partial:
         lines = [json.dumps(row) + "\n" for row in rows]
         partial.write_text("".join(lines), encoding="utf-8")
+
+
+def check_numbered(file: Path, numbers: list[int], first: int) -> None:
+    """UserError unless the rows of a log are numbered in turn: where one is missing, the next one would be
+    counted twice."""
+    for n, number in enumerate(numbers, first):
+        if number != n:
+            raise UserError(f"{file}: has a row with the number {number} where {n} is expected; put back the "
+                            "row that is missing, or remove all behind the gap")
 
 
 def checksum(file: Path) -> str:
@@ -266,7 +353,7 @@ class Run:
         started, checkpoint = self.folder / "started.json", self.folder / "checkpoint.pt"
         before = read_run(self.folder)
         self.done = bool(before)
-        if not before and checkpoint.exists():
+        if not before and os.path.isfile(checkpoint) and os.path.isfile(started):
             # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
             before = read_record(started)
         if before:
@@ -284,20 +371,21 @@ class Run:
 
     def begin(self, before: dict) -> None:
         """Takes the folder. before: what started.json or run.json says of the checkpoint there, if any."""
-        # Hidden files are our own.
-        is_ours = before or (self.folder / "started.json").exists()
-        if not is_ours and any(self.folder.glob("[!.]*")):
-            raise UserError(f"--out={self.folder}: exists and is no run of this script; choose another "
-                            "folder")
         self.lock = FileLock(self.folder / ".lock")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # Hidden files are our own.
+            is_ours = before or (self.folder / "started.json").exists()
+            if not is_ours and any(self.folder.glob("[!.]*")):
+                raise UserError(f"--out={self.folder}: exists and is no run of this script; choose another "
+                                "folder")
             self.lock.acquire(timeout=0)
         except Timeout:
             raise UserError(f"--out={self.folder}: another process is at work on it; wait for it, "
                             "or choose another folder") from None
         except OSError as e:
-            raise UserError(f"--out={self.folder}: cannot be written to ({e})") from None
+            raise UserError(f"--out={self.folder}: cannot be written to ({e.strerror}); choose another "
+                            "folder") from None
         earlier = before.get("commits", [])
         if earlier and earlier[-1] != self.commits[0]:
             print(f"WARNING: the checkpoint in {self.folder} was written by commit {earlier[-1]}, and the "
@@ -333,12 +421,19 @@ def read_run(folder: str | Path) -> dict:
     """run.json of a finished run: its "settings", "versions", "commits", and results by name; {} where there
     is none."""
     file = Path(folder) / "run.json"
-    return read_record(file) if file.exists() else {}
+    # os.path: a name that is too long for a file is no error.
+    return read_record(file) if os.path.isfile(file) else {}
 
 
 def read_record(file: Path) -> dict:
-    """run.json or started.json."""
-    record = json.loads(file.read_text())
+    """run.json or started.json. UserError where it is cut short, or of an earlier version."""
+    try:
+        record = dict(json.loads(file.read_text(encoding="utf-8")))
+    except OSError as e:
+        raise UserError(f"{file}: cannot be read ({e.strerror})") from None
+    except (ValueError, TypeError):
+        raise UserError(f"{file}: is cut short or damaged; copy it again, or remove its folder and run "
+                        "again") from None
     if "settings" not in record:
         raise UserError(f"{file}: an earlier version of this code wrote it; remove its folder, run again")
     return record

@@ -26,7 +26,7 @@ from filelock import AcquireReturnProxy, FileLock
 from nmg import runs, toy
 from nmg.runs import UserError
 
-CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent.parent / "cache"))
+CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent.parent / "cache")).expanduser()
 SPLITS = ("train", "dev", "test", "corpus")
 # The split of a file by the first word of its name.
 SPLIT_NAMES = {split: split for split in SPLITS} | {"val": "dev", "valid": "dev", "validation": "dev"}

@@ -19,7 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-os.environ.setdefault("NMG_CACHE", tempfile.mkdtemp(prefix="nmg-test-"))
+# All processes of a run share a cache, which is not that of the user.
+os.environ.setdefault("NMG_TEST_CACHE", tempfile.mkdtemp(prefix="nmg-test-"))
+os.environ["NMG_CACHE"] = os.environ["NMG_TEST_CACHE"]
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Two tests run side by side, each on one core.

@@ -1,15 +1,18 @@
 """EM and F1 against torchmetrics, predictions against brute force, and both scripts as a user runs them."""
+import errno
 import importlib
 import json
 import os
 import string
 import unicodedata
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TEXTS, call, fast_tokenizer, random_lm, squad, torchrun, write_rows
+from filelock import FileLock, Timeout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers
@@ -685,6 +688,27 @@ def test_the_script_starts_with_the_toy_worlds_values(script, tmp_path, monkeypa
     assert values[0] == values[0] | {name: wanted[name] for name in ("epochs", "lr", "batch_size")}
 
 
+@pytest.mark.parametrize("script", ["finetune_cls.py", "finetune_qa.py"])
+def test_outputs_that_are_not_finite_are_no_scores(script, lm_folder, cls_folder, qa_folder, tmp_path):
+    """After one step with a huge learning rate all weights are finite, and no output is."""
+    data = {"finetune_cls.py": cls_folder, "finetune_qa.py": qa_folder}[script]
+    result = call(script, f"--dataset={data}", f"--lm={lm_folder}", "--epochs=1", "--batch_size=1000",
+                  "--lr=1e30", "--out=o", "--save_model", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == ("error: the predictions became infinite or NaN; a smaller learning rate may "
+                             "help\n")
+    assert "WARNING" not in result.stdout and runs.read_rows(tmp_path / "results.jsonl") == []
+    assert [file.name for file in (tmp_path / "o").glob("[!.]*")] == ["started.json"]
+
+
+def test_predictions_of_ones_own_task_must_be_finite(lm_folder, cls_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(finetune_cls, "predictions", lambda model, pieces: [{"error": float("nan")}])
+    monkeypatch.setattr(finetune_cls, "summary", lambda lines: {"accuracy": 0.0})
+    result = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=1",
+                  cwd=tmp_path)
+    assert result.returncode == 2 and "error: predictions: error is nan; a smaller" in result.stderr
+
+
 # ---------------------------------------------------------------- one line of results
 
 def finished_run(folder, seed=0):
@@ -759,6 +783,45 @@ def test_results_in_a_read_only_folder(tmp_path):
     (tmp_path / "folder").mkdir(mode=0o500)
     with pytest.raises(UserError, match=r"results\.jsonl: cannot be written to"):
         finetune.check_results(tmp_path / "folder/results.jsonl")
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "/dev/full"])
+def test_a_device_for_results_is_refused(place):
+    with pytest.raises(UserError, match=rf"--results={place}: cannot be written to \(it is no regular"):
+        finetune.check_results(Path(place))
+    assert not Path(f"{place}.lock").exists()
+
+
+def test_a_lock_that_cannot_be_made_is_told_before_training(tmp_path):
+    """As where the results may be written, but not the folder."""
+    (tmp_path / "results.jsonl.lock").mkdir()
+    with pytest.raises(UserError, match=r"--results=.*results\.jsonl: cannot be written to \(.*lock: "):
+        finetune.check_results(tmp_path / "results.jsonl")
+
+
+def test_results_that_cannot_be_replaced_are_told_before_training(tmp_path, monkeypatch):
+    """As those of somebody else in /tmp."""
+    def not_permitted(partial, target):
+        raise PermissionError(errno.EPERM, "Operation not permitted", partial, None, target)
+
+    (tmp_path / "results.jsonl").write_text('{"seed": 0}\n')
+    monkeypatch.setattr(os, "replace", not_permitted)
+    with pytest.raises(UserError, match=r"results\.jsonl: cannot be written to \(Operation not permitted\)"):
+        finetune.check_results(tmp_path / "results.jsonl")
+    assert (tmp_path / "results.jsonl").read_text() == '{"seed": 0}\n'
+
+
+def test_two_names_of_a_results_file_are_one(tmp_path):
+    """A link stays one, and its lock is that of its target."""
+    (tmp_path / "all").mkdir()
+    (tmp_path / "link").symlink_to("all/results.jsonl")
+    finetune.check_results(tmp_path / "link")
+    for seed, name in enumerate(["link", "all/results.jsonl", "link"]):
+        finetune.add_result(tmp_path / name, finished_run(tmp_path / f"o-{seed}", seed=seed))
+    assert (tmp_path / "link").is_symlink()
+    assert [line["seed"] for line in runs.read_rows(tmp_path / "all/results.jsonl")] == [0, 1, 2]
+    with runs.locked(tmp_path / "link"), pytest.raises(Timeout):
+        FileLock(tmp_path / "all/results.jsonl.lock").acquire(timeout=0)
 
 
 def test_checking_changes_no_results(tmp_path):

@@ -228,6 +228,31 @@ def test_a_checkpoint_resumes_to_the_same_weights(stop, tmp_path, monkeypatch, c
     assert (f"going on after step {stop} of 18" in capsys.readouterr().out) == (stop > 0)
 
 
+@pytest.mark.parametrize("left", [0, 1, 10, 1000, -100])
+def test_a_checkpoint_that_is_cut_short_is_one_sentence(left, tmp_path):
+    file = tmp_path / "checkpoint.pt"
+    model = Tagger()
+    loop.save_checkpoint(file, model, torch.optim.AdamW(model.parameters()), 3, 1.0)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:left])
+    with pytest.raises(UserError, match=r"checkpoint\.pt: cannot be read \(cut short, damaged"):
+        fit(Tagger(), checkpoint=file)
+
+
+@pytest.mark.parametrize("state", [{"model": {}}, {"model": {"embed.weight": torch.zeros(3, 3)}}, {}])
+def test_a_checkpoint_of_other_code_is_one_sentence(state, tmp_path):
+    loop.save_state(tmp_path / "checkpoint.pt", state)
+    with pytest.raises(UserError, match="or of other code"):
+        fit(Tagger(), checkpoint=tmp_path / "checkpoint.pt")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -np.inf])
+def test_numbers_that_are_not_finite(value):
+    loop.check_numbers({"accuracy": 0.5, "answer": "nan", "text": 3}, "predictions")
+    with pytest.raises(UserError, match=f"predictions: likelihood is {value}; a smaller learning rate"):
+        loop.check_numbers({"accuracy": 0.5, "likelihood": value}, "predictions")
+
+
 def test_a_finished_checkpoint_trains_no_further(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "CHECKPOINT_MINUTES", 0)
     first, again = Tagger(), Tagger()

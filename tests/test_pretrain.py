@@ -806,6 +806,19 @@ def test_the_script_in_two_processes(tmp_path, flags, lm_folder):
     assert apart < 0.01 * moved
 
 
+@pytest.mark.parametrize("held_out", [True, False])
+def test_a_lm_whose_loss_is_not_finite_is_not_saved(held_out, lm_folder, cls_folder, tmp_path):
+    """After one step with a huge learning rate; also where no text is held out."""
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
+    dataset = cls_folder if held_out else "corpus.txt"
+    result = call("pretrain.py", f"--dataset={dataset}", f"--lm={lm_folder}", "--max_steps=1", "--lr=1e30",
+                  "--out=o", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == ("error: the LM: its loss is nan; a smaller learning rate may help, or another "
+                             "LM\n")
+    assert [file.name for file in (tmp_path / "o").glob("[!.]*")] == ["started.json"]
+
+
 # ---------------------------------------------------------------- what a user may get wrong
 
 def test_there_is_nothing_to_look_at_on_the_way(tmp_path, lm_folder):

@@ -353,6 +353,70 @@ def test_a_run_that_was_repeated_with_other_settings(before, after, name, tmp_pa
     assert f"but differ in {name};" in refused(tmp_path)
 
 
+@pytest.mark.parametrize(("one", "other", "names"), [
+    (("A/ckpt", "aa"), ("B/ckpt", "bb"), ["A/ckpt", "B/ckpt"]),
+    (("orgA/bert-x", None), ("orgB/bert-x", None), ["orgA/bert-x", "orgB/bert-x"]),
+    # A folder, and an LM of the hub that is called like it.
+    (("lms/bert", "aa"), ("bert", None), ["bert", "lms/bert"]),
+    # The same LM elsewhere.
+    (("A/ckpt", "aa"), ("B/ckpt", "aa"), ["ckpt"]),
+    (("orgA/bert-x", None), ("orgA/bert-x", None), ["bert-x"]),
+    (("A/one", "aa"), ("B/two", "bb"), ["one", "two"])])
+def test_lms_whose_paths_end_alike_have_tables_of_their_own(one, other, names, tmp_path):
+    """Else the difference of two LMs would be called a gain of the masker."""
+    for masker, (lm, weights) in (("random", one), ("whole", other)):
+        for seed in range(2):
+            add(tmp_path, masker, seed, 50.0 + len(masker), lm=lm, pretraining={"weights": weights})
+    assert sorted(set(read(tmp_path)["lm"])) == names
+    result = call("report.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert [f"\n## reviews, {name}\n" in result.stdout for name in names] == [True] * len(names)
+    assert ("-1.00" in result.stdout) == (len(names) == 1)
+    assert len(list((tmp_path / "report").rglob("*.png"))) == int(len(names) == 1)
+
+
+def test_the_picture_of_a_lm_with_its_full_name(tmp_path):
+    for lm, masker, seed in itertools.product(("A/ckpt", "B/ckpt"), ("random", "whole"), range(2)):
+        add(tmp_path, masker, seed, lm=lm, pretraining={"weights": lm})
+    assert "](forest-reviews-A-ckpt.png)" in call("report.py", cwd=tmp_path).stdout
+    pictures = sorted(file.name for file in (tmp_path / "report").glob("*.png"))
+    assert pictures == ["forest-reviews-A-ckpt.png", "forest-reviews-B-ckpt.png"]
+
+
+def test_plays_of_tools_have_their_lm_among_their_flags(tmp_path):
+    """Their paths are cut to names, so that only the weights tell LMs apart."""
+    for masker, weights in (("random", "aa"), ("whole", "bb")):
+        add(tmp_path, masker, config={"pretraining": None, "weights": weights})
+    assert "results.jsonl:2 (" in refused(tmp_path)
+
+
+def test_an_lm_that_was_replaced_between_two_lines(tmp_path):
+    """The same path, other weights."""
+    add(tmp_path, "random", lm="A/ckpt", pretraining={"weights": "aa"})
+    add(tmp_path, "whole", lm="A/ckpt", pretraining={"weights": "bb"})
+    file = tmp_path / "results.jsonl"
+    assert refused(tmp_path) == (f"{file}:2 ({file}:1): the LM A/ckpt has other weights in each of them; "
+                                 "keep them in different files")
+
+
+def test_data_sets_whose_paths_end_alike_have_tables_of_their_own(tmp_path):
+    add(tmp_path, "random", dataset="x/data", config={"data": "aa"})
+    add(tmp_path, "whole", dataset="y/data", config={"data": "bb"})
+    # Moved, and edited, which a note says.
+    add(tmp_path, "span", dataset="z/data", config={"data": "aa"})
+    add(tmp_path, "none", dataset="x/data", config={"data": "cc"})
+    lines = read(tmp_path)
+    assert {name: set(rows["row"]) for name, rows in lines.groupby("dataset")} == {
+        "x/data": {"random", "span", "none"}, "y/data": {"whole"}}
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), "75"])
+def test_a_score_that_is_no_number(score, tmp_path):
+    add(tmp_path)
+    add(tmp_path, seed=1, accuracy=score)
+    assert f"results.jsonl:2: accuracy is {score!r}, which is no score; remove this line" in refused(tmp_path)
+
+
 def test_lines_of_another_split_may_differ(tmp_path):
     """Flags are chosen on dev, where one row and seed has many lines."""
     for lr in (1e-3, 1e-4):

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,13 +15,20 @@ import pytest
 import spacy
 from conftest import ROOT, TEXTS, fast_tokenizer, mrqa_files, random_lm, write_rows
 
+# Empty, so that no test sees runs of the clone or of the user.
+NOWHERE = tempfile.mkdtemp(prefix="nmg-test-")
+# What the user has set for run_all.sh is not for the tests.
+CHOSEN = re.compile("QA|CLS|LMS|MASKERS|SEEDS|POLICIES|JOBS|OUT|QUICK|PYTHON|[A-Z]+_FLAGS")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not CHOSEN.fullmatch(name)}
 
-def run_all(*flags, cwd=ROOT, **env):
+
+def run_all(*flags, cwd=NOWHERE, **env):
     command = ["bash", str(ROOT / "run_all.sh"), *flags]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | env, timeout=600)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600,
+                          env=ENVIRONMENT | env)
 
 
-def listed(cwd="/", **env):
+def listed(cwd=NOWHERE, **env):
     """The commands that are left to do, in a folder without runs unless it is another."""
     result = run_all("--list", cwd=cwd, **env)
     assert result.returncode == 0, result.stderr
@@ -70,6 +78,12 @@ def test_quick_runs_the_same_rows_on_the_toys():
     assert all("--lm=tiny " in c and "--dataset=toy" in c for c in commands)
     learning = [c for c in commands if "train_nmg.py" in c]
     assert all("--episodes=2 --metric=likelihood" in c for c in learning)
+
+
+def test_the_home_directory_in_quotes():
+    """As OUT="~/runs", in which the shell leaves ~ as it is."""
+    command, = listed(CLS="my.csv", LMS="x", MASKERS="none", SEEDS="0", OUT="~/runs", HOME="/home/me")
+    assert command.endswith("--results=/home/me/runs/results.jsonl --out=/home/me/runs/score-my.csv-x-none-0")
 
 
 def test_seeds_take_turns_with_policies():

@@ -2,14 +2,18 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass
 
 import pytest
-from conftest import ROOT, call
+import torch
+from conftest import ROOT, call, fast_tokenizer, random_lm
+from safetensors import SafetensorError
 
-from nmg import runs
+from nmg import loop, models, runs
+from nmg.policies import Policy
 from nmg.runs import Run, UserError, parse_flags
 
 # ---------------------------------------------------------------- flags
@@ -57,8 +61,15 @@ def test_flags_that_are_not_given_keep_their_defaults():
     (["--out=a=b"], {"out": "a=b"}),
     # FOLDER/ is FOLDER, but / stays /
     (["--out=runs/x/", "--lm=/"], {"out": "runs/x", "lm": "/"}),
+    # ~ is the home directory where a path begins, and nowhere else
+    (["--out=~/x/", "--lm", "~"], {"out": "/home/me/x", "lm": "/home/me"}),
+    (["--masker=nmg:~/x", "--lm=~/a,~/b"], {"masker": "nmg:/home/me/x", "lm": "/home/me/a,/home/me/b"}),
+    (["--out=x~/~y", "--lm=./~"], {"out": "x~/~y", "lm": "./~"}),
+    (["--out=~nobody-of-this-name/x"], {"out": "~nobody-of-this-name/x"}),
+    (["--seed=9223372036854775807"], {"seed": 2**63 - 1}),
 ])
-def test_flags(args, expected):
+def test_flags(args, expected, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
     assert parse_flags(Config, args) == Config(**expected)
 
 
@@ -83,6 +94,10 @@ def test_flags(args, expected):
     (["--lr=nan"], "--lr=nan: must be a finite number"),
     (["--lr=inf"], "--lr=inf: must be a finite number"),
     (["--weight=-inf"], "--weight=-inf: must be a finite number"),
+    (["--seed=18446744073709551616"], "--seed=18446744073709551616: must be below 2^63"),
+    (["--seed=9223372036854775808"], "--seed=9223372036854775808: must be below 2^63"),
+    (["--count=-9223372036854775808"], "must be below 2^63"),
+    (["--epochs=1" + 400 * "0"], "must be below 2^63"),
 ])
 def test_wrong_flags(args, said):
     with pytest.raises(UserError) as error:
@@ -237,6 +252,134 @@ def test_atomic_write_of_a_folder_begins_anew(tmp_path):
     assert names(tmp_path / "folder") == ["whole"]
 
 
+def test_what_was_left_is_no_link_to_write_through(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".file.partial").symlink_to("mine")
+    runs.write_rows(tmp_path / "file", [{"a": 1}])
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (tmp_path / "file").is_symlink()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_a_link(there, tmp_path):
+    """Its target gets the content, also where it is not there yet, or a link itself."""
+    (tmp_path / "other").mkdir()
+    target = tmp_path / "other/target"
+    if there:
+        target.write_text("old")
+    (tmp_path / "second").symlink_to("other/target")
+    (tmp_path / "first").symlink_to(tmp_path / "second")
+    runs.write_rows(tmp_path / "first", [{"a": 1}])
+    assert os.readlink(tmp_path / "first") == str(tmp_path / "second")
+    assert not target.is_symlink() and runs.read_rows(target) == [{"a": 1}]
+    assert names(tmp_path) == ["first", "other", "second"] and names(tmp_path / "other") == ["target"]
+
+
+def mode(file):
+    return file.stat().st_mode & 0o7777
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o027])
+def test_a_file_keeps_its_mode_and_a_new_one_has_that_of_the_umask(umask, tmp_path):
+    """Also a file of safetensors, which hides what it writes from all but its owner."""
+    before = os.umask(umask)
+    try:
+        (tmp_path / "old").touch()
+        (tmp_path / "old").chmod(0o664)
+        for name in ("old", "new"):
+            runs.write_rows(tmp_path / name, [])
+        Policy(32).save(tmp_path)
+        lm = random_lm("bert")
+        models.save_lm(tmp_path / "lm", lm, fast_tokenizer("wordpiece"))
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "old") == 0o664
+    new = [tmp_path / "new", tmp_path / "policy.safetensors", *(tmp_path / "lm").iterdir()]
+    assert {mode(file) for file in new} == {0o666 & ~umask}
+    assert "model.safetensors" in names(tmp_path / "lm")
+
+
+@pytest.mark.parametrize("what", ["device", "pipe", "folder", "loop"])
+def test_only_a_regular_file_is_replaced(what, tmp_path):
+    file = tmp_path / "file"
+    if what == "device":
+        file.symlink_to("/dev/null")
+    elif what == "pipe":
+        os.mkfifo(file)
+    elif what == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to(file)
+    before = os.lstat(file)
+    with pytest.raises(UserError, match=r"file: cannot be written to \(it is no regular file\); choose"):
+        runs.write_rows(file, [])
+    assert os.lstat(file).st_ino == before.st_ino and names(tmp_path) == ["file"]
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_a_name_that_is_too_long(tmp_path):
+    """Of its own, or with what is added to it."""
+    for length in (250, 300):
+        with pytest.raises(UserError, match=r"a: cannot be written to \(File name too long\)"):
+            runs.write_rows(tmp_path / (length * "a"), [])
+        with pytest.raises(UserError, match="cannot be written to"):
+            Run(tmp_path / (300 * "a"), SETTINGS)
+
+
+def test_a_fork_that_opens_what_is_not_there_keeps_its_traceback(tmp_path):
+    """Also in the block of atomic_write, of which only the file itself is known."""
+    with pytest.raises(FileNotFoundError), runs.atomic_write(tmp_path / "file"):
+        (tmp_path / "nowhere").read_text()
+    with pytest.raises(ZeroDivisionError), runs.atomic_write(tmp_path / "file"):
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    """Written by Python, torch and safetensors, with errors of their own; what was there stays."""
+    monkeypatch.setattr(runs, "remove", lambda path: None)
+    state = {"a": torch.zeros(100_000)}
+    writers = {"rows": lambda file: runs.write_rows(file, 1000 * [{"a": "text"}]),
+               "state": lambda file: loop.save_state(file, state)}
+    for name, write in writers.items():
+        (tmp_path / name).write_text("old")
+        (tmp_path / f".{name}.partial").symlink_to("/dev/full")
+        with pytest.raises(UserError, match=f"{name}: the disk is full; free some space, and start the same"):
+            write(tmp_path / name)
+        assert (tmp_path / name).read_text() == "old"
+
+    def full(*args, **options):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    lm = random_lm("bert")
+    monkeypatch.setattr(lm, "save_pretrained", full)
+    with pytest.raises(UserError, match="lm: the disk is full"):
+        models.save_lm(tmp_path / "lm", lm, None)
+
+
+def test_rows_that_are_none(tmp_path):
+    """Not text; not to be read; a line separator within a text is none of the file."""
+    (tmp_path / "binary").write_bytes(b"\x80\x02")
+    with pytest.raises(UserError, match="binary: not a file of JSON objects, one a line"):
+        runs.read_rows(tmp_path / "binary")
+    with pytest.raises(UserError, match=r"cannot be read \(Is a directory\)"):
+        runs.read_rows(tmp_path)
+    (tmp_path / "rows").write_text('{"a": "x\u2028y"}\r\n{"a": 1}', encoding="utf-8")
+    assert runs.read_rows(tmp_path / "rows") == [{"a": "x\u2028y"}, {"a": 1}]
+    assert runs.read_rows(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(("numbers", "said"), [
+    ([0, 1, 3], "the number 3 where 2 is expected"),
+    ([0, 0, 1], "the number 0 where 1 is expected"),
+    ([1, 2], "the number 1 where 0 is expected"),
+    ([0, None], "the number None where 1 is expected")])
+def test_a_log_with_a_gap(numbers, said, tmp_path):
+    with pytest.raises(UserError, match=f"log.jsonl: has a row with {said}; put back"):
+        runs.check_numbered(tmp_path / "log.jsonl", numbers, 0)
+    runs.check_numbered(tmp_path / "log.jsonl", [1, 2, 3], 1)
+
+
 def test_checksum_is_sha256(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
@@ -269,6 +412,22 @@ def test_a_run_of_an_earlier_version_is_refused(tmp_path):
     (tmp_path / "run.json").write_text('{"masker": "whole"}')
     with pytest.raises(UserError, match=r"run\.json: an earlier version of this code wrote it"):
         runs.read_run(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", '{"settings": {"se', "[1]", "5", "\x80"])
+@pytest.mark.parametrize("name", ["run.json", "started.json"])
+def test_a_record_that_is_cut_short(name, text, tmp_path):
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    (tmp_path / "checkpoint.pt").touch()
+    said = rf"{name}: is cut short or damaged; copy it again, or remove its folder and run again"
+    with pytest.raises(UserError, match=said):
+        Run(tmp_path, SETTINGS)
+
+
+def test_a_checkpoint_of_something_else_is_no_run(tmp_path):
+    (tmp_path / "checkpoint.pt").touch()
+    with pytest.raises(UserError, match="exists and is no run of this script"):
+        Run(tmp_path, SETTINGS)
 
 
 def test_run_json_is_the_last_thing_that_is_written(tmp_path, monkeypatch):

@@ -569,6 +569,17 @@ def test_a_policy_whose_scores_are_gone(tmp_path):
         load_policy(folder, SCORES)
 
 
+def test_a_log_that_cannot_be_used_is_told_before_the_first_pair(tmp_path, monkeypatch):
+    """With a gap, or where it cannot be written."""
+    rows = [{"seed": 0}, {"pair": 0}, {"pair": 2}]
+    runs.write_rows(tmp_path / "log.jsonl", rows)
+    with pytest.raises(UserError, match=r"log\.jsonl: has a row with the number 2 where 1 is expected"):
+        search_masks.read_pairs(tmp_path / "log.jsonl", rows[0])
+    monkeypatch.setattr(train_nmg, "inner_loop", None)
+    result = call("tools/search_masks.py", *SMALL, "--log=/dev/null", "--out=o", cwd=tmp_path)
+    assert result.returncode == 2 and "/dev/null: cannot be written to" in result.stderr
+
+
 def test_pairs_that_all_tie_teach_nothing(tmp_path):
     """One example to score: both players are wrong, or both right. No policy is saved; the pairs are."""
     result = call("tools/search_masks.py", *SMALL, "--pairs=2", "--metric=accuracy", "--validation=1",

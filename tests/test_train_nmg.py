@@ -1002,8 +1002,29 @@ def test_wrong_flags(flags, said, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("flags", [
+    ["--rl_lr=1e30", "--updates_per_episode=1"],
+    ["--ft_lr=1e30", "--ft_epochs=1", "--metric=accuracy", "--batch_size=1000"]])
+def test_one_step_with_a_learning_rate_without_sense(flags, tmp_path):
+    """All weights are finite after it; no output is, and no policy is saved."""
+    result = call("train_nmg.py", *SMALL, "--episodes=1", *flags, "--out=o", cwd=tmp_path)
+    assert result.returncode == 2 and "became infinite or NaN; a smaller learning rate" in result.stderr
+    assert not (tmp_path / "o/policy.safetensors").exists() and not (tmp_path / "o/metrics.jsonl").exists()
+
+
+def test_a_checkpoint_that_is_cut_short_is_one_sentence(tmp_path):
+    agents = {"learner": Agent(Policy(32), 1e-3)}
+    lm = random_lm("bert")
+    train_nmg.save_checkpoint(tmp_path / "checkpoint.pt", lm, agents, {}, [])
+    assert train_nmg.load_checkpoint(tmp_path / "checkpoint.pt", lm, agents, {}) == []
+    whole = (tmp_path / "checkpoint.pt").read_bytes()
+    (tmp_path / "checkpoint.pt").write_bytes(whole[:-100])
+    with pytest.raises(UserError, match=r"checkpoint\.pt: cannot be read \(cut short, damaged"):
+        train_nmg.load_checkpoint(tmp_path / "checkpoint.pt", lm, agents, {})
+
+
 def test_a_learning_rate_without_sense(tmp_path):
     """Ends with one sentence, not with a policy of NaNs."""
     result = call("train_nmg.py", *SMALL, "--rl_lr=1e30", "--out=o", cwd=tmp_path)
-    assert result.returncode == 2 and "the weights of the policy became infinite or NaN" in result.stderr
+    assert result.returncode == 2 and "of the policy became infinite or NaN" in result.stderr
     assert not (tmp_path / "o/policy.safetensors").exists()

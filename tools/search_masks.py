@@ -127,7 +127,11 @@ def search(cfg: Config, file: Path, settings: dict, data: Data, lm: torch.nn.Mod
     batches = [collate(contexts, some[indices]) for indices in length_batches(contexts.length[some])]
     policy = LinearPolicy.whitened(cfg.features.split(","), SCORES, cfg.components, batches, reader)
     D = len(policy.weight)
-    pairs = read_pairs(file, settings)[:cfg.pairs]
+    pairs = read_pairs(file, settings)
+    if runs.is_main_process():
+        # Fails now where it would fail after a pair.
+        runs.write_rows(file, [settings, *pairs])
+    pairs = pairs[:cfg.pairs]
     bar = tqdm(range(len(pairs), cfg.pairs), unit="pair", disable=not runs.is_main_process())
 
     for n in bar:
@@ -189,6 +193,7 @@ def read_pairs(file: Path, settings: dict) -> list[dict]:
     if changed:
         raise UserError(f"{file}: holds another search ({', '.join(changed)} differ); remove it, or choose "
                         "another file with --log")
+    runs.check_numbered(file, [row.get("pair") for row in rows[1:]], 0)
     return rows[1:]
 
 

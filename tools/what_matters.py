@@ -63,6 +63,8 @@ def main(cfg: Config) -> None:
     files = {name: maskers.checksum_of(name) for name in chosen}
     lines = [line for line in lines if line["file"] == files.get(line["masker"], line["file"])]
     done = {(line["seed"], line["masker"]) for line in lines}
+    # Fails now where it would fail after a play.
+    runs.write_rows(Path(cfg.log), lines)
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
     with tqdm(total=len(seeds) * len(chosen), unit="play", disable=None) as bar:
         for seed in seeds:
