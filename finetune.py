@@ -9,17 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 from filelock import FileLock
 
 import data_prep
 import maskers
 from nmg import loop, runs
+from nmg.data import Pieces, Split
 from nmg.models import load_lm, load_tokenizer, max_len_of, weights_of
 from nmg.runs import Run, UserError
+from nmg.sources import Columns
 
 
 @dataclass
-class EvaluationConfig:
+class EvaluationConfig(Columns):
     """The flags that all finetune_*.py share; each adds its own."""
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
     split: str | None = None        # scored: test, or dev to choose by; None: test if there is one
@@ -44,7 +47,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
 
     # 1. the data and the LM
     tokenizer = load_tokenizer(cfg.lm)
-    data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=task.KIND)
+    data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=task.KIND, columns=cfg)
     lm = load_lm(cfg.lm)
     origin = origin_of(cfg.lm)
     pretraining = origin["settings"]
@@ -58,6 +61,10 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
         data["train"].limit_labels(cfg.labelled, cfg.seed)
     train = task.pieces_of(data["train"], cfg.max_len).labelled_only()
     evaluated = task.pieces_of(data[cfg.split], cfg.max_len)
+    data.check_labels("train", cfg.split)
+    print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
+          f"{cut_share(evaluated):.1%} of those of {cfg.split}, of which "
+          f"{seen_share(evaluated.split, data['train']):.1%} also stand in train", flush=True)
 
     # 2. the folder of this run
     settings = runs.settings_of(cfg, without=("results", "row", "save_model"), data=data.checksum,
@@ -79,19 +86,45 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
         if not runs.is_main_process():
             return
         lines = task.predictions(model, evaluated)
-        warn_of_one_answer(lines)
+        scores = {}
+        if evaluated.split.has_gold:
+            warn_of_one_answer(lines)
+            scores = task.summary(lines)
+        else:
+            lines = [without_scores(line, task) for line in lines]
         runs.write_rows(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
             model.save_pretrained(run.folder)
             tokenizer.save_pretrained(run.folder)
         seconds = {"pretrain": origin["seconds"], "train": trained - started,
                    "score": time.time() - trained}
-        run.finish(scores=task.summary(lines), examples=len(lines), seconds=seconds,
+        run.finish(scores=scores, examples=len(lines), seconds=seconds,
                    held_out_loss=origin["held_out_loss"])
 
     # 4. one line of results
-    if runs.is_main_process():
+    if not evaluated.split.has_gold:
+        print(f"{cfg.split} has no labels, so that nothing is scored: {run.folder / 'predictions.jsonl'}")
+    elif runs.is_main_process():
         add_result(Path(cfg.results), run, cfg.row)
+
+
+def cut_share(pieces: Pieces) -> float:
+    """The share of texts whose last token is in no piece."""
+    texts = np.unique(pieces.text_ids)
+    end = np.zeros(len(pieces.split), np.int64)                     # (N,) where the last piece of a text ends
+    np.maximum.at(end, pieces.text_ids, pieces.end)
+    return float(np.mean(end[texts] < pieces.split.token_start[texts + 1]))
+
+
+def seen_share(split: Split, train: Split) -> float:
+    """The share of texts that also stand in train."""
+    known = {hash(train.text(i)) for i in range(len(train))}
+    return float(np.mean([hash(split.text(i)) in known for i in range(len(split))]))
+
+
+def without_scores(line: dict, task: ModuleType) -> dict:
+    """A prediction of something that has no label."""
+    return {name: value for name, value in line.items() if name not in ("gold", *task.METRICS)}
 
 
 def warn_of_one_answer(lines: list[dict]) -> None:

@@ -32,6 +32,7 @@ from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of, weights_of
 from nmg.plots import curves
 from nmg.policies import Policy
 from nmg.runs import RowRandom, Run, UserError, stream
+from nmg.sources import Columns
 from nmg.subtasks import SubTask, SubTaskSampler
 from pretrain import pretrain
 
@@ -45,7 +46,7 @@ FORMS = {
 
 
 @dataclass
-class PlayConfig:
+class PlayConfig(Columns):
     """The flags of a play, which tools/ share: the task, a sub-task of it, and the inner loop."""
     # The values are the paper's; with --lm=tiny, TRAIN_NMG in nmg/toy.py. Some differ between classification
     # (cls) and question answering (qa): None takes the number in the comment, from INNER_LOOP of
@@ -497,9 +498,11 @@ def open_task(cfg: PlayConfig,
     # In a model as small as `tiny`, casts to bf16 cost more than they gain.
     loop.use_fast_path(cfg.fast and cfg.lm != "tiny")
     tokenizer = load_tokenizer(cfg.lm)
-    data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)
+    data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model, columns=cfg)
     if data.kind == "text":
-        raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from")
+        raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from; "
+                        "--label=COLUMN names those of a table")
+    data.check_labels("train")
     task = importlib.import_module(f"finetune_{data.kind}")
     lm = load_lm(cfg.lm).to(device())
     for name, value in task.INNER_LOOP.items():

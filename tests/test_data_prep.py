@@ -87,7 +87,7 @@ def test_the_same_labelled_texts_in_every_format(tmp_path):
     (tmp_path / "d.csv").write_text("".join(csv_lines))
     (tmp_path / "e.tsv").write_text("".join(tsv_lines))
     for name in ("a.jsonl", "b.txt", "c.jsonl.gz", "d.csv", "e.tsv"):
-        assert list(sources.read(tmp_path / name)) == rows, name
+        assert list(sources.read(tmp_path / name, sources.Columns())) == rows, name
 
 
 def test_a_corpus_of_plain_text(tmp_path, tok):
@@ -168,9 +168,9 @@ def test_files_by_other_names(tmp_path, tok):
     write_json(tmp_path / "q/train.json", squad(TEXTS[:2], ["mat", "big ones"]))
     write_rows(tmp_path / "q/corpus.jsonl", [{"text": "a", "doc": 0}])
     assert not load(str(tmp_path / "q"), tok).joined
-    write_rows(tmp_path / "hf.json", [{"text": "a"}, {"text": "b"}])
-    with pytest.raises(UserError, match=r"Extra data: line 2 column 1.*Then call the file \.jsonl"):
-        load(str(tmp_path / "hf.json"), tok)
+    # Lines of JSON in a .json.
+    hf = load(str(write_rows(tmp_path / "hf.json", [{"text": "a"}, {"text": "b"}])), tok)
+    assert len(hf["train"]) + len(hf["dev"]) == 2
 
 
 def test_a_tokenizer_with_a_length_of_its_own(tmp_path):
@@ -683,28 +683,29 @@ BAD = [
     ("cut.jsonl.gz", gzip.compress(jsonl(*[GOOD] * 500).encode())[:60], "cut.jsonl.gz: Compressed file"),
     ("plain.jsonl.gz", jsonl(GOOD), "plain.jsonl.gz: Not a gzipped file"),
     ("broken.jsonl", jsonl(GOOD, '{"text": "a', GOOD), "broken.jsonl:2: not valid JSON: Unterm"),
-    ("array.jsonl", json.dumps([GOOD]), "array.jsonl:1: a line must be one JSON object, but this is a list"),
-    ("list.jsonl", jsonl(GOOD, "[1]"), "list.jsonl:2: a line must be one JSON object"),
+    ("array.jsonl", json.dumps([GOOD]), "array.jsonl:1: a row must be one JSON object, but this is a list"),
+    ("list.jsonl", jsonl(GOOD, "[1]"), "list.jsonl:2: a row must be one JSON object"),
     ("missing.jsonl", jsonl(GOOD, {"label": "a"}), "missing.jsonl:2: the field 'text' is missing"),
     ("type.jsonl", jsonl(GOOD, {"text": 3, "label": "a"}), "type.jsonl:2: the field 'text' must be text"),
-    ("label.jsonl", jsonl(GOOD, {"text": "a", "label": None}), "label.jsonl:2: the field 'label' must be"),
+    ("label.jsonl", jsonl(GOOD, {"text": "a", "label": None}), "there is no label, in the row with the text 'a'"),
     ("text.jsonl", jsonl(GOOD, {"text": " ", "label": "a"}), "text.jsonl:2: the field 'text' must be"),
-    ("mixed.jsonl", jsonl(*[GOOD] * 3, {"text": "a"}), "mixed.jsonl:4: its fields are text, but before"),
-    ("some.jsonl", jsonl(GOOD | {"doc": 1}, GOOD), "some.jsonl:2: its fields are text, label, but"),
+    ("mixed.jsonl", jsonl(*[GOOD] * 3, {"text": "a"}), "there is no label, in the row with the text 'a'"),
+    ("some.jsonl", jsonl(GOOD | {"doc": 1}, GOOD), "some.jsonl:2: its fields are text, but before"),
     ("doc.jsonl", jsonl(GOOD | {"doc": -1}), "doc.jsonl:1: the field 'doc' must be a number from 0"),
     ("half.jsonl", '{"text": "a"\n',
      "half.jsonl:1: not valid JSON: Expecting ',' delimiter: line 1 column 13"),
     ("two.jsonl", '{"text": "a"} {"text": "b"}\n',
      "two.jsonl:1: not valid JSON: Extra data: line 1 column 15"),
-    ("column.csv", "id,text,labels\n1,a,b\n", "in its first line; it has id, text, labels; rename"),
+    ("column.csv", "id,review,labels\n1,a,b\n",
+     "column.csv:2: the field 'text' is missing, there are id, review, labels; --text=NAME and --label=NAME"),
     ("cells.csv", "text,label\na, b,c", "cells.csv:2: more cells than columns"),
     ("blank.csv", "text,label\n\n\nfine,a\na, b,c", "blank.csv:5: more cells than columns"),
     ("comma.csv", "label,text\npos,A fine, good film\n", "comma.csv:2: more cells than columns"),
-    ("short.csv", "text,label\na\n", "short.csv:2: the field 'label' must be text"),
+    ("short.csv", "text,label\nb,x\na\n", "there is no label, in the row with the text 'a'"),
     ("quote.csv", 'text,label\n"a,b\n', "quote.csv:2: unexpected end of data"),
     ("quoted.tsv", TSV, "quoted.tsv:2: a quoted cell runs over several lines"),
     ("cut.json", json.dumps(QA)[:80], "cut.json: not valid JSON: Unterminated string"),
-    ("other.json", '{"rows": []}', "other.json: the field 'data' is missing"),
+    ("other.json", '{"rows": [{"text": "a"}]}', "other.json: [0]: the field 'text' is missing"),
     ("context.json", changed(CONTEXT, None), "context.json: data[0]: the field 'context' is missing"),
     ("nothing.json", json.dumps(squad(["the cat \x01 sat"], ["\x01"])), "'q0' holds no token of its context"),
     ("offset.json", changed(ANSWER_START, 5), "answer 'mat' of question 'q0' does not stand at offset 5"),
@@ -725,7 +726,7 @@ BAD = [
 def test_a_bad_file_is_one_sentence(name, content, said, tmp_path, tok):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=re.escape(said)) as raised:
-        load(str(tmp_path / name), tok)
+        load(str(tmp_path / name), tok).check_labels("train", "dev")
     assert "\n" not in str(raised.value)
 
 
@@ -758,7 +759,7 @@ def test_files_that_cannot_be_opened_are_one_sentence(tmp_path, tok, monkeypatch
     (tmp_path / "a/train.csv").mkdir(parents=True)
     (tmp_path / "b").mkdir()
     (tmp_path / "b/train.jsonl").symlink_to(tmp_path / "gone.jsonl")
-    mine = sources.from_files({"train": tmp_path / "mine.csv"})
+    mine = sources.from_files({"train": [tmp_path / "mine.csv"]})
     monkeypatch.setitem(sources.DATASETS, "mine", lambda: mine)
     cases = [
         (tmp_path / "a", f"Is a directory: '{tmp_path}/a/train.csv'"),
@@ -796,10 +797,10 @@ def test_a_cache_that_cannot_be_written(tmp_path, tok, monkeypatch):
 
 
 def test_the_script_says_one_sentence(tmp_path):
-    (tmp_path / "d.csv").write_text("text,label\na,\n")
+    (tmp_path / "d.csv").write_text("text,label\na,\nb,x\n")
     done = call("data_prep.py", "--dataset=d.csv", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: d.csv:2: the field 'label' must be text")
+    assert done.stderr.splitlines()[-1].startswith("error: d.csv, dev: there is no label")
     assert "9,600 tokens" in call("data_prep.py", cwd=tmp_path).stdout
 
 
@@ -843,19 +844,19 @@ def test_other_bad_input(tmp_path, tok):
     write_rows(tmp_path / "d/train.jsonl", [GOOD, GOOD, OTHER])
     write_rows(tmp_path / "d/test.jsonl", [GOOD, {"text": "b", "label": "z"}])
     write_rows(tmp_path / "e/train.jsonl", [GOOD, GOOD, OTHER])
-    write_rows(tmp_path / "e/test.jsonl", [{"text": "b"}])
+    write_rows(tmp_path / "e/test.jsonl", [GOOD, {"text": "b"}])
     write_rows(tmp_path / "two/train.jsonl", [GOOD])
     write_rows(tmp_path / "two/train.txt", [GOOD])
     cases = [
         (str(tmp_path / "d"), "d, test: the label 'z' is not among those of train"),
-        (str(tmp_path / "e"), "e, test: the field 'label' is missing"),
+        (str(tmp_path / "e"), "e, test: there is no label, in the row with the text 'b'"),
         (str(tmp_path / "two"), "train.jsonl and train.txt could be train"),
         ("chemprott", "did you mean 'chemprot'"),
         ("emrqa", "data-use agreement"),
         (str(tmp_path), "no file named train")]
     for name, said in cases:
         with pytest.raises(UserError, match=re.escape(said)):
-            load(name, tok)
+            load(name, tok).check_labels("test")
     with pytest.raises(UserError, match="holds 'cls' data, not 'qa'"):
         load(str(tmp_path / "two/train.txt"), tok, kind="qa")
 
