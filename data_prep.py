@@ -3,9 +3,10 @@
     python data_prep.py --dataset=chemprot --lm=bert-base-uncased     # downloads and prepares
     python data_prep.py --dataset=my_folder                           # train, dev, test, corpus in any format
     python data_prep.py --dataset=reviews.csv                         # one file; a dev split is cut from it
+    python data_prep.py --dataset=hf:stanfordnlp/imdb                 # of the Hugging Face hub
 
-Formats, also gzipped: .json (SQuAD 1.1, or emrQA), .jsonl (text, with label and doc where you have them, or
-MRQA), .csv and .tsv (text and label, or text alone), .txt (a corpus, one document per line; or JSON lines).
+Formats: .csv .tsv .parquet .jsonl .json (tables with the columns --text, --label and --doc, or questions: SQuAD
+1.1, MRQA, emrQA, rows as the hub has them), .txt (a corpus, one document per line), and folders of save_to_disk.
 """
 import collections
 import functools
@@ -214,7 +215,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
             if "qas" in fields:
                 arrays |= question_arrays(chunk, arrays, tokenizer, folder, n, problems)
                 questions = itertools.chain(*(record["qas"] for record in chunk))
-                has_gold = has_gold or any(qa["answers"] for qa in questions)
+                has_gold = has_gold or any(qa["answers"] or "problem" in qa for qa in questions)
         append(folder, arrays)
         n += len(chunk)
     if n == 0:
@@ -336,6 +337,8 @@ def question_arrays(chunk: list[dict], arrays: dict, tokenizer, folder: Path, n:
 
 
 def check_answers(text: str, qa: dict) -> None:
+    if "problem" in qa:
+        raise ValueError(qa["problem"])
     if not qa["answers"]:
         raise ValueError(f"question {qa['id']!r} has no answer; those of SQuAD 2 are not supported")
     for answer in qa["answers"]:
@@ -391,7 +394,7 @@ def run_spacy(split: Split, nlp) -> np.ndarray:
 
 @dataclass
 class Config(Columns):
-    dataset: str = "toycls"             # squad newsqa emrqa chemprot imdb toycls toyqa, a folder, or a file
+    dataset: str = "toycls"             # squad newsqa emrqa chemprot imdb toycls toyqa, hf:REPO, a folder or file
     lm: str = "tiny"                    # whose tokenizer: tiny, a Hugging Face folder, or a hub name
     dev_share: float | None = None      # share of train to cut as dev where there is none; paths: 0.1
 

@@ -134,10 +134,10 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
 
 
 def refuse_twice(names: Iterable[str]) -> None:
-    """ValueError where two columns have one name; those without a name are not read."""
+    """ValueError where two columns or fields have one name; those without a name are not read."""
     for name, count in collections.Counter(names).items():
         if count > 1 and name:
-            raise ValueError(f"{count} columns are named {name!r}; rename all but one")
+            raise ValueError(f"the name {name!r} stands {count} times; rename all but one")
 
 
 def one_object(pairs: list[tuple[str, object]]) -> dict:
@@ -266,7 +266,8 @@ READERS = {".json": read_json, ".jsonl": read_jsonl, ".csv": read_table,
 #
 # A record is one text: {"text"}, {"text", "label"}, or {"text", "qas"} with a list of questions
 # {"id", "question", "answers": [{"text", "start" (characters)}]}, and "references" where predictions are to
-# be compared with other texts. A record without "label", or a question without answers, can be predicted.
+# be compared with other texts, or "problem" where its answers cannot be used. A record without "label", or a
+# question without answers, can be predicted.
 # "doc" numbers the documents: what is cut from train shares none with the rest.
 
 def read(path: Path, columns: Columns) -> Iterator[dict]:
@@ -372,10 +373,11 @@ def qa_record(row: dict, context: str) -> dict:
     record = {"text": text, "qas": []}
     for qa in row.get("qas", [row]):
         asked = {"id": str(qa["qid"] if "qid" in qa else qa["id"]), "question": nonempty(qa, "question")}
-        if "detected_answers" in qa:
-            asked |= mrqa_answers(qa, text)
-        else:
-            asked["answers"] = squad_answers(qa)
+        try:
+            asked |= mrqa_answers(qa, text) if "detected_answers" in qa else squad_answers(qa)
+        except ValueError as e:
+            # Who needs no answers reads the text and the question.
+            asked |= {"answers": [], "problem": f"question {asked['id']!r}: {e}"}
         record["qas"].append(asked)
     # Not "doc", which would say that train and corpus number their documents alike (Data.joined).
     if isinstance(row.get("article"), int):
@@ -385,7 +387,7 @@ def qa_record(row: dict, context: str) -> dict:
     return record
 
 
-def squad_answers(qa: dict) -> list[dict]:
+def squad_answers(qa: dict) -> dict:
     """The answers of a question: a list of objects, or an object of lists, as the hub has it; none where
     there is no such field."""
     answers = []
@@ -394,7 +396,7 @@ def squad_answers(qa: dict) -> list[dict]:
             raise ValueError('the field \'answers\' must hold "text" and "answer_start" of each answer, a '
                              f"number, not {found!r}")
         answers.append({"text": nonempty(found, "text"), "start": found["answer_start"]})
-    return answers
+    return {"answers": answers}
 
 
 def as_list(value: object) -> list:
@@ -420,8 +422,8 @@ def mrqa_answers(qa: dict, context: str) -> dict:
             text = context[first:last + 1]
             # MRQA found the answers up to case and punctuation.
             if re.sub(r"\W", "", text.lower()) != re.sub(r"\W", "", found["text"].lower()):
-                raise ValueError(f"the answer {found['text']!r} of question {qa['qid']!r} does not stand "
-                                 f"at {first} to {last} of its context (found {text[:60]!r})")
+                raise ValueError(f"the answer {found['text']!r} does not stand at {first} to {last} of its "
+                                 f"context (found {text[:60]!r})")
             answers.append({"text": text, "start": first})
     return {"answers": answers, "references": references}
 
