@@ -5,8 +5,9 @@
     python data_prep.py --dataset=reviews.csv                         # one file; a dev split is cut from it
     python data_prep.py --dataset=hf:stanfordnlp/imdb                 # of the Hugging Face hub
 
-Formats: .csv .tsv .parquet .jsonl .json (tables with the columns --text, --label and --doc, or questions: SQuAD
-1.1, MRQA, emrQA, rows as the hub has them), .txt (a corpus, one document per line), and folders of save_to_disk.
+Formats: .csv .tsv .parquet .jsonl .json (tables with the columns --text, --label and --doc, or questions:
+SQuAD 1.1, MRQA, emrQA, rows as the hub has them), .txt (a corpus, one document per line), and folders of
+save_to_disk.
 """
 import collections
 import functools
@@ -394,7 +395,7 @@ def run_spacy(split: Split, nlp) -> np.ndarray:
 
 @dataclass
 class Config(Columns):
-    dataset: str = "toycls"             # squad newsqa emrqa chemprot imdb toycls toyqa, hf:REPO, a folder or file
+    dataset: str = "toycls"             # squad newsqa emrqa chemprot imdb toycls toyqa, hf:REPO, or a path
     lm: str = "tiny"                    # whose tokenizer: tiny, a Hugging Face folder, or a hub name
     dev_share: float | None = None      # share of train to cut as dev where there is none; paths: 0.1
 

@@ -7,7 +7,6 @@
 data_prep.py turns the records into token arrays.
 """
 import collections
-import contextlib
 import csv
 import functools
 import gzip
@@ -21,7 +20,6 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
-import pandas as pd
 import torch
 from filelock import AcquireReturnProxy, FileLock
 
@@ -56,17 +54,22 @@ class Columns:
 #
 # A reader gives the rows of a file, each with its place: ("file:line", {column: value}).
 
-@contextlib.contextmanager
-def error_context(where: object) -> Iterator[None]:
-    """Turns what reading a record raises into one sentence that begins with its place."""
-    try:
-        yield
-    except KeyError as e:
-        raise UserError(f"{where}: the field {e} is missing") from e
-    except json.JSONDecodeError as e:
-        raise UserError(f"{where}: not valid JSON: {e}") from e
-    except BROKEN as e:
-        raise UserError(f"{where}: {e}") from e
+class error_context:
+    """`with error_context(where):` turns what reading a record raises into one sentence that begins with its
+    place. A class, as contextlib would take twice the time, for every row."""
+    def __init__(self, where: object):
+        self.where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, trace) -> None:
+        if isinstance(error, KeyError):
+            raise UserError(f"{self.where}: the field {error} is missing") from error
+        if isinstance(error, json.JSONDecodeError):
+            raise UserError(f"{self.where}: not valid JSON: {error}") from error
+        if isinstance(error, BROKEN):
+            raise UserError(f"{self.where}: {error}") from error
 
 
 def lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -112,25 +115,25 @@ def refuse_conll(path: Path) -> None:
 def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
     # Texts may be longer than what the csv module allows.
     csv.field_size_limit(2**31 - 1)
-    table = csv.DictReader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
-    header = [name.strip() for name in table.fieldnames or []]
-    table.fieldnames = header
+    table = csv.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
+    header = [name.strip() for name in next(table, [])]
     refuse_twice(header)
     while True:
         # A quoted cell may run over lines: the place of a row is where it begins.
         where = f"{path}:{table.line_num + 1}"
         with error_context(where):
-            row = next(table, None)
-            if row is None:
+            cells = next(table, None)
+            if cells is None:
                 return
-            if None in row:
+            if len(cells) > len(header):
                 raise ValueError("more cells than columns; put cells that hold a separator in double quotes")
-            if delimiter == "\t" and any("\n" in str(cell) for cell in row.values()):
+            if delimiter == "\t" and any("\n" in cell for cell in cells):
                 raise ValueError("a quoted cell runs over several lines; double quotes that are plain "
                                  "characters, or use jsonl")
-            if set(row.values()) == set(header):
+            if cells and cells[0] in header and set(cells) == set(header):
                 raise ValueError("here the header stands again; remove this line (were two files joined?)")
-        yield where, row
+        if cells:
+            yield where, dict(zip(header, cells, strict=False))
 
 
 def refuse_twice(names: Iterable[str]) -> None:
@@ -141,19 +144,20 @@ def refuse_twice(names: Iterable[str]) -> None:
 
 
 def one_object(pairs: list[tuple[str, object]]) -> dict:
-    """A JSON object, of which json alone would keep the last of two fields with one name."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        refuse_twice(name for name, _ in pairs)
-    return found
+    """A JSON object; json alone would keep the last of two fields with one name."""
+    refuse_twice(name for name, _ in pairs)
+    return dict(pairs)
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict]]:
+    hook = one_object
     for where, line in lines(path):
         if not line.strip():
             continue
         with error_context(where):
-            row = json.loads(line.strip(), object_pairs_hook=one_object)
+            row = json.loads(line.strip(), object_pairs_hook=hook)
+        # What names a field twice does so in its first row; to look at all of them takes time.
+        hook = None
         # MRQA begins with a header.
         if not isinstance(row, dict) or row.keys() != {"header"}:
             yield where, row
@@ -174,6 +178,7 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
         name, found = "data", found["data"]
     elif isinstance(found, dict):
         # A table by columns, or else a single row.
+        import pandas as pd
         kinds = {type(column) for column in found.values()}
         by_columns = kinds in ({dict}, {list})
         found = pd.DataFrame(found).to_dict("records") if by_columns else [found]
@@ -285,11 +290,11 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
                 if record is None:
                     empty.append(where)
                     continue
-                fields = record.keys() - {"label"}
-                first = first or fields
-                if fields != first:
-                    raise ValueError(f"its fields are {', '.join(sorted(fields))}, but before it "
-                                     f"{', '.join(sorted(first))}")
+                first = first or record
+                for name in ("doc", "qas"):
+                    if (name in record) != (name in first):
+                        raise ValueError(f"its fields are {', '.join(record)}, but before it "
+                                         f"{', '.join(first)}")
             # Rows with one question each, about the same text, are one record.
             if last and "qas" in record and "qas" not in row and record["text"] == last["text"]:
                 last["qas"] += record["qas"]
@@ -314,21 +319,18 @@ def record_of(row: dict, columns: Columns) -> dict | None:
     """The record of a row of a table, a paragraph of SQuAD, or a context of MRQA; None for an empty row."""
     if not isinstance(row, dict):
         raise ValueError(f"a row must be one JSON object, but this is a {type(row).__name__}")
-    context = "context"
-    if context not in row and columns.text in row:
-        context = columns.text
-    asks = "question" in row and context in row and context != "question" and columns.label not in row
-    if "qas" in row or asks:
-        record = qa_record(row, context)
+    if "qas" in row or ("question" in row and columns.label not in row and columns.text != "question"):
+        record = qa_record(row, columns)
     elif columns.text not in row:
         raise ValueError(f"the field {columns.text!r} is missing, there are {', '.join([*row][:20])}; "
                          "--text=NAME and --label=NAME say what to read")
-    elif all(is_missing(row.get(column)) for column in (columns.text, columns.label, columns.doc)):
-        return None
     else:
+        label = label_of(row.get(columns.label))
+        if label is None and is_missing(row[columns.text]) and is_missing(row.get(columns.doc)):
+            return None
         record = {"text": nonempty(row, columns.text)}
-        if not is_missing(row.get(columns.label)):
-            record["label"] = label_of(row[columns.label])
+        if label is not None:
+            record["label"] = label
     # A name that was asked for must be there.
     if columns.doc in row or columns.doc != Columns.doc:
         record["doc"] = doc_number(row[columns.doc], columns.doc)
@@ -336,10 +338,12 @@ def record_of(row: dict, columns: Columns) -> dict | None:
 
 
 def label_of(value: object) -> object:
-    """The name of a class: text, also of numbers and of true and false as JSON writes them. What cannot be
-    one, such as a list, stays as it is."""
+    """The name of a class: text, also of numbers and of true and false as JSON writes them; None where there
+    is none. What cannot be one, such as a list, stays as it is."""
     if isinstance(value, str):
-        return value.strip()
+        return value.strip() or None
+    if is_missing(value):
+        return None
     return json.dumps(value) if isinstance(value, int | float) else value
 
 
@@ -367,8 +371,11 @@ def doc_number(value: object, column: str) -> int:
     return value
 
 
-def qa_record(row: dict, context: str) -> dict:
+def qa_record(row: dict, columns: Columns) -> dict:
     """A text and its questions: those of "qas", or the one of the row itself."""
+    context = "context"
+    if context not in row and columns.text in row:
+        context = columns.text
     text = nonempty(row, context)
     record = {"text": text, "qas": []}
     for qa in row.get("qas", [row]):

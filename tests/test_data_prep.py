@@ -861,7 +861,7 @@ BAD = [
     ("label.jsonl", jsonl(GOOD, {"text": "a", "label": None}), "there is no label, in the row with the text"),
     ("text.jsonl", jsonl(GOOD, {"text": " ", "label": "a"}), "text.jsonl:2: the field 'text' must be"),
     ("mixed.jsonl", jsonl(*[GOOD] * 3, {"text": "a"}), "there is no label, in the row with the text 'a'"),
-    ("some.jsonl", jsonl(GOOD | {"doc": 1}, GOOD), "some.jsonl:2: its fields are text, but before"),
+    ("some.jsonl", jsonl(GOOD | {"doc": 1}, GOOD), "some.jsonl:2: its fields are text, label, but"),
     ("doc.jsonl", jsonl(GOOD | {"doc": -1}), "doc.jsonl:1: the field 'doc' must be a number from 0"),
     ("half.jsonl", '{"text": "a"\n',
      "half.jsonl:1: not valid JSON: Expecting ',' delimiter: line 1 column 13"),
