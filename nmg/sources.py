@@ -29,9 +29,8 @@ from nmg.runs import UserError
 CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent.parent / "cache"))
 SPLITS = ("train", "dev", "test", "corpus")
 # The split of a file by the first word of its name.
-SPLIT_NAMES = {split: split for split in SPLITS} | {"val": "dev", "valid": "dev", "validation": "dev"}
-# Of the hub's imdb.
-SPLIT_NAMES["unsupervised"] = "corpus"
+SPLIT_NAMES = {split: split for split in SPLITS}
+SPLIT_NAMES |= {"val": "dev", "valid": "dev", "validation": "dev", "unsupervised": "corpus"}
 
 # What reading a broken or a forbidden file raises; anything else is a defect of the program.
 BROKEN = (OSError, TypeError, ValueError, AttributeError, EOFError, csv.Error, zlib.error)
@@ -272,8 +271,8 @@ READERS = {".json": read_json, ".jsonl": read_jsonl, ".csv": read_table,
 # A record is one text: {"text"}, {"text", "label"}, or {"text", "qas"} with a list of questions
 # {"id", "question", "answers": [{"text", "start" (characters)}]}, and "references" where predictions are to
 # be compared with other texts, or "problem" where its answers cannot be used. A record without "label", or a
-# question without answers, can be predicted.
-# "doc" numbers the documents: what is cut from train shares none with the rest.
+# question without answers, can be predicted. "doc" numbers the documents: what is cut from train shares none
+# with the rest.
 
 def read(path: Path, columns: Columns) -> Iterator[dict]:
     """The records of one file in any of the formats. Empty rows are skipped, with a count."""
@@ -319,7 +318,7 @@ def record_of(row: dict, columns: Columns) -> dict | None:
     """The record of a row of a table, a paragraph of SQuAD, or a context of MRQA; None for an empty row."""
     if not isinstance(row, dict):
         raise ValueError(f"a row must be one JSON object, but this is a {type(row).__name__}")
-    if "qas" in row or ("question" in row and columns.label not in row and columns.text != "question"):
+    if "qas" in row or is_question(row, columns):
         record = qa_record(row, columns)
     elif columns.text not in row:
         raise ValueError(f"the field {columns.text!r} is missing, there are {', '.join([*row][:20])}; "
@@ -335,6 +334,12 @@ def record_of(row: dict, columns: Columns) -> dict | None:
     if columns.doc in row or columns.doc != Columns.doc:
         record["doc"] = doc_number(row[columns.doc], columns.doc)
     return record
+
+
+def is_question(row: dict, columns: Columns) -> bool:
+    """Whether a row asks about a text; not where its question is itself the text, or it has a label."""
+    is_text = columns.text == "question" or columns.label in row
+    return "question" in row and ("context" in row or "answers" in row) and not is_text
 
 
 def label_of(value: object) -> object:

@@ -234,6 +234,21 @@ def test_rows_with_a_question_each(form, suffix, tmp_path, tok):
     assert len(set(data["train"].doc)) == 1
 
 
+@pytest.mark.parametrize(("row", "columns", "text"), [
+    # A question that is the text, or that has a label beside it, asks nothing.
+    ({"question": "who sat?", "label": "HUM"}, {"text": "question"}, "who sat?"),
+    ({"question": "is it?", "context": "the cat", "answer": True}, {"text": "context", "label": "answer"},
+     "the cat"),
+    ({"question": "is it?", "text": "the cat"}, {}, "the cat"),
+    ({"question": "who?", "passage": "the cat", "id": 1, "answers": [FOUND]}, {"text": "passage"}, "the cat"),
+])
+def test_which_column_is_the_text(row, columns, text, tmp_path, tok):
+    write_rows(tmp_path / "train.jsonl", [row])
+    data = load(str(tmp_path), tok, columns=sources.Columns(**columns))
+    assert texts_of(data["train"]) == [text]
+    assert hasattr(data["train"], "question_text") == ("id" in row)
+
+
 def test_empty_rows_are_skipped_and_counted(tmp_path, tok, capsys):
     (tmp_path / "a.csv").write_text("text,label\na,x\n,\nb,y\n\n ,\n")
     write_rows(tmp_path / "a.jsonl", [GOOD, OTHER, {"text": None, "label": None}])
