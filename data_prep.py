@@ -3,9 +3,11 @@
     python data_prep.py --dataset=chemprot --lm=bert-base-uncased     # downloads and prepares
     python data_prep.py --dataset=my_folder                           # train, dev, test, corpus in any format
     python data_prep.py --dataset=reviews.csv                         # one file; a dev split is cut from it
+    python data_prep.py --dataset=hf:stanfordnlp/imdb                 # of the Hugging Face hub
 
-Formats, also gzipped: .json (SQuAD 1.1, or emrQA), .jsonl (text, with label and doc where you have them, or
-MRQA), .csv and .tsv (text and label, or text alone), .txt (a corpus, one document per line; or JSON lines).
+Formats: .csv .tsv .parquet .jsonl .json (tables with the columns --text, --label and --doc, or questions:
+SQuAD 1.1, MRQA, emrQA, rows as the hub has them), .txt (a corpus, one document per line), and folders of
+save_to_disk.
 """
 import collections
 import functools
@@ -16,7 +18,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +31,7 @@ from nmg.counts import WORD
 from nmg.data import ARRAYS, Data, SpecialTokens, Split, cut_docs, offsets_of
 from nmg.models import load_tokenizer
 from nmg.runs import UserError
-from nmg.sources import CACHE, SPLITS, Source, error_context, find_source, lock_of
+from nmg.sources import CACHE, SPLITS, Columns, Source, error_context, find_source, lock_of
 
 FORMAT = 4              # goes up when the arrays change, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
@@ -45,12 +47,15 @@ NOT_FOR_ENTITIES = ["tagger", "morphologizer", "parser", "attribute_ruler", "lem
 # ---------------------------------------------------------------- load
 
 def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str | None = None,
-         kind: str | None = None) -> Data:
+         kind: str | None = None, columns: Columns | None = None) -> Data:
     """Prepares a data set for a tokenizer, or opens what was prepared before; prints its counts.
 
     dev_share: share of train to cut as dev where there is none; kind: what the caller can work with ("cls",
-    "qa"), None for all. Raises UserError."""
+    "qa"), None for all; columns: what is read of a table. Raises UserError; whether labels can be used,
+    Data.check_labels tells."""
     source = find_source(name)
+    if columns:
+        source.columns = Columns(columns.text, columns.label, columns.doc)
     if dev_share is not None and "dev" not in source.splits:
         if "train" not in source.splits:
             raise UserError(f"--dev_share={dev_share}: {name} has no train split to cut from; text in a "
@@ -59,7 +64,8 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     special = SpecialTokens.of(tokenizer)
 
     # What was prepared is found by the checksum of all that went into it.
-    how = [FORMAT, source.cut, list(source.splits), source.kind, tokenizer.backend_tokenizer.to_str()]
+    how = [FORMAT, asdict(source.columns), source.cut, list(source.splits), source.kind]
+    how.append(tokenizer.backend_tokenizer.to_str())
     with error_context(f"--dataset={name}"):
         how += [(file.name, runs.checksum(file)) for file in source.files]
     if not source.files:
@@ -74,14 +80,15 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     meta = json.loads((folder / "meta.json").read_text())
     if kind not in (None, meta["kind"]):
         script = "pretrain.py" if meta["kind"] == "text" else f"finetune_{meta['kind']}.py"
-        raise UserError(f"--dataset={name}: holds {meta['kind']!r} data, not {kind!r}; it is for {script} "
-                        f"(if you edited how data are read, remove {folder})")
+        raise UserError(f"--dataset={name}: holds {meta['kind']!r} data, not {kind!r}; it is for {script}, "
+                        "or --label=COLUMN names the labels of a table (if you edited how data are read, "
+                        f"remove {folder})")
     default_model = "toy" if name in toy.TASKS else "en_core_web_sm"
     entities = functools.partial(find_entities, model=spacy_model or default_model)
     splits = {split: Split(folder / split, special, meta["labels"], entities) for split in meta["splits"]}
     for split in splits.values():
         split.train = splits.get("train", split)
-    data = Data(name, meta["kind"], splits, key, meta["joined"])
+    data = Data(name, meta["kind"], splits, key, meta["joined"], meta["problems"])
     print(f"{name} ({data.kind}) in {folder}")
     for split in splits:
         describe(split, splits[split], tokenizer.unk_token_id)
@@ -95,7 +102,7 @@ def describe(name: str, split: Split, unknown: int | None) -> None:
     if hasattr(split, "question_text"):
         text += f"  {len(split.question_text):,} questions"
     if hasattr(split, "label"):
-        counts = np.bincount(split.label, minlength=len(split.labels))
+        counts = np.bincount(split.label[split.label >= 0], minlength=len(split.labels))
         counted = [f"{label} {n:,}" for label, n in zip(split.labels, counts, strict=True)]
         text += f"  {len(split.labels)} labels: {', '.join(counted)}"
     print(text, flush=True)
@@ -115,8 +122,10 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         records = list(source.records("train"))
         train = list(with_docs(records))
     first = records[0] if records else {}
-    fields = KIND_OF_FIELD.keys() & first.keys()
-    labels = sorted({record["label"] for record in train if "label" in record})
+    fields = {field for field in KIND_OF_FIELD if any(field in record for record in train)}
+    labels = sort_labels({record["label"] for record in train if isinstance(record.get("label"), str)})
+    if train and "label" not in fields and source.columns.label != Columns.label:
+        raise UserError(f"--label={source.columns.label}: no row of train has a label of that name")
     joined = "doc" in first and "doc" in next(iter(source.records("corpus")), {})
 
     # The others are read as they are written.
@@ -124,14 +133,40 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     if "train" in splits:
         splits |= cut_parts(train, source.cut)
     names = [split for split in SPLITS if split in splits]
+    problems = {}
     for split in names:
         # A corpus is text only.
         wanted = fields if split != "corpus" else set()
-        write_split(splits[split], tokenizer, folder / split, wanted, labels, f"{name}, {split}")
+        what = f"{name}, {split}"
+        is_train = split == "train" or split in source.cut
+        problem = write_split(splits[split], tokenizer, folder / split, wanted, labels, what, is_train)
+        problem = problem or look_alikes(labels)
+        if problem:
+            problems[split] = f"{what}: {problem}"
 
     kind = source.kind or next((KIND_OF_FIELD[field] for field in KIND_OF_FIELD if field in fields), "text")
-    meta = {"kind": kind, "labels": labels, "splits": names, "joined": joined}
+    meta = {"kind": kind, "labels": labels, "splits": names, "joined": joined, "problems": problems}
     (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def sort_labels(labels: set[str]) -> list[str]:
+    """Integers by their size, or else all by the alphabet."""
+    if all(re.fullmatch(r"-?\d+", label) for label in labels):
+        return sorted(labels, key=lambda label: (int(label), label))
+    return sorted(labels)
+
+
+def look_alikes(labels: list[str]) -> str | None:
+    """A sentence about two labels of which one sees no difference; None where there are none."""
+    seen = {}
+    for label in labels:
+        # What is left without invisible characters, and with one kind of accents and of white space.
+        characters = [c for c in label if unicodedata.category(c) not in ("Cc", "Cf") or c.isspace()]
+        visible = " ".join(unicodedata.normalize("NFC", "".join(characters)).split())
+        if visible in seen:
+            return f"the labels {seen[visible]!a} and {label!a} look alike; make them one"
+        seen[visible] = label
+    return None
 
 
 def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]:
@@ -164,23 +199,29 @@ def with_docs(records: Iterable[dict]) -> Iterator[dict]:
 
 
 def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[str], labels: list[str],
-                what: str) -> None:
-    """Tokenises the records, 1,000 at a time, and appends them to the arrays of data.Split.
+                what: str, is_train: bool) -> str | None:
+    """Tokenises the records, 1,000 at a time, and appends them to the arrays of data.Split. Returns the first
+    reason why labels or answers cannot be used; None where all can, or where a split has none.
 
-    fields: "label" and "qas", where they are to be written; every record must have them."""
+    fields: "label" and "qas", where they are to be written; is_train: whether there must be some, as in train
+    and in what is cut from it"""
     folder.mkdir(parents=True)
     is_punct, is_special = vocabulary_tables(tokenizer)
     encoder = text_encoder(tokenizer)
-    n = 0
+    n, problems = 0, []
+    has_gold = is_train
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
     while chunk := list(itertools.islice(records, 1000)):
         with error_context(what):
             arrays = text_arrays(chunk, encoder, is_punct, is_special)
             # A task of another shape: its arrays go here, and their names into data.ARRAYS.
             if "label" in fields:
-                arrays["label"] = [label_id(record["label"], labels) for record in chunk]
+                arrays["label"] = [label_id(record, labels, problems) for record in chunk]
+                has_gold = has_gold or any("label" in record for record in chunk)
             if "qas" in fields:
-                arrays |= question_arrays(chunk, arrays, encoder, folder, n)
+                arrays |= question_arrays(chunk, arrays, encoder, folder, n, problems)
+                questions = itertools.chain(*(record["qas"] for record in chunk))
+                has_gold = has_gold or any(qa["answers"] or "problem" in qa for qa in questions)
         append(folder, arrays)
         n += len(chunk)
     if n == 0:
@@ -194,6 +235,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
         file = folder / f"{name}.bin"
         if file.exists():
             file.write_bytes(offsets_of(np.fromfile(file, ARRAYS[name])))
+    return problems[0] if problems and has_gold else None
 
 
 def append(folder: Path, arrays: dict[str, Iterable]) -> None:
@@ -279,27 +321,43 @@ def words_of_tokens(text: str, offsets: np.ndarray) -> tuple[np.ndarray, np.ndar
     return begin, end, np.cumsum(first > last_before) - 1
 
 
-def label_id(label: str, labels: list[str]) -> int:
-    if label not in labels:
-        raise ValueError(f"the label {label!r} is not among those of train ({', '.join(labels)}); mend it "
-                         "or remove its rows")
-    return labels.index(label)
+def label_id(record: dict, labels: list[str], problems: list[str]) -> int:
+    """The index of a record's label among the labels; -1 where it has none of them, and why to `problems`."""
+    label = record.get("label")
+    if label in labels:
+        return labels.index(label)
+    # One is enough.
+    if not problems:
+        reason = f"the label {label!r} is not among those of train ({', '.join(labels)})"
+        if label is None:
+            reason = "there is no label"
+        elif not isinstance(label, str):
+            reason = f"a label must be text, a number, or true or false, not {label!r}"
+        problems.append(f"{reason}, in the row with the text {record['text'][:60]!r}; mend it or remove it")
+    return -1
 
 
-def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: Path, n: int) -> dict:
-    """The arrays of the questions about texts n, n + 1, ..., given their arrays; adds to questions.jsonl."""
+def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: Path, n: int,
+                    problems: list[str]) -> dict:
+    """The arrays of the questions about texts n, n + 1, ..., given their arrays; adds to questions.jsonl, and
+    why an answer cannot be used to `problems`."""
     found = {"question_text": [], "answer": []}
     questions = []
     for i, record in enumerate(chunk):
         for qa in record["qas"]:
-            check_answers(record["text"], qa)
-            answer = qa["answers"][0]
-            # An answer may have been cut off before its marks.
-            end = MARKS.match(record["text"], answer["start"] + len(answer["text"].rstrip())).end()
-            first = np.searchsorted(arrays["char_end"][i], answer["start"], "right")
-            last = np.searchsorted(arrays["char_begin"][i], end) - 1
-            if first > last:
-                raise ValueError(f"the answer of question {qa['id']!r} holds no token of its context")
+            first, last = -1, -1
+            try:
+                check_answers(record["text"], qa)
+                answer = qa["answers"][0]
+                # An answer may have been cut off before its marks.
+                end = MARKS.match(record["text"], answer["start"] + len(answer["text"].rstrip())).end()
+                first = np.searchsorted(arrays["char_end"][i], answer["start"], "right")
+                last = np.searchsorted(arrays["char_begin"][i], end) - 1
+                if first > last:
+                    raise ValueError(f"the answer of question {qa['id']!r} holds no token of its context")
+            except ValueError as e:
+                first, last = -1, -1
+                problems.append(str(e))
             found["question_text"].append(n + i)
             found["answer"].append([first, last])
             references = qa.get("references") or [answer["text"] for answer in qa["answers"]]
@@ -313,6 +371,8 @@ def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: 
 
 
 def check_answers(text: str, qa: dict) -> None:
+    if "problem" in qa:
+        raise ValueError(qa["problem"])
     if not qa["answers"]:
         raise ValueError(f"question {qa['id']!r} has no answer; those of SQuAD 2 are not supported")
     for answer in qa["answers"]:
@@ -381,14 +441,15 @@ def spacy_docs(split: Split, texts: Iterable[int], nlp) -> Iterator[tuple]:
 # ---------------------------------------------------------------- the script
 
 @dataclass
-class Config:
-    dataset: str = "toycls"             # squad newsqa emrqa chemprot imdb toycls toyqa, a folder, or a file
+class Config(Columns):
+    dataset: str = "toycls"             # squad newsqa emrqa chemprot imdb toycls toyqa, hf:REPO, or a path
     lm: str = "tiny"                    # whose tokenizer: tiny, a Hugging Face folder, or a hub name
     dev_share: float | None = None      # share of train to cut as dev where there is none; paths: 0.1
 
 
 def main(cfg: Config) -> None:
-    load(cfg.dataset, load_tokenizer(cfg.lm), cfg.dev_share)
+    data = load(cfg.dataset, load_tokenizer(cfg.lm), cfg.dev_share, columns=cfg)
+    data.check_labels(*data.splits)
 
 
 if __name__ == "__main__":

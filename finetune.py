@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
+
 import data_prep
 import maskers
 from nmg import loop, runs
+from nmg.data import Pieces, Split
 from nmg.models import load_lm, load_tokenizer, max_len_of, save_lm, weights_of
 from nmg.runs import Run, UserError
+from nmg.sources import Columns
 
 
 @dataclass
-class EvaluationConfig:
+class EvaluationConfig(Columns):
     """The flags that all finetune_*.py share; each adds its own."""
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
     split: str | None = None        # scored: test, or dev to choose by; None: test if there is one
@@ -42,7 +46,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     # 1. the LM and the data
     tokenizer = load_tokenizer(cfg.lm)
     lm = load_lm(cfg.lm, cfg.seed)
-    data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=task.KIND)
+    data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=task.KIND, columns=cfg)
     origin = origin_of(cfg.lm)
     pretraining = origin["settings"]
     check_labels(pretraining, cfg.labelled, cfg.seed)
@@ -53,8 +57,12 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
         raise UserError(f"--split={cfg.split}: must be dev or test")
     if cfg.labelled:
         data["train"].limit_labels(cfg.labelled, cfg.seed)
+    data.check_labels("train", cfg.split)
     train = task.pieces_of(data["train"], cfg.max_len, **options).labelled_only()
     evaluated = task.pieces_of(data[cfg.split], cfg.max_len, **options)
+    print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
+          f"{cut_share(evaluated):.1%} of those of {cfg.split}, of which "
+          f"{seen_share(evaluated.split, data['train']):.1%} also stand in train", flush=True)
 
     # 2. the folder of this run
     settings = runs.settings_of(cfg, without=("results", "row", "save_model"), data=data.checksum,
@@ -76,10 +84,15 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
         if not runs.is_main_process():
             return
         lines = task.predictions(model, evaluated)
-        scores = task.summary(lines)
-        for numbers in (*lines, scores):
-            loop.check_numbers(numbers, "predictions")
-        warn_of_one_answer(lines)
+        for line in lines:
+            loop.check_numbers(line, "predictions")
+        scores = {}
+        if evaluated.split.has_gold:
+            warn_of_one_answer(lines)
+            scores = task.summary(lines)
+            loop.check_numbers(scores, "scores")
+        else:
+            lines = [without_scores(line, task) for line in lines]
         runs.write_rows(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
             save_lm(run.folder, model, tokenizer)
@@ -89,8 +102,29 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
                    held_out_loss=origin["held_out_loss"])
 
     # 4. one line of results
-    if runs.is_main_process():
+    if not evaluated.split.has_gold:
+        print(f"{cfg.split} has no labels, so that nothing is scored: {run.folder / 'predictions.jsonl'}")
+    elif runs.is_main_process():
         add_result(Path(cfg.results), run, cfg.row)
+
+
+def cut_share(pieces: Pieces) -> float:
+    """The share of texts whose last token is in no piece."""
+    texts = np.unique(pieces.text_ids)
+    end = np.zeros(len(pieces.split), np.int64)                     # (N,) where the last piece of a text ends
+    np.maximum.at(end, pieces.text_ids, pieces.end)
+    return float(np.mean(end[texts] < pieces.split.token_start[texts + 1]))
+
+
+def seen_share(split: Split, train: Split) -> float:
+    """The share of texts that also stand in train."""
+    known = {hash(train.text(i)) for i in range(len(train))}
+    return float(np.mean([hash(split.text(i)) in known for i in range(len(split))]))
+
+
+def without_scores(line: dict, task: ModuleType) -> dict:
+    """A prediction of something that has no label."""
+    return {name: value for name, value in line.items() if name not in ("gold", *task.METRICS)}
 
 
 def warn_of_one_answer(lines: list[dict]) -> None:

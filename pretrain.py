@@ -22,10 +22,11 @@ from nmg.loop import autocast, device, fit, length_batches, progress, steps_of, 
 from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of, save_lm, set_dropout, weights_of
 from nmg.plots import held_out_curve
 from nmg.runs import Run, UserError
+from nmg.sources import Columns
 
 
 @dataclass
-class Config:
+class Config(Columns):
     # The values are the paper's, of adapting an LM to a whole task; with --lm=tiny, PRETRAIN in nmg/toy.py.
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; with a fast tokenizer
@@ -219,7 +220,7 @@ def main(cfg: Config) -> None:
     # 1. the LM, and the task's text in blocks
     tokenizer = load_tokenizer(cfg.lm)
     model = load_lm(cfg.lm, cfg.seed)
-    data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, cfg.spacy_model)
+    data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, cfg.spacy_model, columns=cfg)
     if cfg.eval_every and "dev" not in data.splits:
         raise UserError(f"--eval_every: {cfg.dataset} has no dev split to look at; --dev_share=0.1 cuts one "
                         "from train; put a single .txt into a folder as train.txt, and pass the folder")

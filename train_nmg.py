@@ -35,6 +35,7 @@ from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of, weights_of
 from nmg.plots import curves
 from nmg.policies import Policy
 from nmg.runs import RowRandom, Run, UserError, stream
+from nmg.sources import Columns
 from nmg.subtasks import SubTask, SubTaskSampler
 from pretrain import pretrain
 
@@ -48,7 +49,7 @@ FORMS = {
 
 
 @dataclass
-class PlayConfig:
+class PlayConfig(Columns):
     """The flags of a play (one player masks, an LM is trained, it is scored): the task, a sub-task of it, and
     the inner loop. Some files in tools/ have the same flags."""
     # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in nmg/toy.py. Flags that are None
@@ -516,9 +517,11 @@ def open_task(cfg: PlayConfig,
     loop.use_fast_path(cfg.fast and cfg.lm != "tiny")
     tokenizer = load_tokenizer(cfg.lm)
     lm = load_lm(cfg.lm, cfg.seed).to(device())
-    data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model)
+    data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model, columns=cfg)
     if data.kind == "text":
-        raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from")
+        raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from; "
+                        "--label=COLUMN names those of a table")
+    data.check_labels("train")
     task = importlib.import_module(f"finetune_{data.kind}")
     for name, value in task.INNER_LOOP.items():
         if getattr(cfg, name) is None:

@@ -57,8 +57,9 @@ def label_information(split: Split, texts: tuple[int, ...]) -> np.ndarray:
         # Whether a token stands in an answer: answers add 1 where they begin, and take it away behind.
         starts = split.token_start[split.question_text]
         change = np.zeros(len(split.input_ids) + 1, np.int64)
-        np.add.at(change, starts + split.answer[:, 0], 1)
-        np.add.at(change, starts + split.answer[:, 1] + 1, -1)
+        answered = split.answer[:, 0] >= 0
+        np.add.at(change, (starts + split.answer[:, 0])[answered], 1)
+        np.add.at(change, (starts + split.answer[:, 1] + 1)[answered], -1)
         label = (np.cumsum(change[:-1]) > 0).astype(np.int64)
     known = np.repeat(np.isin(np.arange(len(split)), texts), np.diff(split.token_start))
     count = np.zeros((split.special.vocabulary_size, label.max() + 1))

@@ -78,11 +78,11 @@ class Split:
     token_start (N + 1,): text i is tokens token_start[i]:token_start[i + 1]
     byte_start (N + 1,): its characters are utf8[byte_start[i]:byte_start[i + 1]]
     doc (N,): the document that a text comes from
-    label (N,): its class, an index into `labels`; only if texts have classes; the next three, only
-        if they have questions
+    label (N,): its class, an index into `labels`, -1 where it has none; only if texts have classes; the next
+        three, only if they have questions
     question_start (Q + 1,): question j is question_tokens[question_start[j]:question_start[j + 1]]
     question_text (Q,): the text that a question asks about
-    answer (Q, 2): first and last token of the answer, counted within the text
+    answer (Q, 2): first and last token of the answer, counted within the text; -1 where it has none
 
     labels: the names of the classes, sorted; none where there are no classes
     find_entities: split -> (T,) index of the named entity of each token, -1 where none; runs on first use
@@ -102,6 +102,8 @@ class Split:
                 array = np.memmap(file, dtype, "r") if file.stat().st_size else np.zeros(0, dtype)
                 setattr(self, name, array)
         self.labelled = np.arange(len(self), dtype=np.int32)
+        if hasattr(self, "label"):
+            self.labelled = self.labelled[self.label >= 0]
         if hasattr(self, "answer"):
             self.answer = self.answer.reshape(-1, 2)
 
@@ -114,7 +116,14 @@ class Split:
 
     def limit_labels(self, n: int, seed: int) -> None:
         """From now on, `labelled` are n texts, drawn by seed: the same for every masker and stage."""
-        self.labelled = np.sort(stream(seed, "labelled").permutation(len(self))[:n])
+        self.labelled = np.sort(stream(seed, "labelled").permutation(self.labelled)[:n])
+
+    @property
+    def has_gold(self) -> bool:
+        """Whether any text has a label, or any question an answer: without, the split can be predicted, but
+        not scored."""
+        gold = getattr(self, "answer", getattr(self, "label", np.zeros(0)))
+        return bool((gold >= 0).any())
 
     @functools.cached_property
     def questions(self) -> list[dict]:
@@ -140,6 +149,7 @@ class Data:
     splits: dict[str, Split]
     checksum: str               # of the raw files, the tokenizer, and how they were prepared
     joined: bool                # whether train and a corpus number their documents alike: both give "doc"
+    problems: dict[str, str]    # of each split whose labels or answers cannot all be used: the first reason
 
     def __getitem__(self, split: str) -> Split:
         if split not in self.splits:
@@ -148,6 +158,12 @@ class Data:
             raise UserError(f"{self.name} has no {split} split. Allowed: {', '.join(self.splits)}"
                             f"{hints.get(split, '')}")
         return self.splits[split]
+
+    def check_labels(self, *splits: str) -> None:
+        """UserError where labels or answers of a split cannot be used. Pre-training does not ask."""
+        for split in splits:
+            if split in self.problems:
+                raise UserError(self.problems[split])
 
     @property
     def block_len(self) -> int:

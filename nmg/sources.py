@@ -1,12 +1,12 @@
 """Raw files in, records out: the formats, and the data sets that have a name.
 
     def my_data():                          # then --dataset=my_data
-        return from_files({"train": Path("my_data.csv")}, dev=0.1)
+        return from_files({"train": [Path("my_data.csv")]}, dev=0.1)
     DATASETS["my_data"] = my_data
 
 data_prep.py turns the records into token arrays.
 """
-import contextlib
+import collections
 import csv
 import functools
 import gzip
@@ -29,35 +29,46 @@ from nmg.runs import UserError
 CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent.parent / "cache")).expanduser()
 SPLITS = ("train", "dev", "test", "corpus")
 # The split of a file by the first word of its name.
-SPLIT_NAMES = {split: split for split in SPLITS} | {"val": "dev", "valid": "dev", "validation": "dev"}
+SPLIT_NAMES = {split: split for split in SPLITS}
+SPLIT_NAMES |= {"val": "dev", "valid": "dev", "validation": "dev", "unsupervised": "corpus"}
 
 # What reading a broken or a forbidden file raises; anything else is a defect of the program.
 BROKEN = (OSError, TypeError, ValueError, AttributeError, EOFError, csv.Error, zlib.error)
 
 # A line of CoNLL: one or more columns, and a tag such as O or B-PER.
 CONLL = re.compile(r"\S.*\s(O|[BIESLUM]-[A-Za-z]\S*)")
+# One file of several, as in train-00000-of-00002.parquet.
+SHARD = re.compile(r"-(\d+)-of-(\d+)\.")
 
 
-# ---------------------------------------------------------------- raw files -> records
+@dataclass
+class Columns:
+    """The flags that say what is read of a table, or of JSON."""
+    text: str = "text"              # the column of the texts
+    label: str = "label"            # the column of their classes
+    doc: str = "doc"                # of their documents, if any: what is held out shares none with the rest
+
+
+# ---------------------------------------------------------------- raw files -> rows
 #
-# A record is one text: {"text"}, {"text", "label"}, or {"text", "qas"} with a list of questions
-# {"id", "question", "answers": [{"text", "start" (characters)}]}, and "references" where predictions are to
-# be compared with other texts. "doc" numbers the documents: what is cut from train shares none with the
-# rest.
+# A reader gives the rows of a file, each with its place: ("file:line", {column: value}).
 
-@contextlib.contextmanager
-def error_context(where: object) -> Iterator[None]:
-    """Turns what reading a record raises into one sentence that begins with its place."""
-    try:
-        yield
-    except KeyError as e:
-        raise UserError(f"{where}: the field {e} is missing") from e
-    except json.JSONDecodeError as e:
-        several = e.msg == "Extra data" and e.lineno > 1
-        advice = "; one object per line? Then call the file .jsonl" if several else ""
-        raise UserError(f"{where}: not valid JSON: {e}{advice}") from e
-    except BROKEN as e:
-        raise UserError(f"{where}: {e}") from e
+class error_context:
+    """`with error_context(where):` turns what reading a record raises into one sentence that begins with its
+    place. A class, as contextlib would take twice the time, for every row."""
+    def __init__(self, where: object):
+        self.where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, trace) -> None:
+        if isinstance(error, KeyError):
+            raise UserError(f"{self.where}: the field {error} is missing") from error
+        if isinstance(error, json.JSONDecodeError):
+            raise UserError(f"{self.where}: not valid JSON: {error}") from error
+        if isinstance(error, BROKEN):
+            raise UserError(f"{self.where}: {error}") from error
 
 
 def lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -68,13 +79,7 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
             yield f"{path}:{n}", line
 
 
-def read(path: Path) -> Iterator[dict]:
-    """The records of one file in any of the formats."""
-    with error_context(path):
-        yield from reader_of(path)(path)
-
-
-def reader_of(path: Path) -> Callable[[Path], Iterator[dict]]:
+def reader_of(path: Path) -> Callable[[Path], Iterator[tuple[str, dict]]]:
     """The reader of a file, by its suffix; .txt and unknown ones are plain text unless their first line is
     JSON."""
     reader = READERS.get(suffix_of(path), read_lines)
@@ -90,11 +95,11 @@ def suffix_of(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def read_lines(path: Path) -> Iterator[dict]:
+def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     refuse_conll(path)
-    for _, line in lines(path):
+    for where, line in lines(path):
         if line.strip():
-            yield {"text": line.strip()}
+            yield where, {"text": line.strip()}
 
 
 def refuse_conll(path: Path) -> None:
@@ -106,111 +111,124 @@ def refuse_conll(path: Path) -> None:
                         "is not built in; convert it to .jsonl with the field text, or to one text per line")
 
 
-def read_table(path: Path, delimiter: str = ",") -> Iterator[dict]:
+def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
     # Texts may be longer than what the csv module allows.
     csv.field_size_limit(2**31 - 1)
-    table = csv.DictReader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
-    columns = ["text"] if table.fieldnames == ["text"] else ["text", "label"]
-    if table.fieldnames and not set(columns) <= set(table.fieldnames):
-        raise UserError(f"{path}: must have the columns text and label, or text alone, in its first line; it "
-                        f"has {', '.join(table.fieldnames)}; rename yours")
+    table = csv.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
+    header = [name.strip() for name in next(table, [])]
+    refuse_twice(header)
     while True:
         # A quoted cell may run over lines: the place of a row is where it begins.
-        with error_context(f"{path}:{table.line_num + 1}"):
-            row = next(table, None)
-            if row is None:
+        where = f"{path}:{table.line_num + 1}"
+        with error_context(where):
+            cells = next(table, None)
+            if cells is None:
                 return
-            if None in row:
+            if len(cells) > len(header):
                 raise ValueError("more cells than columns; put cells that hold a separator in double quotes")
-            if delimiter == "\t" and any("\n" in str(cell) for cell in row.values()):
+            if delimiter == "\t" and any("\n" in cell for cell in cells):
                 raise ValueError("a quoted cell runs over several lines; double quotes that are plain "
                                  "characters, or use jsonl")
-            yield text_record({name: row[name] for name in columns})
+            if cells and cells[0] in header and set(cells) == set(header):
+                raise ValueError("here the header stands again; remove this line (were two files joined?)")
+        if cells:
+            yield where, dict(zip(header, cells, strict=False))
 
 
-def read_jsonl(path: Path) -> Iterator[dict]:
-    fields = None
+def refuse_twice(names: Iterable[str]) -> None:
+    """ValueError where two columns or fields have one name; those without a name are not read."""
+    for name, count in collections.Counter(names).items():
+        if count > 1 and name:
+            raise ValueError(f"the name {name!r} stands {count} times; rename all but one")
+
+
+def one_object(pairs: list[tuple[str, object]]) -> dict:
+    """A JSON object; json alone would keep the last of two fields with one name."""
+    refuse_twice(name for name, _ in pairs)
+    return dict(pairs)
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[str, dict]]:
+    hook = one_object
     for where, line in lines(path):
         if not line.strip():
             continue
         with error_context(where):
-            row = json.loads(line.strip())
-            if not isinstance(row, dict):
-                raise ValueError(f"a line must be one JSON object, but this is a {type(row).__name__}")
-            # MRQA begins with a header.
-            if row.keys() == {"header"}:
-                continue
-            record = mrqa_record(row) if "context" in row else text_record(row)
-            fields = fields or record.keys()
-            if record.keys() != fields:
-                raise ValueError(f"its fields are {', '.join(record)}, but before it {', '.join(fields)}")
-            yield record
+            row = json.loads(line.strip(), object_pairs_hook=hook)
+        # What names a field twice does so in its first row; to look at all of them takes time.
+        hook = None
+        # MRQA begins with a header.
+        if not isinstance(row, dict) or row.keys() != {"header"}:
+            yield where, row
 
 
-def text_record(row: dict) -> dict:
-    record = {"text": nonempty(row, "text")}
-    if "label" in row:
-        is_number = isinstance(row["label"], int)
-        record["label"] = str(row["label"]) if is_number else nonempty(row, "label").strip()
-    if "doc" in row:
-        record["doc"] = row["doc"]
-        if not isinstance(row["doc"], int) or not 0 <= row["doc"] < 2**31:
-            raise ValueError(f"the field 'doc' must be a number from 0 to {2**31 - 1}, not {row['doc']!r}")
-    return record
-
-
-def nonempty(row: dict, name: str) -> str:
-    """A field that must hold text; a lone surrogate, which no tokenizer takes, becomes "?"."""
-    if not isinstance(row[name], str) or not row[name].strip():
-        raise ValueError(f"the field {name!r} must be text and not empty, not {row[name]!r}")
-    return row[name].encode("utf-8", "replace").decode()
-
-
-def mrqa_record(row: dict) -> dict:
-    """A context of MRQA, where the last character of an answer belongs to its span."""
-    context = nonempty(row, "context")
-    qas = []
-    for qa in row["qas"]:
-        answers = []
-        for found in qa["detected_answers"]:
-            for first, last in found["char_spans"]:
-                text = context[first:last + 1]
-                # MRQA found the answers up to case and punctuation.
-                if re.sub(r"\W", "", text.lower()) != re.sub(r"\W", "", found["text"].lower()):
-                    raise ValueError(f"the answer {found['text']!r} of question {qa['qid']!r} does not stand "
-                                     f"at {first} to {last} of its context (found {text[:60]!r})")
-                answers.append({"text": text, "start": first})
-        qas.append({"id": str(qa["qid"]), "question": nonempty(qa, "question"), "answers": answers,
-                    "references": qa["answers"]})
-    return {"text": context, "qas": qas}
-
-
-def read_squad(path: Path) -> Iterator[dict]:
-    """SQuAD 1.1, where articles are documents, or emrQA, where notes are."""
-    articles = json.loads("".join(line for _, line in lines(path)))["data"]
-    for n, article in enumerate(articles):
-        with error_context(f"{path}: data[{n}]"):
-            for paragraph in article["paragraphs"]:
+def read_json(path: Path) -> Iterator[tuple[str, dict]]:
+    """SQuAD 1.1, where articles are documents; emrQA, where notes are; or a table, as pandas writes it."""
+    try:
+        found = json.loads("".join(line for _, line in lines(path)), object_pairs_hook=one_object)
+    except json.JSONDecodeError as e:
+        # One object per line, under another name.
+        if e.msg == "Extra data" and e.lineno > 1:
+            yield from read_jsonl(path)
+            return
+        raise
+    name = ""
+    if isinstance(found, dict) and "data" in found:
+        name, found = "data", found["data"]
+    elif isinstance(found, dict):
+        # A table by columns, or else a single row.
+        import pandas as pd
+        kinds = {type(column) for column in found.values()}
+        by_columns = kinds in ({dict}, {list})
+        found = pd.DataFrame(found).to_dict("records") if by_columns else [found]
+    for n, row in enumerate(found):
+        where = f"{path}: {name}[{n}]"
+        if not isinstance(row, dict) or "paragraphs" not in row:
+            yield where, row
+            continue
+        with error_context(where):
+            for paragraph in row["paragraphs"]:
                 if "note_id" in paragraph:
-                    yield from read_note(paragraph)
-                    continue
-                qas = []
-                for qa in paragraph["qas"]:
-                    question = nonempty(qa, "question")
-                    answers = [{"text": a["text"], "start": a["answer_start"]} for a in qa["answers"]]
-                    qas.append({"id": str(qa["id"]), "question": question, "answers": answers})
-                record = {"text": nonempty(paragraph, "context"), "qas": qas}
-                # Where there is one article, its paragraphs are documents. Not "doc", which would say that
-                # train and corpus number their documents alike (Data.joined).
-                if len(articles) > 1:
-                    record["article"] = n
-                yield record
+                    paragraph = note_row(paragraph)
+                    # A note that no question is about says nothing.
+                    if paragraph["qas"]:
+                        yield where, paragraph
+                elif len(found) > 1:
+                    yield where, paragraph | {"article": n}
+                else:
+                    # Where there is one article, its paragraphs are documents.
+                    yield where, paragraph
 
 
-def read_note(note: dict) -> Iterator[dict]:
-    """A clinical note of emrQA, with the questions that have one piece of evidence in it, which is taken
-    where it first occurs. Lists, yes/no questions, and the classes that the smoking and obesity parts ask for
-    are dropped."""
+def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
+    """Parquet, or the files of the library `datasets`. Numbers of a ClassLabel become its names; -1, which
+    stands for no label, becomes None."""
+    import datasets
+    import pyarrow
+    from pyarrow import parquet
+    if path.suffix.lower() == ".parquet":
+        file = parquet.ParquetFile(path)
+        schema, batches = file.schema_arrow, file.iter_batches(1000)
+    else:
+        batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+        schema = batches.schema
+    refuse_twice(schema.names)
+    features = datasets.Features.from_arrow_schema(schema)
+    names = {column: kind.names for column, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
+    n = 0
+    for batch in batches:
+        for row in batch.to_pylist():
+            n += 1
+            for column, known in names.items():
+                number = row[column]
+                row[column] = None if number in (None, -1) else known[number]
+            yield f"{path}, row {n}", row
+
+
+def note_row(note: dict) -> dict:
+    """A clinical note of emrQA as a paragraph of SQuAD, with the questions that have one piece of evidence in
+    it, which is taken where it first occurs. Lists, yes/no questions, and the classes that the smoking and
+    obesity parts ask for are dropped."""
     note_lines = note["context"]
     if isinstance(note_lines, str):
         note_lines = note_lines.splitlines()
@@ -225,13 +243,12 @@ def read_note(note: dict) -> Iterator[dict]:
         found = re.search(rf"(?<!\w){words}(?!\w)", text)
         if not found:
             continue
-        answer = {"text": found[0], "start": found.start()}
+        answer = {"text": found[0], "answer_start": found.start()}
         questions = [qa["question"]] if isinstance(qa["question"], str) else qa["question"]
         for j, question in enumerate(questions):
             if question.strip():
                 qas.append({"id": f"{note['note_id']}-{i}-{j}", "question": question, "answers": [answer]})
-    if qas:
-        yield {"text": text, "qas": qas}
+    return {"context": text, "qas": qas}
 
 
 def evidence_of(qa: dict) -> str:
@@ -243,9 +260,184 @@ def evidence_of(qa: dict) -> str:
     return evidence.pop()
 
 
-# The formats, also gzipped.
-READERS = {".json": read_squad, ".jsonl": read_jsonl, ".csv": read_table,
-           ".tsv": functools.partial(read_table, delimiter="\t"), ".txt": read_lines}
+# The formats; all but the last two also gzipped.
+READERS = {".json": read_json, ".jsonl": read_jsonl, ".csv": read_table,
+           ".tsv": functools.partial(read_table, delimiter="\t"), ".txt": read_lines,
+           ".parquet": read_arrow, ".arrow": read_arrow}
+
+
+# ---------------------------------------------------------------- rows -> records
+#
+# A record is one text: {"text"}, {"text", "label"}, or {"text", "qas"} with a list of questions
+# {"id", "question", "answers": [{"text", "start" (characters)}]}, and "references" where predictions are to
+# be compared with other texts, or "problem" where its answers cannot be used. A record without "label", or a
+# question without answers, can be predicted. "doc" numbers the documents: what is cut from train shares none
+# with the rest.
+
+def read(path: Path, columns: Columns) -> Iterator[dict]:
+    """The records of one file in any of the formats. Empty rows are skipped, with a count."""
+    first, last, empty = None, None, []
+    with error_context(path):
+        refuse_pointer(path)
+        reader = reader_of(path)
+        if reader is read_lines:
+            # Plain text has no columns.
+            columns = Columns()
+        for where, row in reader(path):
+            with error_context(where):
+                record = record_of(row, columns)
+                if record is None:
+                    empty.append(where)
+                    continue
+                first = first or record
+                for name in ("doc", "qas"):
+                    if (name in record) != (name in first):
+                        raise ValueError(f"its fields are {', '.join(record)}, but before it "
+                                         f"{', '.join(first)}")
+            # Rows with one question each, about the same text, are one record.
+            if last and "qas" in record and "qas" not in row and record["text"] == last["text"]:
+                last["qas"] += record["qas"]
+                continue
+            if last:
+                yield last
+            last = record
+    if last:
+        yield last
+    if empty:
+        print(f"{path}: {len(empty):,} empty rows are skipped, the first at {empty[0]}", flush=True)
+
+
+def refuse_pointer(path: Path) -> None:
+    with open(path, "rb") as f:
+        if f.read(40).startswith(b"version https://git-lfs"):
+            raise UserError(f"{path}: is not the data, but a pointer of Git LFS to them; `git lfs pull` in "
+                            "its folder fetches them")
+
+
+def record_of(row: dict, columns: Columns) -> dict | None:
+    """The record of a row of a table, a paragraph of SQuAD, or a context of MRQA; None for an empty row."""
+    if not isinstance(row, dict):
+        raise ValueError(f"a row must be one JSON object, but this is a {type(row).__name__}")
+    if "qas" in row or is_question(row, columns):
+        record = qa_record(row, columns)
+    elif columns.text not in row:
+        raise ValueError(f"the field {columns.text!r} is missing, there are {', '.join([*row][:20])}; "
+                         "--text=NAME and --label=NAME say what to read")
+    else:
+        label = label_of(row.get(columns.label))
+        if label is None and is_missing(row[columns.text]) and is_missing(row.get(columns.doc)):
+            return None
+        record = {"text": nonempty(row, columns.text)}
+        if label is not None:
+            record["label"] = label
+    # A name that was asked for must be there.
+    if columns.doc in row or columns.doc != Columns.doc:
+        record["doc"] = doc_number(row[columns.doc], columns.doc)
+    return record
+
+
+def is_question(row: dict, columns: Columns) -> bool:
+    """Whether a row asks about a text; not where its question is itself the text, or it has a label."""
+    is_text = columns.text == "question" or columns.label in row
+    return "question" in row and ("context" in row or "answers" in row) and not is_text
+
+
+def label_of(value: object) -> object:
+    """The name of a class: text, also of numbers and of true and false as JSON writes them; None where there
+    is none. What cannot be one, such as a list, stays as it is."""
+    if isinstance(value, str):
+        return value.strip() or None
+    if is_missing(value):
+        return None
+    return json.dumps(value) if isinstance(value, int | float) else value
+
+
+def is_missing(value: object) -> bool:
+    """Whether a cell is empty: None, the NaN of pandas, or blank text."""
+    is_blank = isinstance(value, str) and not value.strip()
+    return value is None or value != value or is_blank
+
+
+def nonempty(row: dict, name: str) -> str:
+    """A field that must hold text; a lone surrogate, which no tokenizer takes, becomes "?"."""
+    if not isinstance(row[name], str) or not row[name].strip():
+        raise ValueError(f"the field {name!r} must be text and not empty, not {row[name]!r}")
+    return row[name].encode("utf-8", "replace").decode()
+
+
+def doc_number(value: object, column: str) -> int:
+    """The number of a document, from 0; a name becomes its checksum, the same one in every file."""
+    if isinstance(value, str) and value.strip():
+        name = value.strip()
+        value = int(name) if name.isdecimal() else zlib.crc32(name.encode()) >> 1
+    if not isinstance(value, int) or not 0 <= value < 2**31:
+        raise ValueError(f"the field {column!r} must be a number from 0 to {2**31 - 1}, or a name, "
+                         f"not {value!r}")
+    return value
+
+
+def qa_record(row: dict, columns: Columns) -> dict:
+    """A text and its questions: those of "qas", or the one of the row itself."""
+    context = "context"
+    if context not in row and columns.text in row:
+        context = columns.text
+    text = nonempty(row, context)
+    record = {"text": text, "qas": []}
+    for qa in row.get("qas", [row]):
+        asked = {"id": str(qa["qid"] if "qid" in qa else qa["id"]), "question": nonempty(qa, "question")}
+        try:
+            asked |= mrqa_answers(qa, text) if "detected_answers" in qa else squad_answers(qa)
+        except ValueError as e:
+            # Who needs no answers reads the text and the question.
+            asked |= {"answers": [], "problem": f"question {asked['id']!r}: {e}"}
+        record["qas"].append(asked)
+    # Not "doc", which would say that train and corpus number their documents alike (Data.joined).
+    if isinstance(row.get("article"), int):
+        record["article"] = row["article"]
+    elif row.get("title"):
+        record["article"] = doc_number(row["title"], "title")
+    return record
+
+
+def squad_answers(qa: dict) -> dict:
+    """The answers of a question: a list of objects, or an object of lists, as the hub has it; none where
+    there is no such field."""
+    answers = []
+    for found in as_list(qa.get("answers") or []):
+        if not isinstance(found, dict) or not isinstance(found.get("answer_start"), int):
+            raise ValueError('the field \'answers\' must hold "text" and "answer_start" of each answer, a '
+                             f"number, not {found!r}")
+        answers.append({"text": nonempty(found, "text"), "start": found["answer_start"]})
+    return {"answers": answers}
+
+
+def as_list(value: object) -> list:
+    """[{"a": 1, "b": 3}, {"a": 2, "b": 4}] of {"a": [1, 2], "b": [3, 4]}; a list stays one."""
+    if not isinstance(value, dict):
+        return value
+    if not all(isinstance(column, list) for column in value.values()):
+        return [value]
+    rows = zip(*value.values(), strict=True)
+    return [dict(zip(value, row, strict=True)) for row in rows]
+
+
+def mrqa_answers(qa: dict, context: str) -> dict:
+    """The answers of a question of MRQA, where the last character of an answer belongs to its span."""
+    references = qa["answers"]
+    if not isinstance(references, list) or not all(isinstance(answer, str) for answer in references):
+        raise ValueError(f"the field 'answers' beside 'detected_answers' must be a list of texts, not "
+                         f"{references!r}")
+    answers = []
+    for found in as_list(qa["detected_answers"]):
+        for span in as_list(found["char_spans"]):
+            first, last = span.values() if isinstance(span, dict) else span
+            text = context[first:last + 1]
+            # MRQA found the answers up to case and punctuation.
+            if re.sub(r"\W", "", text.lower()) != re.sub(r"\W", "", found["text"].lower()):
+                raise ValueError(f"the answer {found['text']!r} does not stand at {first} to {last} of its "
+                                 f"context (found {text[:60]!r})")
+            answers.append({"text": text, "start": first})
+    return {"answers": answers, "references": references}
 
 
 # ---------------------------------------------------------------- data sets by name or path
@@ -254,15 +446,19 @@ READERS = {".json": read_squad, ".jsonl": read_jsonl, ".csv": read_table,
 class Source:
     """Where the records of a data set come from. It is prepared again when one of its files changes (if you
     edit a reader, remove the folder that load() names)."""
-    splits: dict[str, Path | list[dict]]                        # split -> its file, or its records
+    splits: dict[str, list[Path | dict]]                        # split -> its files, or its records
     files: list[Path] = field(default_factory=list)             # what its checksum is made of; none: records
     cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> its share
     kind: str | None = None                                     # None: found by the fields (KIND_OF_FIELD)
+    columns: Columns = field(default_factory=Columns)           # what is read of the files
 
-    def records(self, split: str) -> Iterable[dict]:
-        """The records of a split, read anew from its file each time; none where there is no such split."""
-        found = self.splits.get(split, [])
-        return read(found) if isinstance(found, Path) else found
+    def records(self, split: str) -> Iterator[dict]:
+        """The records of a split, read anew from its files each time; none where there is no such split."""
+        for part in self.splits.get(split, []):
+            if isinstance(part, Path):
+                yield from read(part, self.columns)
+            else:
+                yield part
 
 
 MRQA = "https://s3.us-east-2.amazonaws.com/mrqa/release/v2/"
@@ -321,7 +517,7 @@ def emrqa() -> Source:
     if not (folder / "data.json").exists():
         raise UserError(f"emrqa: needs {folder}/data.json, which the n2c2 portal (DBMI, Harvard, 'Community "
                         "Annotations') gives out under a data-use agreement")
-    source = from_files({"train": folder / "data.json"}, test=0.2)
+    source = from_files({"train": [folder / "data.json"]}, test=0.2)
     # What counts as an answer is decided by the code of this file: edited, its notes are prepared anew.
     source.files.append(Path(__file__))
     return source
@@ -339,9 +535,11 @@ DATASETS |= {name: functools.partial(toy_source, name) for name in toy.TASKS}
 
 
 def find_source(name: str) -> Source:
-    """The source of --dataset: a registered name, a folder, or a file."""
+    """The source of --dataset: a registered name, hf:REPO or hf:REPO:CONFIGURATION, a folder, or a file."""
     if name in DATASETS:
         return DATASETS[name]()
+    if name.startswith("hf:"):
+        return from_files(hub_files(name), dev=0.1)
     path = Path(name)
     with error_context(f"--dataset={name}"):
         if path.is_dir():
@@ -350,29 +548,85 @@ def find_source(name: str) -> Source:
             raise UserError(f"--dataset={name}: no such file or folder, nor a known name"
                             f"{runs.nearest(name, DATASETS)}")
         if reader_of(path) is read_lines:
-            return from_files({"corpus": path})
-        return from_files({"train": path}, dev=0.1)
+            return from_files({"corpus": [path]})
+        return from_files({"train": [path]}, dev=0.1)
 
 
-def from_files(files: dict[str, Path], **cut: float) -> Source:
+def from_files(files: dict[str, list[Path]], **cut: float) -> Source:
     """The source of some files; cut: the share of train for each split that is cut from it where it has no
     file."""
     missing = {split: share for split, share in cut.items() if split not in files}
-    return Source(files, list(files.values()), missing)
+    return Source(files, list(itertools.chain(*files.values())), missing)
 
 
-def find_splits(folder: Path) -> dict[str, Path]:
-    """Files named train, dev, test or corpus, also dev-v1.1.json, val-00000-of-00001.jsonl and the like."""
-    found = {}
+def hub_files(name: str) -> dict[str, list[Path]]:
+    """The files of a data set of the Hugging Face hub, which the library `datasets` downloads once. It runs
+    no code of strangers."""
+    import datasets
+    repo, _, configuration = name.removeprefix("hf:").partition(":")
+    try:
+        found = datasets.load_dataset(repo, configuration or None)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as e:
+        reason = " ".join(str(e).split())
+        raise UserError(f"--dataset={name}: cannot be loaded ({reason}); give hf:OWNER/NAME, or where it has "
+                        "several configurations hf:OWNER/NAME:CONFIGURATION, or the folder of a copy") from e
+    return arrow_files(found, name)
+
+
+def arrow_files(found, name: str) -> dict[str, list[Path]]:
+    """The files of each split of a Dataset (all of it is train) or DatasetDict of the library `datasets`."""
+    if not isinstance(found, dict):
+        found = {"train": found}
+    files = {}
+    for part, dataset in found.items():
+        split = split_of(part)
+        if split in files:
+            raise UserError(f"{name}: two of its parts could be {split} ({', '.join(found)}); save those "
+                            "that you want with save_to_disk, and give that folder")
+        if split:
+            files[split] = [Path(file["filename"]) for file in dataset.cache_files]
+    if not files:
+        raise UserError(f"{name}: none of its parts is train, dev, test or corpus: {', '.join(found)}")
+    return files
+
+
+def split_of(name: str) -> str | None:
+    """The split that a file or a part of a data set is, by the first word of its name; None for others."""
+    return SPLIT_NAMES.get(re.split(r"[\W_]", name.lower())[0])
+
+
+def find_splits(folder: Path) -> dict[str, list[Path]]:
+    """A folder of save_to_disk, or files named train, dev, test or corpus, also dev-v1.1.json,
+    val-00000-of-00002.parquet and the like."""
+    if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
+        import datasets
+        return arrow_files(datasets.load_from_disk(str(folder)), str(folder))
+    found = collections.defaultdict(list)
     for file in sorted(folder.iterdir()):
-        split = SPLIT_NAMES.get(re.split(r"[\W_]", file.name.lower())[0])
-        if split is None or suffix_of(file) not in READERS:
-            continue
-        if split in found:
-            raise UserError(f"{folder}: {found[split].name} and {file.name} could be {split}; join them, or "
-                            "keep one")
-        found[split] = file
+        split = split_of(file.name)
+        if split and suffix_of(file) in READERS:
+            found[split].append(file)
+    for split, files in found.items():
+        check_shards(folder, split, files)
     if not found:
+        inside = [f"{path.name}/" for path in sorted(folder.iterdir()) if path.is_dir()]
         raise UserError(f"{folder}: no file named train, dev, test or corpus ({' '.join(READERS)}, also "
-                        ".gz) in this folder; or give the path of one file")
-    return found
+                        f".gz) in this folder; or give the path of one file, or of a folder in it: "
+                        f"{', '.join(inside) or 'there is none'}")
+    return dict(found)
+
+
+def check_shards(folder: Path, split: str, files: list[Path]) -> None:
+    """UserError unless the files of a split are one file, or all shards of one, such as
+    train-00000-of-00002.parquet."""
+    shards = [SHARD.search(file.name) for file in files]
+    if len(files) > 1 and not all(shards):
+        raise UserError(f"{folder}: {files[0].name} and {files[1].name} could be {split}; join them, or "
+                        "keep one")
+    if not all(shards):
+        return
+    numbers = sorted(int(shard[1]) for shard in shards)
+    totals = {int(shard[2]) for shard in shards}
+    if totals != {len(files)} or numbers != list(range(len(files))):
+        raise UserError(f"{folder}: {files[0].name} is one of {max(totals)} files, but here are {len(files)} "
+                        f"for {split}; all of them are needed, and no others")

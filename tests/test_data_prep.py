@@ -17,7 +17,10 @@ import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import numpy as np
+import pandas as pd
+import pyarrow.parquet
 import pytest
 import spacy
 from conftest import ROOT, SHARED, TEXTS, call, fast_tokenizer, needs_shared, squad, write_rows
@@ -93,8 +96,191 @@ def test_the_same_labelled_texts_in_every_format(tmp_path):
         tsv_lines.append(f"{quoted}\t{row['label']}\n")
     (tmp_path / "d.csv").write_text("".join(csv_lines))
     (tmp_path / "e.tsv").write_text("".join(tsv_lines))
-    for name in ("a.jsonl", "b.txt", "c.jsonl.gz", "d.csv", "e.tsv"):
-        assert list(sources.read(tmp_path / name)) == rows, name
+    # As pandas writes them: records, columns, a table with its schema, and lines.
+    table = pd.DataFrame(rows)
+    for i, orient in enumerate(("records", "columns", "table")):
+        table.to_json(tmp_path / f"f{i}.json", orient=orient)
+    write_rows(tmp_path / "g.json", rows)
+    table.to_parquet(tmp_path / "h.parquet")
+    table.assign(label=table["label"].astype("category")).to_parquet(tmp_path / "i.parquet")
+    for name in ("a.jsonl", "b.txt", "c.jsonl.gz", "d.csv", "e.tsv", "f0.json", "f1.json", "f2.json",
+                 "g.json", "h.parquet", "i.parquet"):
+        assert list(sources.read(tmp_path / name, sources.Columns())) == rows, name
+
+
+def class_labels(labels):
+    """A Dataset as the hub has it: labels are numbers of the names neg and pos, or -1."""
+    features = datasets.Features({"text": datasets.Value("string"),
+                                  "label": datasets.ClassLabel(names=["neg", "pos"])})
+    texts = [f"text {i} of {len(labels)}" for i in range(len(labels))]
+    return datasets.Dataset.from_dict({"text": texts, "label": labels}, features=features)
+
+
+def label_names(split):
+    return [split.labels[i] for i in split.label]
+
+
+def test_a_saved_folder_of_the_library_datasets(tmp_path, tok):
+    parts = {"train": class_labels([0, 1, 1]), "validation": class_labels([1, 0]),
+             "test": class_labels([-1] * 4), "unsupervised": class_labels([-1] * 5)}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "all")
+    data = load(str(tmp_path / "all"), tok)
+    assert label_names(data["train"]) == ["neg", "pos", "pos"] and label_names(data["dev"]) == ["pos", "neg"]
+    assert texts_of(data.corpus)[4] == "text 4 of 5" and not hasattr(data.corpus, "label")
+    # All labels of test are -1, which says that there are none.
+    data.check_labels(*data.splits)
+    assert data["dev"].has_gold and not data["test"].has_gold and len(data["test"]) == 4
+    class_labels([0, 1] * 10).save_to_disk(tmp_path / "one")
+    assert len(load(str(tmp_path / "one"), tok)["dev"]) == 2
+    for names, said in ((("train", "validation_a", "validation_b"), "two of its parts could be dev"),
+                        (("all",), "none of its parts is train, dev, test or corpus: all")):
+        datasets.DatasetDict({name: class_labels([0]) for name in names}).save_to_disk(tmp_path / "bad")
+        with pytest.raises(UserError, match=said):
+            load(str(tmp_path / "bad"), tok)
+
+
+def test_shards_are_read_in_order_and_all_of_them(tmp_path, tok):
+    for i in range(3):
+        class_labels([i % 2] * (i + 1)).to_parquet(tmp_path / f"train-0000{i}-of-00003.parquet")
+    write_rows(tmp_path / "dev.jsonl", [{"text": "a", "label": "pos"}])
+    assert texts_of(load(str(tmp_path), tok)["train"]) == [
+        "text 0 of 1", "text 0 of 2", "text 1 of 2", "text 0 of 3", "text 1 of 3", "text 2 of 3"]
+    (tmp_path / "train-00001-of-00003.parquet").unlink()
+    with pytest.raises(UserError, match=r"train-00000-of-00003\.parquet is one of 3 files, but here are 2"):
+        load(str(tmp_path), tok)
+
+
+def test_a_name_of_the_hub(tmp_path, tok, monkeypatch):
+    """A folder stands in the place of the hub; the library loads it as it would load a repository."""
+    for split, labels in (("train", [0, 1] * 10), ("test", [1])):
+        class_labels(labels).to_parquet(tmp_path / f"repository/{split}-00000-of-00001.parquet")
+    asked, real = [], datasets.load_dataset
+
+    def load_dataset(*names):
+        asked.append(names)
+        return real(str(tmp_path / "repository"), cache_dir=str(tmp_path / "hub"))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    data = load("hf:owner/name:plain", tok)
+    assert [len(data[split]) for split in ("train", "dev", "test")] == [18, 2, 1]
+    assert label_names(data["test"]) == ["pos"]
+    load("hf:owner/name", tok)
+    assert asked == [("owner/name", "plain"), ("owner/name", None)]
+
+    def nothing(*names):
+        raise ValueError("Config name is missing.\nPlease pick one")
+
+    monkeypatch.setattr(datasets, "load_dataset", nothing)
+    with pytest.raises(UserError, match=r"hf:o/n: cannot be loaded \(Config name is missing\. Please pick"):
+        load("hf:o/n", tok)
+
+
+def test_columns_by_their_names(tmp_path, tok):
+    rows = [{"review": f"review {i}", "stars": i % 12, "user": f"u{i // 6}", "text": "x"} for i in range(36)]
+    pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
+    pd.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
+    write_rows(tmp_path / "a.jsonl", rows)
+    columns = sources.Columns(text="review", label="stars", doc="user")
+    cuts = []
+    for suffix in ("csv", "jsonl", "parquet"):
+        data = load(str(tmp_path / f"a.{suffix}"), tok, dev_share=0.2, columns=columns)
+        # Whole users are held out; numbers have their own order.
+        assert data["train"].labels == [str(i) for i in range(12)] and len(data["dev"]) == 6
+        assert not set(data["train"].doc) & set(data["dev"].doc)
+        cuts.append(texts_of(data["dev"]))
+    assert cuts[0] == cuts[1] == cuts[2] and cuts[0][0].startswith("review")
+    for columns, said in ((sources.Columns(text="reviews"), "a.csv:2: the field 'reviews' is missing, there"),
+                          (sources.Columns(label="star"), "--label=star: no row of train has a label"),
+                          (sources.Columns(doc="users"), "a.csv:2: the field 'users' is missing")):
+        with pytest.raises(UserError, match=re.escape(said)):
+            load(str(tmp_path / "a.csv"), tok, columns=columns)
+
+
+@pytest.mark.parametrize(("given", "names"), [
+    ([10, 9, -1], ["-1", "9", "10"]), (["10", "9"], ["9", "10"]), ([True, False], ["false", "true"]),
+    ([0.5, 1.0], ["0.5", "1.0"]), ([" b", "a "], ["a", "b"]), (["2", "10", "x"], ["10", "2", "x"])])
+def test_labels_are_named_and_sorted_as_they_were_written(given, names, tmp_path, tok):
+    rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(given)]
+    write_rows(tmp_path / "train.jsonl", rows)
+    data = load(str(tmp_path), tok, dev_share=0.1)
+    assert data["train"].labels == names
+    both = [*label_names(data["train"]), *label_names(data["dev"])]
+    assert sorted(both) == sorted(names)
+
+
+FLAT = {"id": "7", "title": "t", "context": "the cat sat", "question": "who?"}
+FOUND = {"text": "cat", "answer_start": 4}
+SPAN = {"text": ["cat"], "char_spans": [{"start": [4], "end": [6]}]}
+FLAT_ANSWERS = {
+    "an object of lists": {"answers": {"text": ["cat"], "answer_start": [4]}},
+    "a list of objects": {"answers": [FOUND]},
+    "one object": {"answers": FOUND},
+    "MRQA": {"answers": ["cat"], "detected_answers": SPAN}}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize("form", FLAT_ANSWERS)
+def test_rows_with_a_question_each(form, suffix, tmp_path, tok):
+    """As the hub has SQuAD: rows about the same text are one text with several questions."""
+    rows = []
+    for i, context in enumerate(("the cat sat", "the cat sat", "the cat ran")):
+        rows.append(FLAT | FLAT_ANSWERS[form] | {"id": str(i), "context": context})
+    if suffix == "jsonl":
+        write_rows(tmp_path / "train.jsonl", rows)
+    elif suffix == "json":
+        write_json(tmp_path / "train.json", {"data": rows})
+    else:
+        pd.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
+    data = load(str(tmp_path), tok, kind="qa")
+    data.check_labels("train")
+    assert texts_of(data["train"]) == ["the cat sat", "the cat ran"]
+    assert data["train"].question_text.tolist() == [0, 0, 1]
+    assert [answer_of(data["train"], j) for j in range(3)] == ["cat"] * 3
+    assert [question["references"] for question in data["train"].questions] == [["cat"]] * 3
+    # One title is one document.
+    assert len(set(data["train"].doc)) == 1
+
+
+@pytest.mark.parametrize(("row", "columns", "text"), [
+    # A question that is the text, or that has a label beside it, asks nothing.
+    ({"question": "who sat?", "label": "HUM"}, {"text": "question"}, "who sat?"),
+    ({"question": "is it?", "context": "the cat", "answer": True}, {"text": "context", "label": "answer"},
+     "the cat"),
+    ({"question": "is it?", "text": "the cat"}, {}, "the cat"),
+    ({"question": "who?", "passage": "the cat", "id": 1, "answers": [FOUND]}, {"text": "passage"}, "the cat"),
+])
+def test_which_column_is_the_text(row, columns, text, tmp_path, tok):
+    write_rows(tmp_path / "train.jsonl", [row])
+    data = load(str(tmp_path), tok, columns=sources.Columns(**columns))
+    assert texts_of(data["train"]) == [text]
+    assert hasattr(data["train"], "question_text") == ("id" in row)
+
+
+def test_empty_rows_are_skipped_and_counted(tmp_path, tok, capsys):
+    (tmp_path / "a.csv").write_text("text,label\na,x\n,\nb,y\n\n ,\n")
+    write_rows(tmp_path / "a.jsonl", [GOOD, OTHER, {"text": None, "label": None}])
+    write_rows(tmp_path / "corpus.jsonl", [{"text": "a"}, {"text": ""}])
+    for name, said in (("a.csv", "a.csv: 2 empty rows are skipped, the first at"),
+                       ("a.jsonl", "a.jsonl: 1 empty rows are skipped, the first at"),
+                       ("corpus.jsonl", "corpus.jsonl: 1 empty rows are skipped, the first at")):
+        load(str(tmp_path / name), tok)
+        assert said in capsys.readouterr().out
+
+
+def test_labels_that_cannot_be_used_are_told_to_who_needs_them(tmp_path, tok):
+    """Texts without a label are read, and no masker reads their labels."""
+    write_rows(tmp_path / "train.jsonl", [GOOD, {"text": "b"}, OTHER, {"text": "c", "label": None}])
+    write_rows(tmp_path / "dev.jsonl", [GOOD])
+    write_rows(tmp_path / "test.jsonl", [{"text": "d", "label": "z"}, {"text": "e"}])
+    data = load(str(tmp_path), tok)
+    split = data["train"]
+    assert split.label.tolist() == [0, -1, 1, -1] and split.labelled.tolist() == [0, 2]
+    split.limit_labels(1, seed=0)
+    assert split.labelled.tolist() in ([0], [2])
+    for name, said in (("train", "train: there is no label, in the row with the text 'b'"),
+                       ("test", "test: the label 'z' is not among those of train")):
+        with pytest.raises(UserError, match=said):
+            data.check_labels(name)
 
 
 def test_a_corpus_of_plain_text(tmp_path, tok):
@@ -175,9 +361,9 @@ def test_files_by_other_names(tmp_path, tok):
     write_json(tmp_path / "q/train.json", squad(TEXTS[:2], ["mat", "big ones"]))
     write_rows(tmp_path / "q/corpus.jsonl", [{"text": "a", "doc": 0}])
     assert not load(str(tmp_path / "q"), tok).joined
-    write_rows(tmp_path / "hf.json", [{"text": "a"}, {"text": "b"}])
-    with pytest.raises(UserError, match=r"Extra data: line 2 column 1.*Then call the file \.jsonl"):
-        load(str(tmp_path / "hf.json"), tok)
+    # Lines of JSON in a .json.
+    hf = load(str(write_rows(tmp_path / "hf.json", [{"text": "a"}, {"text": "b"}])), tok)
+    assert len(hf["train"]) + len(hf["dev"]) == 2
 
 
 def test_a_tokenizer_with_a_length_of_its_own(tmp_path):
@@ -808,28 +994,29 @@ BAD = [
     ("cut.jsonl.gz", gzip.compress(jsonl(*[GOOD] * 500).encode())[:60], "cut.jsonl.gz: Compressed file"),
     ("plain.jsonl.gz", jsonl(GOOD), "plain.jsonl.gz: Not a gzipped file"),
     ("broken.jsonl", jsonl(GOOD, '{"text": "a', GOOD), "broken.jsonl:2: not valid JSON: Unterm"),
-    ("array.jsonl", json.dumps([GOOD]), "array.jsonl:1: a line must be one JSON object, but this is a list"),
-    ("list.jsonl", jsonl(GOOD, "[1]"), "list.jsonl:2: a line must be one JSON object"),
+    ("array.jsonl", json.dumps([GOOD]), "array.jsonl:1: a row must be one JSON object, but this is a list"),
+    ("list.jsonl", jsonl(GOOD, "[1]"), "list.jsonl:2: a row must be one JSON object"),
     ("missing.jsonl", jsonl(GOOD, {"label": "a"}), "missing.jsonl:2: the field 'text' is missing"),
     ("type.jsonl", jsonl(GOOD, {"text": 3, "label": "a"}), "type.jsonl:2: the field 'text' must be text"),
-    ("label.jsonl", jsonl(GOOD, {"text": "a", "label": None}), "label.jsonl:2: the field 'label' must be"),
+    ("label.jsonl", jsonl(GOOD, {"text": "a", "label": None}), "there is no label, in the row with the text"),
     ("text.jsonl", jsonl(GOOD, {"text": " ", "label": "a"}), "text.jsonl:2: the field 'text' must be"),
-    ("mixed.jsonl", jsonl(*[GOOD] * 3, {"text": "a"}), "mixed.jsonl:4: its fields are text, but before"),
+    ("mixed.jsonl", jsonl(*[GOOD] * 3, {"text": "a"}), "there is no label, in the row with the text 'a'"),
     ("some.jsonl", jsonl(GOOD | {"doc": 1}, GOOD), "some.jsonl:2: its fields are text, label, but"),
     ("doc.jsonl", jsonl(GOOD | {"doc": -1}), "doc.jsonl:1: the field 'doc' must be a number from 0"),
     ("half.jsonl", '{"text": "a"\n',
      "half.jsonl:1: not valid JSON: Expecting ',' delimiter: line 1 column 13"),
     ("two.jsonl", '{"text": "a"} {"text": "b"}\n',
      "two.jsonl:1: not valid JSON: Extra data: line 1 column 15"),
-    ("column.csv", "id,text,labels\n1,a,b\n", "in its first line; it has id, text, labels; rename"),
+    ("column.csv", "id,review,labels\n1,a,b\n",
+     "column.csv:2: the field 'text' is missing, there are id, review, labels; --text=NAME and --label=NAME"),
     ("cells.csv", "text,label\na, b,c", "cells.csv:2: more cells than columns"),
     ("blank.csv", "text,label\n\n\nfine,a\na, b,c", "blank.csv:5: more cells than columns"),
     ("comma.csv", "label,text\npos,A fine, good film\n", "comma.csv:2: more cells than columns"),
-    ("short.csv", "text,label\na\n", "short.csv:2: the field 'label' must be text"),
+    ("short.csv", "text,label\nb,x\na\n", "there is no label, in the row with the text 'a'"),
     ("quote.csv", 'text,label\n"a,b\n', "quote.csv:2: unexpected end of data"),
     ("quoted.tsv", TSV, "quoted.tsv:2: a quoted cell runs over several lines"),
     ("cut.json", json.dumps(QA)[:80], "cut.json: not valid JSON: Unterminated string"),
-    ("other.json", '{"rows": []}', "other.json: the field 'data' is missing"),
+    ("other.json", '{"rows": [{"text": "a"}]}', "other.json: [0]: the field 'text' is missing"),
     ("context.json", changed(CONTEXT, None), "context.json: data[0]: the field 'context' is missing"),
     ("nothing.json", json.dumps(squad(["the cat \x01 sat"], ["\x01"])), "'q0' holds no token of its context"),
     ("offset.json", changed(ANSWER_START, 5), "answer 'mat' of question 'q0' does not stand at offset 5"),
@@ -839,9 +1026,27 @@ BAD = [
     ("id.json", changed([*QAS, "id"], None), "id.json: data[0]: the field 'id' is missing"),
     ("blank.json", changed([*QAS, "question"], ""), "the field 'question' must be text and not empty"),
     ("unasked.json", changed(QAS[:-1], []), "unasked.json, train: there is no question in it"),
-    ("span.jsonl", mrqa(char_spans=[[7, 9]]), "span.jsonl:1: the answer 'b' of question '1' does not"),
-    ("pair.jsonl", mrqa(char_spans=[[7]]), "pair.jsonl:1: not enough values to unpack"),
+    ("span.jsonl", mrqa(char_spans=[[7, 9]]), "span.jsonl, train: question '1': the answer 'b' does not"),
+    ("pair.jsonl", mrqa(char_spans=[[7]]), "question '1': not enough values to unpack"),
     ("words.jsonl", mrqa(char_spans=[["0", "1"]]), "words.jsonl:1: "),
+    ("text.jsonl", mrqa(char_spans=[[2, 2]]).replace('"answers": ["b"]', '"answers": "b"'),
+     "text.jsonl, train: question '1': the field 'answers' beside 'detected_answers' must be a list of"),
+    ("object.jsonl", mrqa(char_spans=[[2, 2]]).replace('"answers": ["b"]', '"answers": {"text": ["b"]}'),
+     "must be a list of texts, not {'text': ['b']}"),
+    ("flat.jsonl", jsonl(FLAT | {"answers": ["cat"]}), """must hold "text" and "answer_start" of each"""),
+    ("start.jsonl", jsonl(FLAT | {"answers": FOUND | {"answer_start": "4"}}), "question '7': the field"),
+    ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: the name 'text' stands 2 times; rename"),
+    ("twice.jsonl", '{"text": "a", "text": "b"}\n', "twice.jsonl:1: the name 'text' stands 2 times"),
+    ("twice.json", '[{"text": "a", "text": "b"}]', "twice.json: the name 'text' stands 2 times"),
+    ("header.csv", "text,label\na,x\ntext,label\nb,y\n", "header.csv:3: here the header stands again"),
+    ("header.tsv", "text\tlabel\na\tx\nlabel\ttext\n", "header.tsv:3: here the header stands again"),
+    ("space.jsonl", jsonl(GOOD, GOOD | {"label": "a\u200b"}), r"the labels 'a' and 'a\u200b' look alike"),
+    ("accent.jsonl", jsonl(*[GOOD | {"label": label} for label in ("\xe9", "e\u0301")]), "look alike"),
+    ("list.jsonl", jsonl(GOOD | {"label": ["x"]}), "a label must be text, a number, or true or false, not"),
+    ("pointer.csv", "version https://git-lfs.github.com/spec/v1\n", "pointer.csv: is not the data, but a"),
+    ("pointer.parquet", "version https://git-lfs.github.com/spec/v1\n", "`git lfs pull` in its folder"),
+    ("cut.parquet", "PAR1", "cut.parquet: "),
+    ("split.json", pd.DataFrame([GOOD]).to_json(orient="split"), "split.json: data[0]: a row must be one"),
     ("note.json", json.dumps({"data": [{"paragraphs": [NOTE]}]}), "note.json: data[0]: 'str' object has no"),
 ]
 
@@ -850,7 +1055,7 @@ BAD = [
 def test_a_bad_file_is_one_sentence(name, content, said, tmp_path, tok):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=re.escape(said)) as raised:
-        load(str(tmp_path / name), tok)
+        load(str(tmp_path / name), tok).check_labels("train", "dev")
     assert "\n" not in str(raised.value)
 
 
@@ -863,6 +1068,13 @@ def test_so_is_one_that_is_not_train(name, content, said, tmp_path, tok):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=re.escape(said)):
         load(str(tmp_path), tok)
+
+
+def test_a_parquet_file_with_a_column_twice(tmp_path, tok):
+    table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet: the name 'text' stands 2 times"):
+        load(str(tmp_path / "a.parquet"), tok)
 
 
 def test_a_folder_of_conll_is_not_read_as_a_corpus(tmp_path, tok):
@@ -883,7 +1095,7 @@ def test_files_that_cannot_be_opened_are_one_sentence(tmp_path, tok, monkeypatch
     (tmp_path / "a/train.csv").mkdir(parents=True)
     (tmp_path / "b").mkdir()
     (tmp_path / "b/train.jsonl").symlink_to(tmp_path / "gone.jsonl")
-    mine = sources.from_files({"train": tmp_path / "mine.csv"})
+    mine = sources.from_files({"train": [tmp_path / "mine.csv"]})
     monkeypatch.setitem(sources.DATASETS, "mine", lambda: mine)
     cases = [
         (tmp_path / "a", f"Is a directory: '{tmp_path}/a/train.csv'"),
@@ -921,10 +1133,10 @@ def test_a_cache_that_cannot_be_written(tmp_path, tok, monkeypatch):
 
 
 def test_the_script_says_one_sentence(tmp_path):
-    (tmp_path / "d.csv").write_text("text,label\na,\n")
+    (tmp_path / "d.csv").write_text("text,label\na,\nb,x\n")
     done = call("data_prep.py", "--dataset=d.csv", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: d.csv:2: the field 'label' must be text")
+    assert done.stderr.splitlines()[-1].startswith("error: d.csv, dev: there is no label")
     assert "9,600 tokens" in call("data_prep.py", cwd=tmp_path).stdout
 
 
@@ -968,19 +1180,19 @@ def test_other_bad_input(tmp_path, tok):
     write_rows(tmp_path / "d/train.jsonl", [GOOD, GOOD, OTHER])
     write_rows(tmp_path / "d/test.jsonl", [GOOD, {"text": "b", "label": "z"}])
     write_rows(tmp_path / "e/train.jsonl", [GOOD, GOOD, OTHER])
-    write_rows(tmp_path / "e/test.jsonl", [{"text": "b"}])
+    write_rows(tmp_path / "e/test.jsonl", [GOOD, {"text": "b"}])
     write_rows(tmp_path / "two/train.jsonl", [GOOD])
     write_rows(tmp_path / "two/train.txt", [GOOD])
     cases = [
         (str(tmp_path / "d"), "d, test: the label 'z' is not among those of train"),
-        (str(tmp_path / "e"), "e, test: the field 'label' is missing"),
+        (str(tmp_path / "e"), "e, test: there is no label, in the row with the text 'b'"),
         (str(tmp_path / "two"), "train.jsonl and train.txt could be train"),
         ("chemprott", "did you mean 'chemprot'"),
         ("emrqa", "data-use agreement"),
         (str(tmp_path), "no file named train")]
     for name, said in cases:
         with pytest.raises(UserError, match=re.escape(said)):
-            load(name, tok)
+            load(name, tok).check_labels("test")
     with pytest.raises(UserError, match="holds 'cls' data, not 'qa'"):
         load(str(tmp_path / "two/train.txt"), tok, kind="qa")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import ROOT, TEXTS, call, fast_tokenizer, random_lm, squad, torchrun, write_rows
@@ -517,6 +518,81 @@ def test_stages_of_a_seed_use_the_same_labels(script, lm_folder, cls_folder, qa_
     assert [len(set(texts)) for texts in used] == [7] * 4
     call(f"{script}.py", *flags, "--labelled=1000", "--out=all", cwd=tmp_path)
     assert used[-1] == list(range(24 if script == "finetune_cls" else 12))
+
+
+@pytest.mark.parametrize("script", ["finetune_cls.py", "finetune_qa.py"])
+def test_a_test_file_without_labels_is_predicted(script, lm_folder, cls_folder, qa_folder, tmp_path):
+    """A prediction for each example and no score, and none in the results; started again, the same."""
+    if script == "finetune_cls.py":
+        write_rows(cls_folder / "test.jsonl", [{"text": f"text {i}", "label": None} for i in range(3)])
+        folder, kept = cls_folder, {"text", "predicted"}
+    else:
+        asked = squad(TEXTS[:3], ["cat", "ones", "much"])
+        for paragraph in asked["data"][0]["paragraphs"]:
+            del paragraph["qas"][0]["answers"]
+        (qa_folder / "test.json").write_text(json.dumps(asked))
+        folder, kept = qa_folder, {"id", "answer", "score"}
+    flags = (f"--dataset={folder}", f"--lm={lm_folder}", "--epochs=1", "--max_len=32", "--out=o")
+    for _ in range(2):
+        result = call(script, *flags, cwd=tmp_path)
+        assert result.returncode == 0 and "test has no labels, so that nothing is scored" in result.stdout
+        lines = runs.read_rows(tmp_path / "o/predictions.jsonl")
+        assert len(lines) == 3 and all(line.keys() == kept for line in lines)
+        assert runs.read_rows(tmp_path / "results.jsonl") == []
+    scored = call(script, *flags[:-1], "--split=dev", cwd=tmp_path)
+    assert scored.returncode == 0 and len(runs.read_rows(tmp_path / "results.jsonl")) == 1
+
+
+def test_what_is_cut_and_what_stands_in_train_is_told(lm_folder, cls_folder, tmp_path):
+    """Of the texts of four kinds in train, one in four is longer than 40 tokens."""
+    rows = runs.read_rows(cls_folder / "train.jsonl")
+    write_rows(cls_folder / "test.jsonl", [*rows[:3], {"text": "new", "label": "cat"}])
+    result = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=40",
+                  "--epochs=1", cwd=tmp_path)
+    said = "--max_len=40 cuts 25.0% of the texts of train, and 25.0% of those of test, of which 75.0% also"
+    assert result.stdout.count(said) == 1
+
+
+def test_fine_tuning_needs_labels_and_pre_training_does_not(lm_folder, cls_folder, qa_folder, tmp_path):
+    rows = runs.read_rows(cls_folder / "train.jsonl")
+    del rows[1]["label"]
+    write_rows(cls_folder / "train.jsonl", [*rows, {"text": "a list", "label": ["x", "y"]}])
+    write_rows(cls_folder / "test.jsonl", [{"text": "what?", "label": "no such label"}])
+    asked = json.loads((qa_folder / "train.json").read_text())
+    asked["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 1
+    (qa_folder / "train.json").write_text(json.dumps(asked))
+    for kind, folder, said in (("cls", cls_folder, "train: there is no label, in the row with the text"),
+                               ("qa", qa_folder, "does not stand at offset 1 of its context")):
+        flags = (f"--dataset={folder}", f"--lm={lm_folder}", "--max_len=32")
+        for masker in ("random", "label"):
+            result = call("pretrain.py", *flags, f"--masker={masker}", "--max_steps=1",
+                          f"--out={kind}-{masker}", cwd=tmp_path)
+            assert result.returncode == 0, result.stderr
+        result = call(f"finetune_{kind}.py", *flags, cwd=tmp_path)
+        assert result.returncode == 2 and said in result.stderr
+        result = call("train_nmg.py", *flags, cwd=tmp_path)
+        assert result.returncode == 2 and said in result.stderr
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_table_of_other_columns_from_file_to_results(suffix, lm_folder, tmp_path):
+    """Through every stage by the same flags; without them, one sentence that names them."""
+    table = pd.DataFrame({"review": TEXTS * 5, "stars": [1, 5] * 10, "user": np.arange(20) // 2})
+    if suffix == "csv":
+        table.to_csv(tmp_path / "t.csv", index=False)
+    else:
+        table.to_parquet(tmp_path / "t.parquet")
+    flags = (f"--dataset=t.{suffix}", "--text=review", "--label=stars", "--doc=user", "--dev_share=0.2")
+    small = ("--max_len=32", "--epochs=1")
+    done = call("pretrain.py", *flags, *small, f"--lm={lm_folder}", "--out=lm2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = call("finetune_cls.py", *flags, *small, "--lm=lm2", cwd=tmp_path)
+    [row] = runs.read_rows(tmp_path / "results.jsonl")
+    assert row["examples"] == 4 and row["config"]["label"] == "stars"
+    done = call("finetune_cls.py", flags[0], *small, "--lm=lm2", cwd=tmp_path)
+    assert done.returncode == 2 and "--text=NAME and --label=NAME say what to read" in done.stderr
+    done = call("finetune_cls.py", *flags[:2], *small, "--lm=lm2", cwd=tmp_path)
+    assert done.returncode == 2 and "--label=COLUMN names the labels of a table" in done.stderr
 
 
 def test_masks_that_read_more_labels_are_refused(lm_folder, cls_folder, tmp_path):

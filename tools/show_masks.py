@@ -27,6 +27,7 @@ from nmg.data import Pieces, Split, blocks, collate
 from nmg.loop import length_batches
 from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of
 from nmg.runs import UserError, stream
+from nmg.sources import Columns
 from pretrain import mask_batch
 
 COLORS = ("#9db8d2", plots.BLUE, plots.ORANGE, "#7d9c6c", "#8c5a7c", "#b9b09a")
@@ -34,7 +35,7 @@ ALL = "in the text"         # the name of all maskable tokens, beside the masker
 
 
 @dataclass
-class Config:
+class Config(Columns):
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name
     maskers: str = "random,whole,span,punct"    # comma-separated, each as --masker of pretrain.py
@@ -139,13 +140,14 @@ def page(title: str, about: str, split: Split, texts: np.ndarray, masked: dict[s
              f"<h1>{escape(title)}</h1>\n<p>{escape(about)}</p>"]
     for i in texts:
         name = f"text {i:,}"
-        if hasattr(split, "label"):
+        if hasattr(split, "label") and split.label[i] >= 0:
             name += f", {split.labels[split.label[i]]}"
         parts.append(f"<h2>{escape(name)}</h2>")
         if hasattr(split, "question_text"):
             for question in np.flatnonzero(split.question_text == i):
                 asked = split.questions[question]
-                parts.append(f"<p>{escape(asked['question'])} → {escape(asked['references'][0])}</p>")
+                answer = "".join(asked["references"][:1])
+                parts.append(f"<p>{escape(asked['question'])} → {escape(answer)}</p>")
         parts.append("<dl>")
         for masker, mask in masked.items():
             parts.append(f"<dt>{escape(masker)}</dt><dd dir=auto>{marked(split, i, mask)}</dd>")
@@ -223,7 +225,7 @@ def main(cfg: Config) -> None:
         nlp = data_prep.load_spacy(cfg.spacy_model, exclude=["parser", "lemmatizer", "ner"])
     tokenizer = load_tokenizer(cfg.lm)
     model = load_lm(cfg.lm, cfg.seed)
-    data = data_prep.load(cfg.dataset, tokenizer, spacy_model=cfg.spacy_model)
+    data = data_prep.load(cfg.dataset, tokenizer, spacy_model=cfg.spacy_model, columns=cfg)
     split = data[cfg.split] if cfg.split else data.corpus
     pieces = blocks(split, max_len_of(model, data.block_len))
 
