@@ -23,17 +23,16 @@ from types import ModuleType
 import numpy as np
 import torch
 from scipy.special import entr, log_softmax, softmax
-from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import data_prep
 import maskers
 from nmg import loop, runs, toy
-from nmg.data import Batch, Data, Pieces, collate
-from nmg.loop import all_gather, broadcast, device, length_batches, rank_and_world, torch_seed
-from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of, weights_of
+from nmg.data import Batch, Data, collate
+from nmg.loop import all_gather, broadcast, device, rank_and_world, torch_seed
+from nmg.models import load_lm, load_tokenizer, max_len_of, weights_of
 from nmg.plots import curves
-from nmg.policies import Policy
+from nmg.policies import Policy, State, encode, policy_forward
 from nmg.runs import RowRandom, Run, UserError, stream
 from nmg.sources import Columns
 from nmg.subtasks import SubTask, SubTaskSampler
@@ -124,43 +123,7 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     return adapted, scores
 
 
-# ---------------------------------------------------------------- states and actions
-
-# H(s) of a context (L, H) float16, and which of its tokens may be masked (L,) bool; no padding.
-State = tuple[torch.Tensor, torch.Tensor]
-
-
-def encode(lm: torch.nn.Module, contexts: Pieces) -> list[State]:
-    """The states of all contexts under the current LM."""
-    states = [None] * len(contexts)
-    reader = LMReader(lm)
-    for indices in length_batches(contexts.length):
-        batch = collate(contexts, indices)
-        hidden = reader(batch).half().cpu()                                                 # (B, L, H)
-        for row, i in enumerate(indices):
-            L = contexts.length[i]
-            # Cloned, as torch.save would write the whole batch for a view.
-            states[i] = hidden[row, :L].clone(), torch.tensor(batch.maskable[row, :L])
-    return states
-
-
-def policy_forward(policy: Policy, states: list[State]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (B, L), -inf at tokens that must not be masked, and values (B,) of B contexts.
-
-    Contexts of similar length run together, as padding costs."""
-    length = np.array([len(hidden) for hidden, _ in states])
-    logits = torch.full((len(states), length.max()), -torch.inf, device=device())
-    values = torch.zeros(len(states), device=device())
-    for indices in length_batches(length):
-        some = [states[i] for i in indices]
-        hidden = pad_sequence([hidden for hidden, _ in some], batch_first=True).to(device())
-        maskable = pad_sequence([maskable for _, maskable in some], batch_first=True).to(device())
-        attention_mask = torch.arange(hidden.shape[1]) < torch.from_numpy(length[indices])[:, None]
-        some_logits, some_values = policy(hidden.float(), attention_mask.to(device()), maskable)
-        logits[indices, :hidden.shape[1]] = some_logits
-        values[indices] = some_values
-    return logits, values
-
+# ---------------------------------------------------------------- actions
 
 @dataclass
 class Play:

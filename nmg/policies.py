@@ -1,5 +1,5 @@
 """The policies that are learned: which tokens to mask, as logits. Both are saved as policy.json and
-policy.safetensors.
+policy.safetensors. `encode` and `policy_forward` run the network over all contexts of a sub-task.
 
     Policy          the network of the paper, learned by train_nmg.py
     LinearPolicy    a weighted sum of few features of a token, found by tools/search_masks.py
@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
+from torch.nn.utils.rnn import pad_sequence
 
 from nmg.data import Batch, Pieces, collate
-from nmg.loop import check_finite, length_batches
+from nmg.loop import check_finite, device, length_batches
+from nmg.models import LMReader
 from nmg.runs import UserError, atomic_write
 
 
@@ -76,6 +78,46 @@ class Policy(torch.nn.Module):
         weights = {name: weight.contiguous().cpu() for name, weight in self.state_dict().items()}
         save_policy(folder, {"hidden_size": self.hidden_size}, weights)
 
+
+# ---------------------------------------------------------------- states
+
+# H(s) of a context (L, H) float16, and which of its tokens may be masked (L,) bool; no padding.
+State = tuple[torch.Tensor, torch.Tensor]
+
+
+def encode(lm: torch.nn.Module, contexts: Pieces) -> list[State]:
+    """The states of all contexts under the current LM."""
+    states = [None] * len(contexts)
+    reader = LMReader(lm)
+    for indices in length_batches(contexts.length):
+        batch = collate(contexts, indices)
+        hidden = reader(batch).half().cpu()                                                 # (B, L, H)
+        for row, i in enumerate(indices):
+            L = contexts.length[i]
+            # Cloned, as torch.save would write the whole batch for a view.
+            states[i] = hidden[row, :L].clone(), torch.tensor(batch.maskable[row, :L])
+    return states
+
+
+def policy_forward(policy: Policy, states: list[State]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (B, L), -inf at tokens that must not be masked, and values (B,) of B contexts.
+
+    Contexts of similar length run together, as padding costs."""
+    length = np.array([len(hidden) for hidden, _ in states])
+    logits = torch.full((len(states), length.max()), -torch.inf, device=device())
+    values = torch.zeros(len(states), device=device())
+    for indices in length_batches(length):
+        some = [states[i] for i in indices]
+        hidden = pad_sequence([hidden for hidden, _ in some], batch_first=True).to(device())
+        maskable = pad_sequence([maskable for _, maskable in some], batch_first=True).to(device())
+        attention_mask = torch.arange(hidden.shape[1]) < torch.from_numpy(length[indices])[:, None]
+        some_logits, some_values = policy(hidden.float(), attention_mask.to(device()), maskable)
+        logits[indices, :hidden.shape[1]] = some_logits
+        values[indices] = some_values
+    return logits, values
+
+
+# ---------------------------------------------------------------- a simpler policy
 
 @dataclass
 class LinearPolicy:

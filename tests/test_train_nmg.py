@@ -35,7 +35,7 @@ import maskers
 import pretrain
 import train_nmg
 from maskers import SCORES
-from nmg import models, runs, sources, toy
+from nmg import models, policies, runs, sources, toy
 from nmg.data import blocks, collate
 from nmg.policies import Policy, load_policy
 from nmg.runs import RowRandom, UserError
@@ -267,7 +267,7 @@ def test_contexts_run_together_as_each_alone(monkeypatch):
     lengths = rng.integers(2, 30, (2, 5))
     memory = [some_states(rng, of_episode) for of_episode in lengths]
     # Chunks of 40 tokens.
-    monkeypatch.setattr(train_nmg, "length_batches", lambda length: np.array_split(np.argsort(-length), 4))
+    monkeypatch.setattr(policies, "length_batches", lambda length: np.array_split(np.argsort(-length), 4))
 
     def with_gradients(logits, values):
         policy.zero_grad()
