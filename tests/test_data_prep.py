@@ -473,9 +473,12 @@ def test_gold_answers_through_tokens_and_back(form, pre, data):
     answer = {"text": " ".join(words[first:last + 1]), "start": len(" ".join([*words[:first], ""]))}
     record = {"text": " ".join(words), "doc": 0, "qas": [{"id": "0", "question": "?", "answers": [answer]}]}
     tokenizer = letters_tokenizer(form, pre)
-    arrays = data_prep.text_arrays([record], tokenizer, *data_prep.vocabulary_tables(tokenizer))
+    encoder = data_prep.text_encoder(tokenizer)
+    arrays = data_prep.text_arrays([record], encoder, *data_prep.vocabulary_tables(tokenizer))
     with tempfile.TemporaryDirectory() as folder:
-        [gold] = data_prep.question_arrays([record], arrays, tokenizer, Path(folder), 0)["answer"]
+        problems = []
+        [gold] = data_prep.question_arrays([record], arrays, encoder, Path(folder), 0, problems)["answer"]
+        assert not problems
     begin, end = arrays["char_begin"][0][gold[0]], arrays["char_end"][0][gold[1]]
     assert record["text"][begin:end].strip() == answer["text"]
 

@@ -1,5 +1,6 @@
 """The search in policy space: posteriors against other formulas, simulations with a known truth, the linear
 policy, and the script in the toy world: predictions made before, resumed and shared searches."""
+import dataclasses
 import itertools
 import json
 import re
@@ -327,7 +328,7 @@ def test_the_maskers_of_a_saved_policy(policy, batches, lm, tmp_path):
     """nmg: masks the most probable token, and sampled: draws it."""
     policy.save(tmp_path)
     one = collate(blocks(batches[0].split, 64), np.zeros(1000, int))
-    one.indices = np.arange(1000)
+    one = dataclasses.replace(one, indices=np.arange(1000))
     logits = policy.logits(one, lm)[0]
     share = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     budget, rng = np.ones(1000, int), RowRandom(0, "mask", 0, one.indices)

@@ -112,10 +112,10 @@ def test_a_corpus_whose_documents_are_not_those_of_train(tmp_path):
 
 
 def test_what_has_nothing_to_mask_is_no_context(tmp_path):
-    """A text of special tokens alone would have a policy over nothing."""
+    """A text of characters that the tokenizer drops would have a policy over nothing."""
     rows = []
     for i in range(40):
-        rows.append({"text": "[MASK] [SEP]" if i % 2 else f"alpha {i}", "label": "xy"[i // 2 % 2]})
+        rows.append({"text": "\u200b" if i % 2 else f"alpha {i}", "label": "xy"[i // 2 % 2]})
     data = load_rows(tmp_path / "t.jsonl", rows)
     contexts = sampler_of(data, 0.25).contexts
     assert 0 < len(contexts) < len(data["train"])
