@@ -60,9 +60,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     data.check_labels("train", cfg.split)
     train = task.pieces_of(data["train"], cfg.max_len, **options).labelled_only()
     evaluated = task.pieces_of(data[cfg.split], cfg.max_len, **options)
-    print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
-          f"{cut_share(evaluated):.1%} of those of {cfg.split}, of which "
-          f"{seen_share(evaluated.split, data['train']):.1%} also stand in train", flush=True)
+    print_shares(cfg, train, evaluated)
 
     # 2. the folder of this run
     settings = runs.settings_of(cfg, without=("results", "row", "save_model"), data=data.checksum,
@@ -106,6 +104,13 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
         print(f"{cfg.split} has no labels, so that nothing is scored: {run.folder / 'predictions.jsonl'}")
     elif runs.is_main_process():
         add_result(Path(cfg.results), run, cfg.row)
+
+
+def print_shares(cfg: EvaluationConfig, train: Pieces, evaluated: Pieces) -> None:
+    """How many texts max_len cuts, and how many that are scored also stand in train."""
+    print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
+          f"{cut_share(evaluated):.1%} of those of {cfg.split}, of which "
+          f"{seen_share(evaluated.split, train.split):.1%} also stand in train", flush=True)
 
 
 def cut_share(pieces: Pieces) -> float:

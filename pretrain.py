@@ -277,11 +277,16 @@ def main(cfg: Config) -> None:
     run.finish(held_out_loss=[before, after], seconds=round(seconds, 1))
     print(f"saved {run.folder}: {steps:,} steps in {seconds:.1f} s")
     if held_out:
-        print(f"perplexity of held-out text under random masks, p = 0.15: {np.exp(before):.2f} before, "
-              f"{np.exp(after):.2f} after")
-        if after > before:
-            print("WARNING: the LM became worse on the text of dev; where that is like the corpus "
-                  "(in the toy world it is not), a smaller --lr or more --epochs may help")
+        print_perplexity(before, after)
+
+
+def print_perplexity(before: float, after: float) -> None:
+    """Of held-out text, from its MLM loss before and after pre-training."""
+    print(f"perplexity of held-out text under random masks, p = 0.15: {np.exp(before):.2f} before, "
+          f"{np.exp(after):.2f} after")
+    if after > before:
+        print("WARNING: the LM became worse on the text of dev; where that is like the corpus "
+              "(in the toy world it is not), a smaller --lr or more --epochs may help")
 
 
 if __name__ == "__main__":
