@@ -122,7 +122,9 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         records = list(source.records("train"))
         train = list(with_docs(records))
     first = records[0] if records else {}
-    fields = {field for field in KIND_OF_FIELD if any(field in record for record in train)}
+    fields = set()
+    for record in train:
+        fields |= KIND_OF_FIELD.keys() & record.keys()
     labels = sort_labels({record["label"] for record in train if isinstance(record.get("label"), str)})
     if train and "label" not in fields and source.columns.label != Columns.label:
         raise UserError(f"--label={source.columns.label}: no row of train has a label of that name")
@@ -134,13 +136,14 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         splits |= cut_parts(train, source.cut)
     names = [split for split in SPLITS if split in splits]
     problems = {}
+    alike = look_alikes(labels)
     for split in names:
         # A corpus is text only.
         wanted = fields if split != "corpus" else set()
         what = f"{name}, {split}"
         is_train = split == "train" or split in source.cut
         problem = write_split(splits[split], tokenizer, folder / split, wanted, labels, what, is_train)
-        problem = problem or look_alikes(labels)
+        problem = problem or alike
         if problem:
             problems[split] = f"{what}: {problem}"
 

@@ -291,7 +291,7 @@ class Agent:
             total["policy_loss"] += policy_loss.item()
             total["value_loss"] += value_loss.item()
             count += len(chosen)
-        # What the last update has broken, if anything, no other one shows.
+        # A policy checks that its outputs are finite: once more, after the last update.
         with torch.no_grad():
             policy_forward(self.policy, states)
         return {name: loss / count for name, loss in total.items()}

@@ -386,7 +386,10 @@ def qa_record(row: dict, columns: Columns) -> dict:
     for qa in row.get("qas", [row]):
         asked = {"id": str(qa["qid"] if "qid" in qa else qa["id"]), "question": nonempty(qa, "question")}
         try:
-            asked |= mrqa_answers(qa, text) if "detected_answers" in qa else squad_answers(qa)
+            if "detected_answers" in qa:
+                asked |= mrqa_answers(qa, text)
+            else:
+                asked |= squad_answers(qa)
         except ValueError as e:
             # Who needs no answers reads the text and the question.
             asked |= {"answers": [], "problem": f"question {asked['id']!r}: {e}"}
