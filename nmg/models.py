@@ -31,12 +31,15 @@ def open_lm(name: str, auto_class: type, **options: object):
     """What auto_class.from_pretrained makes of an LM: the embedded `tiny`, a folder, or a hub name. UserError
     where it fails, in one of many ways."""
     place = toy.TINY if name == "tiny" else Path(name)
-    check_folder(name, place)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
+        check_adapter(name, place)
+        check_folder(name, place)
         # Code that a model folder brings along is never run.
         return auto_class.from_pretrained(str(place), trust_remote_code=False, **options)
+    except UserError:
+        raise
     except Exception as e:
         reason = advice_on(e, place)
         if not place.exists():
@@ -52,14 +55,18 @@ def check_folder(name: str, place: Path) -> None:
                         "needed here")
     if (place / "started.json").exists() and not (place / "run.json").exists():
         raise UserError(f"--lm={name}: the run that makes it has not finished; start its command again")
+    if place.exists() and not (place / "config.json").exists():
+        raise UserError(f"--lm={name}: no config.json in it; allowed are 'tiny', a Hugging Face folder, or "
+                        "a hub name")
+
+
+def check_adapter(name: str, place: Path) -> None:
+    """UserError if an LM, in a folder or on the hub, is an adapter or has one."""
     # transformers opens the LM without its adapter, and says nothing.
     if find_adapter_config_file(str(place)):
         raise UserError(f"--lm={name}: holds an adapter (adapter_config.json), as LoRA makes them, which is "
                         "not read here; put it into its LM with merge_and_unload() of the library peft, and "
                         "save that in a folder of its own")
-    if place.exists() and not (place / "config.json").exists():
-        raise UserError(f"--lm={name}: no config.json in it; allowed are 'tiny', a Hugging Face folder, or "
-                        "a hub name")
 
 
 def advice_on(error: Exception, place: Path) -> str:

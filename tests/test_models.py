@@ -406,3 +406,8 @@ def test_a_longformer_reads_a_text_with_its_separator(tmp_path):
     lm = random_lm("longformer", len(tokenizer))
     model = finetune_qa.finetune(lm, pieces, epochs=1, lr=1e-4, batch_size=2)
     assert len(finetune_qa.predictions(model, pieces)) == 1
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="no such folder here"):
+        models.load_tokenizer(str(tmp_path / "nowhere"))
