@@ -348,7 +348,6 @@ def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: 
     questions = []
     for i, record in enumerate(chunk):
         for qa in record["qas"]:
-            first, last = -1, -1
             try:
                 check_answers(record["text"], qa)
                 answer = qa["answers"][0]
@@ -359,6 +358,7 @@ def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: 
                 if first > last:
                     raise ValueError(f"the answer of question {qa['id']!r} holds no token of its context")
             except ValueError as e:
+                first, last = -1, -1
                 problems.append(str(e))
             found["question_text"].append(n + i)
             found["answer"].append([first, last])
