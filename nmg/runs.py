@@ -410,11 +410,12 @@ class Run:
         with atomic_write(self.folder / "run.json") as partial:
             partial.write_text(json.dumps(run, indent=1))
         self.lock.release()
-        leftovers = ["started.json", ".checkpoint.pt.partial", ".lock"]
+        # Half-written files are what an earlier, killed process left.
+        leftovers = [*self.folder.glob(".*.partial"), self.folder / "started.json", self.folder / ".lock"]
         if not self.longer:
-            leftovers.append("checkpoint.pt")
-        for name in leftovers:
-            (self.folder / name).unlink(missing_ok=True)
+            leftovers.append(self.folder / "checkpoint.pt")
+        for path in leftovers:
+            remove(path)
 
 
 def read_run(folder: str | Path) -> dict:

@@ -600,6 +600,14 @@ def test_a_start_that_another_process_or_a_kill_left_half_made(rank, tmp_path, m
     assert not Run(tmp_path / "o", SETTINGS).done
 
 
+def test_what_killed_processes_left_half_written_is_gone_when_a_run_is_finished(tmp_path):
+    run = Run(tmp_path / "o", SETTINGS)
+    (tmp_path / "o/.curves.png.partial").write_bytes(b"half")
+    (tmp_path / "o/.model.partial").mkdir()
+    run.finish()
+    assert [file.name for file in (tmp_path / "o").iterdir()] == ["run.json"]
+
+
 def test_settings_are_all_flags_but_those_named():
     cfg = Config(seed=4, out="runs/x")
     settings = runs.settings_of(cfg, without=("remask",), data="ab12")
