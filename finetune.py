@@ -26,7 +26,10 @@ class EvaluationConfig(Columns):
     split: str | None = None        # scored: test, or dev to choose by; None: test if there is one
     labelled: int | None = None     # texts of train whose labels are used, drawn by seed; None: all
     seed: int = 0                   # of head, order and dropout, three separate streams
-    fast: bool = True               # bf16 where native, cheaper attention on a CPU
+    micro_batch: int | None = None  # pieces of one forward pass; fewer need less memory; None: batch_size
+    warmup: float = 0.0             # share of the steps in which lr rises; 0.1 is usual
+    weight_decay: float = 0.0       # AdamW's; 0.01 is usual
+    fast: bool = True               # half precision where native, cheaper attention on a CPU
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     results: str = "results.jsonl"  # one line a finished evaluation
     out: str | None = None          # folder of predictions; None: runs/KIND-DATASET-LM-SPLIT-SEED-HASH
@@ -77,7 +80,8 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     if not run.done:
         started = time.time()
         model = task.finetune(lm, train, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size,
-                              seed=cfg.seed, distributed=True)
+                              micro_batch=cfg.micro_batch, warmup=cfg.warmup,
+                              weight_decay=cfg.weight_decay, seed=cfg.seed, distributed=True)
         trained = time.time()
         if not runs.is_main_process():
             return

@@ -62,13 +62,14 @@ def labels_of(pieces: Pieces) -> np.ndarray:
 
 def loss_fn(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     """Cross-entropy, summed over the texts of a batch."""
-    output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])
+    output = model(input_ids=tensors["input_ids"], attention_mask=tensors.get("attention_mask"))
     return F.cross_entropy(output.logits.float(), tensors["labels"], reduction="sum")
 
 
-def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, batch_size: int, seed: int = 0,
-             distributed: bool = False) -> torch.nn.Module:
-    """A classifier around a copy of the LM's encoder, trained on `pieces`; `lm` stays as it is."""
+def finetune(lm: torch.nn.Module, pieces: Pieces, *, seed: int = 0, **training: object) -> torch.nn.Module:
+    """A classifier around a copy of the LM's encoder, trained on `pieces`; `lm` stays as it is.
+
+    training: epochs, lr, batch_size and more, as in loop.fit"""
     names = dict(enumerate(pieces.split.labels))
     label2id = {label: i for i, label in names.items()}
     model = with_head(lm, AutoModelForSequenceClassification, seed, id2label=names, label2id=label2id,
@@ -78,8 +79,7 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, bat
     def make_batch(step, epoch, indices):
         return collate(pieces, indices).tensors() | {"labels": labels[indices]}
 
-    fit(model, pieces.length, make_batch, loss_fn, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed,
-        distributed=distributed, desc="fine-tuning")
+    fit(model, pieces.length, make_batch, loss_fn, seed=seed, desc="fine-tuning", **training)
     return model
 
 
@@ -92,7 +92,7 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
     for indices in progress([*length_batches(pieces.length)], "scoring"):
         tensors = to_device(collate(pieces, indices).tensors())
         with autocast(model):
-            output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])
+            output = model(input_ids=tensors["input_ids"], attention_mask=tensors.get("attention_mask"))
         check_finite(output.logits, "the predictions")
         log_probs[indices] = output.logits.float().log_softmax(-1).cpu().numpy()
 

@@ -88,17 +88,17 @@ def loss_fn(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.T
     return loss + F.cross_entropy(output.end_logits.float(), end, reduction="sum")
 
 
-def finetune(lm: torch.nn.Module, pieces: Pieces, *, epochs: int, lr: float, batch_size: int, seed: int = 0,
-             distributed: bool = False) -> torch.nn.Module:
-    """A span predictor around a copy of the LM's encoder, trained on `pieces`; `lm` stays as it is."""
+def finetune(lm: torch.nn.Module, pieces: Pieces, *, seed: int = 0, **training: object) -> torch.nn.Module:
+    """A span predictor around a copy of the LM's encoder, trained on `pieces`; `lm` stays as it is.
+
+    training: epochs, lr, batch_size and more, as in loop.fit"""
     model = with_head(lm, AutoModelForQuestionAnswering, seed, num_labels=2)
 
     def make_batch(step, epoch, indices):
         batch = collate(pieces, indices)
         return batch.tensors() | {"labels": targets(batch, pieces)}
 
-    fit(model, pieces.length, make_batch, loss_fn, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed,
-        distributed=distributed, desc="fine-tuning")
+    fit(model, pieces.length, make_batch, loss_fn, seed=seed, desc="fine-tuning", **training)
     return model
 
 

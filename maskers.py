@@ -9,7 +9,8 @@ A masker gets
              text (see data.Batch)
     budget   (B,) how many tokens to mask in each row, the same for every masker
     rng      random numbers (B, L) on demand; a row's depend on seed, epoch and row alone
-    lm       the LM as it is now: lm(batch) are hidden states (B, L, H), lm.logits(batch) (B, L, V); tensors
+    lm       the LM as it is now: lm(batch) are hidden states (B, L, H), a tensor; lm.per_token(batch, fn) is
+             what fn makes of its logits, an array (B, L)
 and returns a bool (B, L): True only where maskable, at most the budget, exactly that where its units allow.
 
 A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function. Every score
@@ -25,7 +26,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 
 from nmg import counts, runs, toy
@@ -256,10 +256,11 @@ def label(batch: Batch, lm=None) -> np.ndarray:
 @register_score("loss")
 def loss(batch: Batch, lm=None) -> np.ndarray:
     """log of the LM's own loss at the token, unmasked, in nats."""
-    logits = lm.logits(batch).flatten(0, 1)                                                     # (B L, V)
-    ids = torch.from_numpy(batch.input_ids.astype(np.int64)).flatten().to(logits.device)
-    nats = F.cross_entropy(logits, ids, reduction="none")                                       # (B L,)
-    return (nats + 1e-3).log().cpu().numpy().reshape(batch.input_ids.shape)
+    def nats(logits, input_ids):
+        # torch wants the classes, V, as the second dimension.
+        return F.cross_entropy(logits.transpose(1, 2), input_ids, reduction="none")
+
+    return np.log(lm.per_token(batch, nats) + 1e-3)                                             # (B, L)
 
 
 @register_score("easy")
@@ -271,9 +272,11 @@ def easy(batch: Batch, lm=None) -> np.ndarray:
 @register_score("entropy")
 def entropy(batch: Batch, lm=None) -> np.ndarray:
     """log of the entropy of what the LM would put in the token's place, unmasked, in nats."""
-    log_probs = lm.logits(batch).log_softmax(-1)                                                # (B, L, V)
-    nats = -(log_probs.exp() * log_probs).sum(-1)                                               # (B, L)
-    return (nats + 1e-3).log().cpu().numpy()
+    def nats(logits, input_ids):
+        log_probs = logits.log_softmax(-1)
+        return -(log_probs.exp() * log_probs).sum(-1)
+
+    return np.log(lm.per_token(batch, nats) + 1e-3)                                             # (B, L)
 
 
 @register_score("difference")

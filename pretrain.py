@@ -36,11 +36,14 @@ class Config(Columns):
     max_steps: int | None = None    # stop after these, with the learning rate at 0; None: after all epochs
     lr: float = 2e-5                # raise it for LMs smaller than BERT-base (6 layers x 384: 3e-4)
     batch_size: int = 16            # blocks per step; the paper chose from 12, 16, 24
+    micro_batch: int | None = None  # blocks of one forward pass; fewer need less memory; None: batch_size
+    warmup: float = 0.0             # share of the steps in which lr rises; 0.06 is usual for long runs
+    weight_decay: float = 0.0       # AdamW's; 0.01 is usual for long runs
     max_len: int | None = None      # tokens per block; None: 512 for question answering, else 256
     dropout: float | None = None    # None: the LM's own, mostly 0.1; 0 is faster, for few passes
     seed: int = 0                   # of masks, order, dropout and a missing MLM head, in separate streams
     eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
-    fast: bool = True               # bf16 where native, cheaper attention on a CPU
+    fast: bool = True               # half precision where native, cheaper attention on a CPU
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     labelled: int | None = None     # texts whose labels a masker may read, as in finetune_*.py; None: all
     spacy_model: str | None = None  # finds the entities for --masker=entity; None: en_core_web_sm
@@ -71,15 +74,10 @@ def mask_batch(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, epoc
 
 
 def mlm_tensors(batch: Batch, mask: np.ndarray, corrupted: np.ndarray) -> dict[str, torch.Tensor]:
-    """What mlm_loss reads: input_ids, attention_mask (B, L; none without padding); masked_at (K,), flat
-    indices; labels (K,)."""
-    tensors = {"input_ids": torch.from_numpy(corrupted.astype(np.int64)),
-               "masked_at": torch.from_numpy(np.flatnonzero(mask)),
-               "labels": torch.from_numpy(batch.input_ids[mask].astype(np.int64))}
-    # Attention is faster without a mask, where there is no padding.
-    if not batch.attention_mask.all():
-        tensors["attention_mask"] = torch.from_numpy(batch.attention_mask.astype(np.int64))
-    return tensors
+    """What mlm_loss reads: those of the batch, corrupted; masked_at (K,), flat indices; labels (K,)."""
+    return batch.tensors() | {"input_ids": torch.from_numpy(corrupted.astype(np.int64)),
+                              "masked_at": torch.from_numpy(np.flatnonzero(mask)),
+                              "labels": torch.from_numpy(batch.input_ids[mask].astype(np.int64))}
 
 
 def mlm_loss(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -104,12 +102,11 @@ def mlm_loss(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.
 
 def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, p: float | str = 0.15,
              epochs: int = 1, lr: float = 2e-5, batch_size: int = 16, max_steps: int | None = None,
-             seed: int = 0, remask: bool = True, distributed: bool = False, checkpoint: Path | None = None,
-             after_step: Callable[[int], None] | None = None, desc: str = "MLM") -> float:
+             seed: int = 0, remask: bool = True, **training: object) -> float:
     """Trains `model` in place on blocks of text; returns the seconds that it took.
 
     p: as in maskers.masking_rate; remask: draws masks and corruption anew in each epoch; without it all
-    epochs repeat those of the first. All else as in loop.fit"""
+    epochs repeat those of the first. All else, and what `training` may hold, as in loop.fit"""
     reader = LMReader(model)
     steps = steps_of(pieces.length, batch_size, epochs, max_steps)
 
@@ -120,8 +117,7 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
         return mlm_tensors(batch, mask, corrupted)
 
     return fit(model, pieces.length, make_batch, mlm_loss, epochs=epochs, batch_size=batch_size, lr=lr,
-               max_steps=max_steps, seed=seed, distributed=distributed, checkpoint=checkpoint,
-               after_step=after_step, desc=desc)
+               max_steps=max_steps, seed=seed, desc="MLM", **training)
 
 
 @torch.no_grad()
@@ -258,8 +254,9 @@ def main(cfg: Config) -> None:
     if cfg.masker != "none":
         steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
         seconds = pretrain(model, pieces, masker, p=cfg.p, epochs=cfg.epochs, lr=cfg.lr,
-                           batch_size=cfg.batch_size, max_steps=cfg.max_steps, seed=cfg.seed,
-                           distributed=True, checkpoint=checkpoint, after_step=look, desc=f"MLM {cfg.masker}")
+                           batch_size=cfg.batch_size, max_steps=cfg.max_steps, micro_batch=cfg.micro_batch,
+                           warmup=cfg.warmup, weight_decay=cfg.weight_decay, seed=cfg.seed,
+                           distributed=True, checkpoint=checkpoint, after_step=look)
     if not runs.is_main_process():
         return
     # No LM is saved whose loss is not finite, be it of text that it has seen.

@@ -70,10 +70,11 @@ class PlayConfig(Columns):
     ft_epochs: int | None = None    # epochs of fine-tuning; None: cls 5, qa 1
     ft_lr: float | None = None      # None: cls 2e-5, qa 3e-5; raise it for LMs smaller than BERT-base (2e-4)
     batch_size: int = 16            # of pre-training and fine-tuning; the paper chose from 8, 16, 32
+    micro_batch: int | None = None  # rows of one forward pass; fewer need less memory; None: batch_size
     max_len: int | None = None      # tokens of a block; None: cls 256, qa 512
     ft_max_len: int | None = None   # tokens of a labelled text or window; None: cls 256, qa 384
     metric: str | None = None       # what is rewarded (METRICS of the task); None: cls accuracy, qa em
-    fast: bool = True               # bf16 where native, cheaper attention on a CPU
+    fast: bool = True               # half precision where native, cheaper attention on a CPU
     # the run
     seed: int = 0                   # everything random follows it, except the split into D_tr and D_val
 
@@ -108,13 +109,13 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     task: finetune_cls, finetune_qa, or another file with their interface
     The players of an episode share order, corruption, dropout and head: only their masks differ."""
     adapted = copy.deepcopy(lm)
+    training = {"batch_size": cfg.batch_size, "micro_batch": cfg.micro_batch, "seed": subtask.seed}
     # The masker `none` gives an empty mask, which leaves the LM as it is. Otherwise all epochs use the same
     # mask and, with remask=False, the same corruption (80 / 10 / 10); p only serves to check the budget.
     if mask.any():
         pretrain(adapted, subtask.contexts, maskers.fixed(mask), p=cfg.p, epochs=cfg.mlm_epochs,
-                 lr=cfg.mlm_lr, batch_size=cfg.batch_size, seed=subtask.seed, remask=False)
-    model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr,
-                          batch_size=cfg.batch_size, seed=subtask.seed)
+                 lr=cfg.mlm_lr, remask=False, **training)
+    model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr, **training)
     lines = task.predictions(model, subtask.val)
     scores = task.summary(lines)
     if "likelihood" in task.METRICS:

@@ -25,9 +25,9 @@ from tqdm import tqdm
 from nmg import fast_cpu
 from nmg.runs import UserError, atomic_write, is_main_process, stream
 
-FAST = False                    # set by use_fast_path, read by autocast
+FAST = False                    # set by use_fast_path, read by precision_of
 CHECKPOINT_MINUTES = 10         # between two checkpoints of a long training
-NO_AUTOCAST = {"deberta"}       # model types whose code fails in bf16
+NO_AUTOCAST = {"deberta"}       # model types whose code fails in half precision
 
 
 # ---------------------------------------------------------------- device and precision
@@ -38,6 +38,8 @@ def device() -> torch.device:
     if torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+        # Filling new memory only helps to find code that reads what it has not written.
+        torch.utils.deterministic.fill_uninitialized_memory = False
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     if torch.backends.mps.is_available():
         return torch.device("mps")
@@ -45,9 +47,12 @@ def device() -> torch.device:
 
 
 def use_fast_path(fast: bool) -> None:
-    """What --fast switches: bf16 where the device multiplies it natively, and fast_cpu.py on a CPU."""
+    """What --fast switches: half precision (precision_of), TF32 for what stays in fp32 on a GPU, and
+    fast_cpu.py on a CPU."""
     global FAST
     FAST = fast
+    if device().type == "cuda":
+        torch.set_float32_matmul_precision("high" if fast else "highest")
     if fast and device().type == "cpu":
         fast_cpu.enable()
     else:
@@ -63,13 +68,26 @@ def has_bf16() -> bool:
     return False
 
 
+def precision_of(model: torch.nn.Module) -> torch.dtype:
+    """In which a Hugging Face model multiplies matrices: on the fast path bf16, or fp16 on a GPU without
+    native bf16 (T4, 2080 Ti); else fp32."""
+    if not FAST or model.config.model_type in NO_AUTOCAST:
+        return torch.float32
+    if has_bf16():
+        return torch.bfloat16
+    return torch.float16 if device().type == "cuda" else torch.float32
+
+
 def autocast(model: torch.nn.Module) -> contextlib.AbstractContextManager:
-    """Mixed precision for a Hugging Face model, on the fast path; weights stay in fp32."""
-    enabled = FAST and has_bf16() and model.config.model_type not in NO_AUTOCAST
-    return torch.autocast(device().type, torch.bfloat16, enabled=enabled)
+    """Mixed precision: products in precision_of(model), weights in fp32."""
+    dtype = precision_of(model)
+    return torch.autocast(device().type, dtype, enabled=dtype != torch.float32)
 
 
 def to_device(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if device().type == "cuda":
+        # From pinned memory, a copy to the GPU does not wait for the work that is queued there.
+        return {name: tensor.pin_memory().to(device(), non_blocking=True) for name, tensor in tensors.items()}
     return {name: tensor.to(device()) for name, tensor in tensors.items()}
 
 
@@ -163,67 +181,117 @@ def steps_of(length: np.ndarray, batch_size: int, epochs: int, max_steps: int | 
     return steps if max_steps is None else min(steps, max_steps)
 
 
-def schedule(done: int, steps: int) -> float:
-    """The factor of the learning rate after `done` of all steps: linear, from 1 towards 0."""
-    return 1 - done / steps
+def schedule(done: int, steps: int, warmup: float = 0.0) -> float:
+    """The factor of the learning rate after `done` of all steps: linear, from 1 towards 0; before that, from
+    0 to 1 in the first steps, of which `warmup` is the share."""
+    rising = math.ceil(warmup * steps)
+    if done < rising:
+        return done / rising
+    return 1 - (done - rising) / (steps - rising)
+
+
+def micro_batches(indices: np.ndarray, rows: int | None, rank: int,
+                  world: int) -> list[tuple[np.ndarray, int]]:
+    """This process's share of a batch, `rows` at a time (None: at once), each part with its weight, 1.
+
+    All processes must take part in each other's backward passes: one whose share is used up runs a piece
+    with weight 0."""
+    share = indices[rank::world]
+    largest_share = math.ceil(len(indices) / world)
+    parts = []
+    for start in range(0, largest_share, rows or largest_share):
+        part, weight = share[start:start + (rows or largest_share)], 1
+        if not len(part):
+            part, weight = indices[:1], 0
+        parts.append((part, weight))
+    return parts
+
+
+def check_gpus() -> None:
+    """UserError where processes that share batches would also share a GPU."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    gpus = torch.cuda.device_count()
+    if device().type == "cuda" and processes > gpus:
+        raise UserError(f"torchrun --nproc_per_node={processes}: this machine has {gpus} GPU(s), and each "
+                        "process that shares in a batch needs its own; only the plays of train_nmg.py can "
+                        "share one")
+
+
+def backward(module: torch.nn.Module, model: torch.nn.Module, parts: list[tuple[dict, int]],
+             scaler: torch.amp.GradScaler, world: int) -> torch.Tensor:
+    """Adds to the gradients that of a batch, and returns its loss, the mean over all its labels.
+
+    module: LossOf(model), or DistributedDataParallel around that; parts: tensors and weights of this
+    process's micro-batches"""
+    n_labels = torch.zeros((), dtype=torch.int64)
+    for tensors, weight in parts:
+        n_labels += weight * (tensors["labels"] != -100).sum()
+    if world > 1:
+        dist.all_reduce(n_labels)
+    loss = 0
+    for tensors, weight in parts:
+        with autocast(model):
+            part_loss = module(to_device(tensors)) * weight / n_labels.clamp(min=1)
+        # DDP averages the gradients of processes; wanted is their sum.
+        scaler.scale(part_loss * world).backward()
+        loss += part_loss.detach().float()
+    if world > 1:
+        dist.all_reduce(loss)
+    return loss
 
 
 def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, int, np.ndarray], dict],
         loss_fn: Callable[[torch.nn.Module, dict], torch.Tensor], *, epochs: int, batch_size: int, lr: float,
-        max_steps: int | None = None, seed: int = 0, distributed: bool = False,
-        checkpoint: Path | None = None, after_step: Callable[[int], None] | None = None,
-        desc: str = "training") -> float:
+        max_steps: int | None = None, micro_batch: int | None = None, warmup: float = 0.0,
+        weight_decay: float = 0.0, seed: int = 0, distributed: bool = False, checkpoint: Path | None = None,
+        after_step: Callable[[int], None] | None = None, desc: str = "training") -> float:
     """Trains `model` in place; returns the seconds that it took.
 
     length: (M,) tokens of each piece
     make_batch: (step, epoch, indices) -> tensors, "labels" among them, where -100 is no label
     loss_fn: (model, tensors) -> the SUM of the losses of the labels; steps follow the mean
+    micro_batch: rows of one forward pass; None: the whole batch. The gradient is the same, with less memory
+    warmup: the share of the steps in which the learning rate rises
     distributed: the processes of torchrun share every batch, and follow the gradient of the whole
     checkpoint: a file to go on from after a kill, to the same result
     after_step: called in the first process with the number of steps that are done
 
-    AdamW without weight decay, linear decay of the learning rate to 0, gradient norm clipped to 1."""
+    AdamW, linear decay of the learning rate to 0, gradient norm clipped to 1."""
     rank, world = rank_and_world() if distributed else (0, 1)
     model.to(device()).train()
     module = LossOf(model, loss_fn)
     if world > 1:
+        check_gpus()
         module = DistributedDataParallel(module, static_graph=True, forward_sync_buffers=False)
     params = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=True)
+    # In fp16 small gradients would become 0: the loss is scaled up, and they are scaled down again. It does
+    # nothing in other precisions.
+    scaler = torch.amp.GradScaler(device().type, enabled=precision_of(model) == torch.float16)
     steps = steps_of(length, batch_size, epochs, max_steps)
+    trained = {"model": model, "optimizer": optimizer, "scaler": scaler}
     done, seconds = 0, 0.0
     if checkpoint and checkpoint.exists():
-        done, seconds = load_checkpoint(checkpoint, model, optimizer)
+        done, seconds = load_checkpoint(checkpoint, trained)
         print(f"going on after step {done} of {steps} from {checkpoint}", flush=True)
 
     started = saved = time.time()
     order = itertools.islice(batches(length, batch_size, epochs, seed), done, steps)
     bar = progress(order, desc, total=steps, initial=done)
     for epoch, indices in bar:
-        # Each process takes its share of the batch. One without a share must still join the backward
-        # pass: it runs one piece with weight 0.
-        share, weight = indices[rank::world], 1
-        if not len(share):
-            share, weight = indices[:1], 0
-        tensors = to_device(make_batch(done, epoch, share))
-        n_labels = (tensors["labels"] != -100).sum() * weight
-        if world > 1:
-            dist.all_reduce(n_labels)
-
+        parts = []
+        for rows, weight in micro_batches(indices, micro_batch, rank, world):
+            parts.append((make_batch(done, epoch, rows), weight))
         # Every step has a dropout stream of its own, so that a resumed run draws the same.
         torch_seed(seed, f"dropout {done} {rank}")
-        with autocast(model):
-            loss = module(tensors) * weight / n_labels.clamp(min=1)
-        # DDP averages the gradients of processes; wanted is their sum.
-        (loss * world).backward()
-        loss = loss.detach().float()
-        if world > 1:
-            dist.all_reduce(loss)
+        loss = backward(module, model, parts, scaler, world)
 
         for group in optimizer.param_groups:
-            group["lr"] = lr * schedule(done, steps)
+            group["lr"] = lr * schedule(done, steps, warmup)
+        scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(params, 1.0)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad(set_to_none=True)
         done += 1
 
@@ -233,7 +301,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
             check_finite(loss, f"{desc}: the loss after step {done} of {steps}")
             bar.set_postfix_str(f"loss {loss.item():.3f}", refresh=False)
         if checkpoint and rank == 0 and time.time() - saved > 60 * CHECKPOINT_MINUTES:
-            save_checkpoint(checkpoint, model, optimizer, done, seconds + time.time() - started)
+            save_checkpoint(checkpoint, trained, done, seconds + time.time() - started)
             saved = time.time()
     for name, parameter in model.named_parameters():
         check_finite(parameter, f"{desc}: the weights {name}")
@@ -261,17 +329,17 @@ def check_numbers(numbers: dict[str, object], what: str) -> None:
 
 # ---------------------------------------------------------------- checkpoints
 
-def save_checkpoint(file: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, done: int,
-                    seconds: float) -> None:
-    save_state(file, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done,
-                      "seconds": seconds})
+def save_checkpoint(file: Path, trained: dict, done: int, seconds: float) -> None:
+    """trained: name -> what has a state_dict()"""
+    state = {name: part.state_dict() for name, part in trained.items()}
+    save_state(file, state | {"done": done, "seconds": seconds})
 
 
-def load_checkpoint(file: Path, model: torch.nn.Module,
-                    optimizer: torch.optim.Optimizer) -> tuple[int, float]:
+def load_checkpoint(file: Path, trained: dict) -> tuple[int, float]:
+    """Returns the steps that are done, and the seconds that they took."""
     with loaded_state(file) as state:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        for name, part in trained.items():
+            part.load_state_dict(state[name])
         return state["done"], state["seconds"]
 
 

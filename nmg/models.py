@@ -4,8 +4,10 @@ import json
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
@@ -22,6 +24,8 @@ ENCODER = {
     "chunk_size_feed_forward": 0, "return_dict": True, "torchscript": False,
     "output_attentions": False, "output_hidden_states": False,
     "problem_type": None}                                                   # a head's, of another task
+# Logits of the MLM head that are computed at once: 0.5 GB in fp32, of which a score makes a few copies.
+MOST_LOGITS = 2**27
 # The first line of a file that git has not fetched.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -238,18 +242,27 @@ class LMReader:
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         """(B, L, H) hidden states"""
-        return self.run(self.model.base_model, batch).last_hidden_state.float()
+        return self.run(self.model.base_model, batch.tensors()).last_hidden_state.float()
 
-    def logits(self, batch: Batch) -> torch.Tensor:
-        """(B, L, V) of the tokens that the LM would put in every place"""
-        return self.run(self.model, batch).logits.float()
+    def per_token(self, batch: Batch, fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> np.ndarray:
+        """(B, L) of fn(logits, input_ids), computed for a few rows at a time: logits (b, L, V) of the tokens
+        that the LM would put in every place, input_ids (b, L) -> (b, L)."""
+        values = []
+        B, L = batch.input_ids.shape
+        rows = max(1, MOST_LOGITS // (L * self.model.config.vocab_size))
+        for start in range(0, B, rows):
+            tensors = {name: tensor[start:start + rows] for name, tensor in batch.tensors().items()}
+            logits = self.run(self.model, tensors).logits.float()
+            input_ids = tensors["input_ids"].to(logits.device)
+            values.append(fn(logits, input_ids).cpu().numpy())
+        return np.concatenate(values)
 
     @torch.no_grad()
-    def run(self, module: torch.nn.Module, batch: Batch):
+    def run(self, module: torch.nn.Module, tensors: dict[str, torch.Tensor]):
         training = self.model.training
         self.model.to(device()).eval()
         with autocast(self.model):
-            output = module(**to_device(batch.tensors()))
+            output = module(**to_device(tensors))
         self.model.train(training)
         return output
 
@@ -259,13 +272,20 @@ def with_head(lm: torch.nn.Module, auto_class: type, seed: int, **config: object
 
     Its head is fresh, and so is BERT's pooler, which a masked LM does not have. config: what the task changes
     in the LM's config, such as num_labels."""
+    changed = type(lm.config).from_dict(lm.config.to_dict() | config)
+    try:
+        # On the device "meta" a model has shapes and no weights, which costs next to nothing.
+        with torch.device("meta"):
+            model_class = type(auto_class.from_config(changed, trust_remote_code=False))
+    except ValueError as e:
+        raise UserError(f"the LM is a {type(lm).__name__}: transformers has no model of its kind for "
+                        f"this task ({auto_class.__name__})") from e
+    # from_pretrained draws the weights that it is not given. It would keep the very tensors of the LM, so
+    # that they are copied.
+    encoder = {}
+    for name, weight in lm.base_model.state_dict().items():
+        encoder[f"{model_class.base_model_prefix}.{name}"] = weight.to("cpu", copy=True)
     with torch.random.fork_rng(devices=[]):
         torch_seed(seed, "head")
-        changed = type(lm.config).from_dict(lm.config.to_dict() | config)
-        try:
-            model = auto_class.from_config(changed, dtype=torch.float32, trust_remote_code=False)
-        except ValueError as e:
-            raise UserError(f"the LM is a {type(lm).__name__}: transformers has no model of its kind for "
-                            f"this task ({auto_class.__name__})") from e
-    model.base_model.load_state_dict(lm.base_model.state_dict(), strict=False)
+        model = model_class.from_pretrained(None, config=changed, state_dict=encoder, dtype=torch.float32)
     return model.to(lm.device)

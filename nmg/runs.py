@@ -38,11 +38,12 @@ from filelock import FileLock, Timeout
 
 # What the flags of the project must be. A flag of your own may have any value, also 0 or less than 0.
 SHARES = {"p", "val_share", "dev_share"}    # above 0 and at most 1
-AT_LEAST_ZERO = {"seed", "explore", "components", "dropout", "lr", "mlm_lr", "ft_lr", "rl_lr"}
+AT_LEAST_ZERO = {"seed", "explore", "components", "dropout", "lr", "mlm_lr", "ft_lr", "rl_lr", "weight_decay"}
 AT_LEAST_ONE = {
     "batch_size", "contexts", "docs", "epochs", "episodes", "eval_every", "examples", "ft_epochs",
-    "ft_max_len", "labelled", "max_answer", "max_len", "max_steps", "minibatch", "mlm_epochs", "pairs",
-    "repeats", "replay_size", "save_every", "seeds", "updates_per_episode", "validation"}
+    "ft_max_len", "labelled", "max_answer", "max_len", "max_steps", "micro_batch", "minibatch",
+    "mlm_epochs", "pairs", "repeats", "replay_size", "save_every", "seeds", "updates_per_episode",
+    "validation"}
 # What errors of a full disk say, whoever raises them.
 DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
@@ -86,7 +87,7 @@ def start(main: Callable, config: type, tiny: dict | None = None) -> None:
         if "out of memory" not in str(e) and "allocate memory" not in str(e):
             raise
         reason = str(e).splitlines()[0]
-        print(f"error: {reason}; a smaller --batch_size or shorter pieces need less", file=sys.stderr)
+        print(f"error: {reason}; a small --micro_batch or shorter pieces need less", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from its last checkpoint, if any", file=sys.stderr)
@@ -147,6 +148,8 @@ def convert(name: str, text: str, flag_type: type) -> object:
         raise UserError(f"--{name} takes {flag_type.__name__}, not {text!r}") from None
     if name in SHARES and not 0 < number <= 1:
         raise UserError(f"--{name}={text}: a share must be above 0 and at most 1")
+    if name == "warmup" and not 0 <= number <= 1:
+        raise UserError(f"--{name}={text}: a share of the steps, from 0 to 1")
     if name in AT_LEAST_ONE and number < 1:
         raise UserError(f"--{name}={text}: must be 1 or more")
     if name in AT_LEAST_ZERO and number < 0:

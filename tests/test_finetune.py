@@ -225,7 +225,9 @@ class Known(torch.nn.Module):
         self.table = torch.nn.Parameter(table)
         self.config = SimpleNamespace(num_labels=labels, model_type="known")
 
-    def forward(self, input_ids, attention_mask, token_type_ids=None):
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None):
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
         each = self.table[input_ids] * attention_mask[..., None]
         return SimpleNamespace(logits=each.sum(1), start_logits=each[..., 0], end_logits=each[..., -1])
 

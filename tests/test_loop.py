@@ -1,6 +1,7 @@
 """The training loop against a naive one, checkpoints, processes that share batches; the fast path of CPUs
 against the formulas."""
 import itertools
+import math
 import os
 import socket
 
@@ -76,16 +77,18 @@ def same(a, b):
 
 # ---------------------------------------------------------------- steps
 
-@pytest.mark.parametrize(("max_steps", "steps"), [(None, 18), (17, 17), (99, 18)])
-def test_the_optimiser_is_that_of_the_paper(max_steps, steps):
-    """AdamW without weight decay, no warm-up, linear decay to 0, norm clipped to 1: torch's and Hugging
-    Face's own, on the mean loss of the labels."""
+@pytest.mark.parametrize(("max_steps", "steps", "warmup", "decay"),
+                         [(None, 18, 0.0, 0.0), (17, 17, 0.2, 0.0), (99, 18, 0.1, 0.1)])
+def test_the_optimiser_is_that_of_the_paper(max_steps, steps, warmup, decay):
+    """AdamW, linear decay to 0, norm clipped to 1, in the paper without warm-up and weight decay: torch's and
+    Hugging Face's own, on the mean loss of the labels."""
     ours, theirs = Tagger(), Tagger()
     for model in (ours, theirs):
         model.head.weight.data.mul_(20)     # for gradients that are clipped, and some that are not
-    fit(ours, max_steps=max_steps)
-    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.0)
-    schedule = transformers.get_linear_schedule_with_warmup(optimizer, 0, steps)
+    fit(ours, max_steps=max_steps, warmup=warmup, weight_decay=decay)
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=decay)
+    rising = math.ceil(warmup * steps)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, rising, steps)
     norms = []
     for _, indices in itertools.islice(loop.batches(LENGTH, 4, 3, seed=5), steps):
         optimizer.zero_grad()
@@ -232,7 +235,7 @@ def test_a_checkpoint_resumes_to_the_same_weights(stop, tmp_path, monkeypatch, c
 def test_a_checkpoint_that_is_cut_short_is_one_sentence(left, tmp_path):
     file = tmp_path / "checkpoint.pt"
     model = Tagger()
-    loop.save_checkpoint(file, model, torch.optim.AdamW(model.parameters()), 3, 1.0)
+    loop.save_checkpoint(file, {"model": model}, 3, 1.0)
     whole = file.read_bytes()
     file.write_bytes(whole[:left])
     with pytest.raises(UserError, match=r"checkpoint\.pt: cannot be read \(cut short, damaged"):
@@ -283,6 +286,90 @@ def test_a_short_training_writes_no_checkpoint(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+# ---------------------------------------------------------------- micro-batches, fp16
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 99])
+def test_micro_batches_follow_the_gradient_of_the_batch(rows):
+    """Also where the parts have different numbers of labels, or none."""
+    whole, parted = Tagger(), Tagger()
+    forward_rows = []
+
+    def loss_fn(model, tensors):
+        forward_rows.append(len(tensors["labels"]))
+        return tagger_loss(model, tensors)
+
+    fit(whole)
+    fit(parted, loss_fn=loss_fn, micro_batch=rows)
+    assert max(forward_rows) == min(rows, 4) and sum(forward_rows) == 3 * len(IDS)
+    for name, weight in weights(whole).items():
+        torch.testing.assert_close(weights(parted)[name], weight, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("pieces", "rows", "world"),
+                         [(7, None, 1), (7, 2, 1), (7, 2, 2), (7, 1, 3), (1, 1, 2)])
+def test_micro_batches_of_processes(pieces, rows, world):
+    """Each piece once with weight 1, and as many parts in every process."""
+    indices = np.arange(10, 10 + pieces)
+    shares = [loop.micro_batches(indices, rows, rank, world) for rank in range(world)]
+    assert len({len(parts) for parts in shares}) == 1
+    run = []
+    for parts in shares:
+        for part, weight in parts:
+            assert 1 <= len(part) <= (rows or pieces)
+            run += weight * part.tolist()
+    assert sorted(run) == indices.tolist()
+
+
+def in_fp16(monkeypatch):
+    """As on a GPU without native bf16."""
+    monkeypatch.setattr(loop, "precision_of", lambda model: torch.float16)
+
+
+def test_fp16_trains_nearly_as_fp32(monkeypatch):
+    """Products are in fp16, weights stay in fp32. The gradients of these losses, a millionth of the usual
+    ones, would be 0 in fp16 without the scaler."""
+    plain, half = Tagger(), Tagger()
+    fit(plain, loss_fn=lambda model, tensors: 1e-6 * tagger_loss(model, tensors))
+    in_fp16(monkeypatch)
+    dtypes = set()
+
+    def loss_fn(model, tensors):
+        logits = model(tensors["input_ids"])
+        dtypes.add(logits.dtype)
+        labels = tensors["labels"].flatten()
+        return 1e-6 * F.cross_entropy(logits.flatten(0, 1).float(), labels, reduction="sum")
+
+    fit(half, loss_fn=loss_fn)
+    assert dtypes == {torch.float16} and {weight.dtype for weight in half.parameters()} == {torch.float32}
+    moved = weights(plain)["head.weight"] - weights(Tagger())["head.weight"]
+    error = weights(plain)["head.weight"] - weights(half)["head.weight"]
+    assert error.norm() < 0.05 * moved.norm()
+
+
+def test_a_step_whose_gradient_overflows_in_fp16_is_left_out(monkeypatch):
+    """The next ones are scaled by less."""
+    in_fp16(monkeypatch)
+    model, seen = Tagger(), []
+
+    def loss_fn(model, tensors):
+        seen.append(model.head.weight.detach().clone())
+        return 1e4 * tagger_loss(model, tensors)
+
+    fit(model, loss_fn=loss_fn)
+    assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[-1])
+    assert model.head.weight.isfinite().all()
+
+
+def test_processes_that_share_batches_need_a_gpu_each(monkeypatch):
+    monkeypatch.setattr(loop, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    loop.check_gpus()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(UserError, match=r"--nproc_per_node=3: this machine has 2 GPU\(s\), and each process"):
+        loop.check_gpus()
+
+
 # ---------------------------------------------------------------- several processes
 
 def shared_training(rank, port, folder):
@@ -290,9 +377,10 @@ def shared_training(rank, port, folder):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    model = Tagger()
+    model, parted = Tagger(), Tagger()
     fit(model, distributed=True)
-    found = {"weights": weights(model), "gathered": loop.all_gather(rank),
+    fit(parted, distributed=True, micro_batch=1)
+    found = {"weights": weights(model), "parted": weights(parted), "gathered": loop.all_gather(rank),
              "broadcast": loop.broadcast(f"from {rank}")}
     torch.save(found, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -319,6 +407,7 @@ def test_a_batch_shared_by_processes(tmp_path):
         found = torch.load(tmp_path / f"{rank}.pt")
         for name, weight in weights(alone).items():
             torch.testing.assert_close(found["weights"][name], weight, atol=1e-5, rtol=0)
+            torch.testing.assert_close(found["parted"][name], weight, atol=1e-5, rtol=0)
         assert found["gathered"] == [0, 1]
         assert found["broadcast"] == "from 0"
 
@@ -422,6 +511,18 @@ def test_a_head_depends_on_the_seed_alone():
     assert torch.equal(drawn, torch.rand(()))
     assert torch.equal(one, with_head(lm, 0).classifier.weight)
     assert not torch.equal(one, with_head(lm, 1).classifier.weight)
+
+
+def test_nothing_but_the_head_is_drawn():
+    """So that it does not depend on the size of the encoder."""
+    heads = []
+    for layers in (1, 3):
+        config = transformers.BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=layers,
+                                         num_attention_heads=1, intermediate_size=8)
+        model = with_head(transformers.BertForMaskedLM(config), 0)
+        heads.append([*model.classifier.parameters(), *model.bert.pooler.parameters()])
+    for one, other in zip(*heads, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_lm_without_a_model_for_the_task():

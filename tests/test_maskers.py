@@ -100,7 +100,7 @@ def mask_of(name, batch, p, seed=0):
 
 
 class LM:
-    """Hidden states (B, L, 16) and logits (B, L, 200) that depend on token and place."""
+    """Hidden states (B, L, 16), and logits (B, L, 200), that depend on token and place."""
 
     def __init__(self):
         self.table = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
@@ -108,8 +108,8 @@ class LM:
     def __call__(self, batch):
         return self.table[batch.input_ids] + self.table[100:100 + batch.input_ids.shape[1]]
 
-    def logits(self, batch):
-        return self(batch) @ self.table.T
+    def per_token(self, batch, fn):
+        return fn(self(batch) @ self.table.T, torch.from_numpy(batch.input_ids).long()).numpy()
 
 
 def masker_of(name):

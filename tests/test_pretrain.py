@@ -264,27 +264,45 @@ def by_lm(batch, budget, rng, lm=None):
     return maskers.pick(lm(batch)[:, :, 0].numpy(), batch, budget)
 
 
+def surprise(logits, input_ids):
+    """(B, L) -log p of the tokens that stand in the text."""
+    return -logits.log_softmax(-1).gather(-1, input_ids.long()[..., None])[..., 0]
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_masker_reads_the_lm_without_dropout(training, tokenizer, pieces):
     """Its states and its logits; and leaves it in training, or in evaluation, as it was."""
     batch = mask_batch(pieces, "random")[0]
     model = bert(tokenizer, dropout=0.5).train(training)
     lm = models.LMReader(model)
-    hidden, logits = lm(batch), lm.logits(batch)
+    hidden, scores = lm(batch), lm.per_token(batch, surprise)
     assert model.training == training
     assert hidden.shape == (*batch.input_ids.shape, 32) and not hidden.requires_grad
-    assert logits.shape == (*batch.input_ids.shape, len(tokenizer)) and not logits.requires_grad
     torch.testing.assert_close(hidden, model.eval().bert(**batch.tensors()).last_hidden_state)
-    torch.testing.assert_close(logits, model(**batch.tensors()).logits)
+    with torch.no_grad():
+        expected = surprise(model(**batch.tensors()).logits, torch.from_numpy(batch.input_ids))
+    np.testing.assert_allclose(scores, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_and_logits_of_every_architecture(kind, tokenizer, pieces):
     batch = mask_batch(pieces, "random")[0]
     lm = models.LMReader(random_lm(kind, len(tokenizer)))
-    hidden, logits = lm(batch), lm.logits(batch)
+    hidden, scores = lm(batch), lm.per_token(batch, surprise)
     assert hidden.shape == (*batch.input_ids.shape, 32) and hidden.dtype == torch.float32
-    assert logits.shape == (*batch.input_ids.shape, len(tokenizer)) and logits.dtype == torch.float32
+    assert scores.shape == batch.input_ids.shape and scores.dtype == np.float32
+
+
+@pytest.mark.parametrize("score", ["loss", "entropy"])
+def test_scores_that_read_logits_hold_a_few_rows_of_them(score, tokenizer, pieces, monkeypatch):
+    """Two rows of 8 here, and the scores are those of all rows at once."""
+    batch = mask_batch(pieces, "random")[0]
+    lm, rows = models.LMReader(bert(tokenizer)), []
+    once = maskers.SCORES[score](batch, lm)
+    monkeypatch.setattr(models, "MOST_LOGITS", 2 * batch.input_ids.shape[1] * len(tokenizer) + 1)
+    lm.model.register_forward_hook(lambda module, args, output: rows.append(len(output.logits)))
+    np.testing.assert_allclose(maskers.SCORES[score](batch, lm), once, rtol=1e-4)
+    assert max(rows) == 2 and sum(rows) == len(batch.input_ids)
 
 
 # ---------------------------------------------------------------- common random numbers

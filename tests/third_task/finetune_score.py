@@ -49,11 +49,11 @@ def loss_fn(model, tensors):
 def predict(model, tensors):
     """(B,) numbers."""
     with autocast(model):
-        output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])
+        output = model(input_ids=tensors["input_ids"], attention_mask=tensors.get("attention_mask"))
     return output.logits.float().squeeze(-1)
 
 
-def finetune(lm, pieces, *, epochs, lr, batch_size, seed=0, distributed=False):
+def finetune(lm, pieces, *, seed=0, **training):
     model = with_head(lm, AutoModelForSequenceClassification, seed, num_labels=1)
     numbers = numbers_of(pieces)
 
@@ -61,8 +61,7 @@ def finetune(lm, pieces, *, epochs, lr, batch_size, seed=0, distributed=False):
         # "labels" is what the steps count, too; -100 would be no label.
         return collate(pieces, indices).tensors() | {"labels": numbers[indices]}
 
-    fit(model, pieces.length, make_batch, loss_fn, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed,
-        distributed=distributed, desc="fine-tuning")
+    fit(model, pieces.length, make_batch, loss_fn, seed=seed, desc="fine-tuning", **training)
     return model
 
 
