@@ -11,7 +11,6 @@ from types import ModuleType
 import numpy as np
 
 import data_prep
-import maskers
 from nmg import loop, runs
 from nmg.data import Pieces, Split
 from nmg.models import load_lm, load_tokenizer, max_len_of, save_lm, weights_of
@@ -158,9 +157,7 @@ def check_labels(pretraining: dict, labelled: int | None, seed: int) -> None:
     """UserError if the LM's masks may have been chosen with labels that fine-tuning must not see.
 
     pretraining: its settings. What came before it is not looked at, nor what a policy was learned from."""
-    # A policy of tools/search_masks.py may read labels.
-    reads_labels = pretraining["masker"] == "label" or maskers.is_learned(pretraining["masker"])
-    if not labelled or not reads_labels:
+    if not labelled or pretraining["masker"] != "label":
         return
     if (pretraining["labelled"], pretraining["seed"]) != (labelled, seed):
         raise UserError(f"--labelled={labelled}: the masks of this LM may have read other labels; pre-train "

@@ -36,7 +36,7 @@ from nmg.runs import RowRandom, UserError, nearest
 Masker = Callable[..., np.ndarray]
 Score = Callable[..., np.ndarray]
 MASKERS: dict[str, Masker] = {}
-SCORES: dict[str, Score] = {}       # the scores among them, which features and tables read, too
+SCORES: dict[str, Score] = {}       # the scores among them, which tables read, too
 
 
 def register(name: str) -> Callable[[Masker], Masker]:
@@ -76,7 +76,7 @@ def highest_of(score: Callable) -> Masker:
 def find(name: str) -> Masker:
     """The masker of a --masker: a registered name, nmg:FOLDER, sampled:FOLDER, or FILE.py:function."""
     if is_learned(name):
-        logits = load_policy(name.partition(":")[2], SCORES).logits
+        logits = load_policy(name.partition(":")[2]).logits
         return drawn_by(logits) if name.startswith("sampled:") else highest_of(logits)
     if name.startswith("difference:"):
         general = Path(name.removeprefix("difference:"))

@@ -474,8 +474,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
 # ---------------------------------------------------------------- the script
 
-def open_task(cfg: PlayConfig,
-              spacy_model: str | None = None) -> tuple[Data, torch.nn.Module, ModuleType]:
+def open_task(cfg: PlayConfig, spacy_model: str | None = None) -> tuple[Data, torch.nn.Module, ModuleType]:
     """The data, the LM, and the task's module. Flags that are None get the task's values (INNER_LOOP)."""
     # In a model as small as `tiny`, casts to bf16 cost more than they gain.
     loop.use_fast_path(cfg.fast and cfg.lm != "tiny")

@@ -38,11 +38,11 @@ from filelock import FileLock, Timeout
 
 # What the flags of the project must be. A flag of your own may have any value, also 0 or less than 0.
 SHARES = {"p", "val_share", "dev_share"}    # above 0 and at most 1
-AT_LEAST_ZERO = {"seed", "explore", "components", "dropout", "lr", "mlm_lr", "ft_lr", "rl_lr", "weight_decay"}
+AT_LEAST_ZERO = {"seed", "explore", "dropout", "lr", "mlm_lr", "ft_lr", "rl_lr", "weight_decay"}
 AT_LEAST_ONE = {
     "batch_size", "contexts", "docs", "epochs", "episodes", "eval_every", "examples", "ft_epochs",
     "ft_max_len", "labelled", "max_answer", "max_len", "max_steps", "micro_batch", "minibatch",
-    "mlm_epochs", "pairs", "repeats", "replay_size", "save_every", "seeds", "updates_per_episode",
+    "mlm_epochs", "repeats", "replay_size", "save_every", "seeds", "updates_per_episode",
     "validation"}
 # What errors of a full disk say, whoever raises them.
 DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
@@ -450,8 +450,8 @@ def settings_of(cfg: object, without: tuple[str, ...] = (), **more: object) -> d
 
 
 def log_settings(cfg: object, without: tuple[str, ...], **more: object) -> dict:
-    """What all lines of a log have in common (search_masks.py, tools/what_matters.py). Paths are cut to their
-    names, so that a log may move.
+    """What all lines of a log of tools/what_matters.py have in common. Paths are cut to their names, so that
+    a log may move.
 
     more: whatever else, "weights" among it (models.weights_of)"""
     settings = settings_of(cfg, ("log", *without), **more)

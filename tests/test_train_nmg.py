@@ -34,7 +34,6 @@ import finetune_qa
 import maskers
 import pretrain
 import train_nmg
-from maskers import SCORES
 from nmg import models, policies, runs, sources, toy
 from nmg.data import blocks, collate
 from nmg.policies import Policy, load_policy
@@ -982,7 +981,7 @@ def test_chemprot_with_a_real_lm(tmp_path):
                   f"--lm={SHARED}/lm/minilm", "--contexts=8", "--episodes=1", "--validation=8",
                   "--examples=32", "--ft_epochs=1", "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    weights = load_policy(tmp_path / "o", SCORES).parameters()
+    weights = load_policy(tmp_path / "o").parameters()
     assert sum(weight.numel() for weight in weights) == 690_946
 
 
