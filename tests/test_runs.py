@@ -154,7 +154,7 @@ def test_too_little_memory_is_one_sentence(said, monkeypatch, capsys):
         runs.start(hungry, Config)
     assert stopped.value.code == 2
     printed = capsys.readouterr().err
-    assert printed.startswith(f"error: {said[:15]}") and "--batch_size" in printed
+    assert printed.startswith(f"error: {said[:15]}") and "--micro_batch" in printed
     assert printed.count("\n") == 1
 
 
