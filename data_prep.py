@@ -56,6 +56,10 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     source = find_source(name)
     if columns:
         source.columns = Columns(columns.text, columns.label, columns.doc)
+        parts = itertools.chain(*source.splits.values())
+        if source.columns != Columns() and not any(isinstance(part, Path) for part in parts):
+            raise UserError(f"--dataset={name}: is not read from files, so that --text, --label and --doc "
+                            "name nothing there")
     if dev_share is not None and "dev" not in source.splits:
         if "train" not in source.splits:
             raise UserError(f"--dev_share={dev_share}: {name} has no train split to cut from; text in a "
@@ -141,8 +145,8 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         # A corpus is text only.
         wanted = fields if split != "corpus" else set()
         what = f"{name}, {split}"
-        is_train = split == "train" or split in source.cut
-        problem = write_split(splits[split], tokenizer, folder / split, wanted, labels, what, is_train)
+        needs_gold = split == "train" or split in source.cut
+        problem = write_split(splits[split], tokenizer, folder / split, wanted, labels, what, needs_gold)
         problem = problem or alike
         if problem:
             problems[split] = f"{what}: {problem}"
@@ -202,17 +206,17 @@ def with_docs(records: Iterable[dict]) -> Iterator[dict]:
 
 
 def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[str], labels: list[str],
-                what: str, is_train: bool) -> str | None:
+                what: str, needs_gold: bool) -> str | None:
     """Tokenises the records, 1,000 at a time, and appends them to the arrays of data.Split. Returns the first
     reason why labels or answers cannot be used; None where all can, or where a split has none.
 
-    fields: "label" and "qas", where they are to be written; is_train: whether there must be some, as in train
-    and in what is cut from it"""
+    fields: "label" and "qas", where they are to be written; needs_gold: whether there must be some, as in
+    train and in what is cut from it"""
     folder.mkdir(parents=True)
     is_punct, is_special = vocabulary_tables(tokenizer)
     encoder = text_encoder(tokenizer)
     n, problems = 0, []
-    has_gold = is_train
+    has_gold = needs_gold
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
     while chunk := list(itertools.islice(records, 1000)):
         with error_context(what):

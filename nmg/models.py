@@ -3,6 +3,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +27,6 @@ ENCODER = {
     "problem_type": None}                                                   # a head's, of another task
 # Logits of the MLM head that are computed at once: 0.5 GB in fp32, of which a score makes a few copies.
 MOST_LOGITS = 2**27
-# The first line of a file that git has not fetched.
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 # ---------------------------------------------------------------- by name
 
@@ -76,7 +75,7 @@ def check_adapter(name: str, place: Path) -> None:
 def advice_on(error: Exception, place: Path) -> str:
     """What to do about an error of from_pretrained; its first line, where we do not know."""
     for file in sorted(place.glob("*")):
-        if file.is_file() and os.access(file, os.R_OK) and is_lfs_pointer(file):
+        if file.is_file() and os.access(file, os.R_OK) and runs.is_lfs_pointer(file):
             return f"{file.name} is only a pointer of Git LFS; `git lfs pull` there fetches the file"
     message = str(error).strip()
     if isinstance(error, SafetensorError | EOFError | json.JSONDecodeError):
@@ -97,11 +96,6 @@ def advice_on(error: Exception, place: Path) -> str:
     if "Unrecognized configuration class" in message:
         return "it is no masked LM (AutoModelForMaskedLM does not know its kind)"
     return message.split("\n")[0][:300]
-
-
-def is_lfs_pointer(file: Path) -> bool:
-    with open(file, "rb") as f:
-        return f.read(len(LFS_POINTER)) == LFS_POINTER
 
 
 def open_config(name: str):
@@ -178,7 +172,7 @@ def check_weights(name: str, model: torch.nn.Module, info: dict) -> None:
     for weight, tensor in model.named_parameters():
         if not tensor.isfinite().all():
             raise UserError(f"--lm={name}: its weights {weight} are infinite or NaN; another copy is needed")
-    left_out = [weight for weight in sorted(info["unexpected_keys"]) if ".layer." in f".{weight}"]
+    left_out = [weight for weight in sorted(info["unexpected_keys"]) if re.search(r"\blayers?\.\d", weight)]
     if left_out:
         print(f"WARNING: {name}: the layers of its config.json lack {len(left_out)} weights of its file, "
               f"which are left out: {', '.join(left_out[:3])}")

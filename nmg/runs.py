@@ -44,6 +44,8 @@ AT_LEAST_ONE = {
     "ft_max_len", "labelled", "max_answer", "max_len", "max_steps", "micro_batch", "minibatch",
     "mlm_epochs", "repeats", "replay_size", "save_every", "seeds", "updates_per_episode",
     "validation"}
+# The beginning of a file that git has not fetched.
+LFS_POINTER = b"version https://git-lfs"
 # What errors of a full disk say, whoever raises them.
 DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
@@ -332,6 +334,11 @@ def checksum(file: Path) -> str:
     """sha256 of a file, in hexadecimal."""
     with open(file, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def is_lfs_pointer(file: Path) -> bool:
+    with open(file, "rb") as f:
+        return f.read(len(LFS_POINTER)) == LFS_POINTER
 
 
 # ---------------------------------------------------------------- the folder of a run

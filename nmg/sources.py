@@ -176,11 +176,10 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
     if isinstance(found, dict) and "data" in found:
         name, found = "data", found["data"]
     elif isinstance(found, dict):
-        # A table by columns, or else a single row.
-        import pandas as pd
-        kinds = {type(column) for column in found.values()}
-        by_columns = kinds in ({dict}, {list})
-        found = pd.DataFrame(found).to_dict("records") if by_columns else [found]
+        # A table by columns, whose rows pandas numbers, or else a single row.
+        if all(isinstance(column, dict) for column in found.values()):
+            found = {column: [*rows.values()] for column, rows in found.items()}
+        found = as_list(found)
     for n, row in enumerate(found):
         where = f"{path}: {name}[{n}]"
         if not isinstance(row, dict) or "paragraphs" not in row:
@@ -272,13 +271,15 @@ READERS = {".json": read_json, ".jsonl": read_jsonl, ".csv": read_table,
 # {"id", "question", "answers": [{"text", "start" (characters)}]}, and "references" where predictions are to
 # be compared with other texts, or "problem" where its answers cannot be used. A record without "label", or a
 # question without answers, can be predicted. "doc" numbers the documents: what is cut from train shares none
-# with the rest.
+# with the rest. "article" is the same within one file of questions: articles of two files are never the same.
 
 def read(path: Path, columns: Columns) -> Iterator[dict]:
     """The records of one file in any of the formats. Empty rows are skipped, with a count."""
     first, last, empty = None, None, []
     with error_context(path):
-        refuse_pointer(path)
+        if runs.is_lfs_pointer(path):
+            raise UserError(f"{path}: is not the data, but a pointer of Git LFS to them; `git lfs pull` in "
+                            "its folder fetches them")
         reader = reader_of(path)
         if reader is read_lines:
             # Plain text has no columns.
@@ -305,13 +306,6 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
         yield last
     if empty:
         print(f"{path}: {len(empty):,} empty rows are skipped, the first at {empty[0]}", flush=True)
-
-
-def refuse_pointer(path: Path) -> None:
-    with open(path, "rb") as f:
-        if f.read(40).startswith(b"version https://git-lfs"):
-            raise UserError(f"{path}: is not the data, but a pointer of Git LFS to them; `git lfs pull` in "
-                            "its folder fetches them")
 
 
 def record_of(row: dict, columns: Columns) -> dict | None:

@@ -196,6 +196,21 @@ def test_columns_by_their_names(tmp_path, tok):
             load(str(tmp_path / "a.csv"), tok, columns=columns)
 
 
+def test_columns_of_data_that_have_none(tok):
+    """It would be silently wrong to go on without the column."""
+    with pytest.raises(UserError, match="toycls: is not read from files, so that --text, --label and --doc"):
+        load("toycls", tok, columns=sources.Columns(label="kind"))
+
+
+def test_numbers_of_json_by_columns_stay_what_they_are(tmp_path):
+    """Beside a row without a label, pandas would make 1 a 1.0."""
+    table = {"text": ["a", "b", "c"], "label": [1, None, 2]}
+    for rows in (table, {name: dict(enumerate(column)) for name, column in table.items()}):
+        (tmp_path / "a.json").write_text(json.dumps(rows))
+        found = list(sources.read(tmp_path / "a.json", sources.Columns()))
+        assert found == [{"text": "a", "label": "1"}, {"text": "b"}, {"text": "c", "label": "2"}]
+
+
 @pytest.mark.parametrize(("given", "names"), [
     ([10, 9, -1], ["-1", "9", "10"]), (["10", "9"], ["9", "10"]), ([True, False], ["false", "true"]),
     ([0.5, 1.0], ["0.5", "1.0"]), ([" b", "a "], ["a", "b"]), (["2", "10", "x"], ["10", "2", "x"])])
