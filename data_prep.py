@@ -340,7 +340,7 @@ def label_id(record: dict, labels: list[str], problems: list[str]) -> int:
             reason = "there is no label"
         elif not isinstance(label, str):
             reason = f"a label must be text, a number, or true or false, not {label!r}"
-        problems.append(f"{reason}, in the row with the text {record['text'][:60]!r}; mend it or remove it")
+        problems.append(f"{reason}, in the row with the text {record['text'][:60]!r}; fix it or remove it")
     return -1
 
 

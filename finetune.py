@@ -30,7 +30,7 @@ class EvaluationConfig(Columns):
     weight_decay: float = 0.0       # AdamW's; 0.01 is usual
     fast: bool = True               # half precision where native, cheaper attention on a CPU
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
-    results: str = "results.jsonl"  # one line a finished evaluation
+    results: str = "results.jsonl"  # one line per finished evaluation
     out: str | None = None          # folder of predictions; None: runs/KIND-DATASET-LM-SPLIT-SEED-HASH
     row: str | None = None          # what run_all.sh calls it, MASKER,--flag=value; tables show the flags
     save_model: bool = False        # keep the fine-tuned model in `out`, as a Hugging Face folder

@@ -259,7 +259,7 @@ def main(cfg: Config) -> None:
                            distributed=True, checkpoint=checkpoint, after_step=look)
     if not runs.is_main_process():
         return
-    # No LM is saved whose loss is not finite, be it of text that it has seen.
+    # An LM whose loss is not finite is not saved; without a dev split, training text tells.
     some = pieces.take(pieces.evenly_spaced(16))
     after = held_out_loss(model, held_out or some)
     if not held_out:

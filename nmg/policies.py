@@ -19,8 +19,8 @@ from nmg.runs import UserError, atomic_write
 
 class Policy(torch.nn.Module):
     """The Neural Mask Generator: BERT's self-attention block (no dropout), then Linear(H, 128) - gelu -
-    Linear(128, 1) for each token, the logit of masking it. The value of a context is its mean hidden state
-    through layers of its own.
+    Linear(128, 1) for each token, the logit of masking it. The value of a context comes from a separate head
+    of two layers on its mean hidden state.
 
     hidden_size: H of the LM that it reads."""
 
@@ -35,7 +35,7 @@ class Policy(torch.nn.Module):
         self.norm = torch.nn.LayerNorm(hidden_size, eps=1e-12)
         self.token_head = self.two_layers(hidden_size)
         self.value_head = self.two_layers(hidden_size)
-        # As in the official code. torch's own start makes logits four times as wide.
+        # As in the official code. PyTorch's default makes logits four times as wide.
         for name, parameter in self.named_parameters():
             if "norm" not in name:
                 std = 0.0 if name.endswith("bias") else 0.02
@@ -77,7 +77,7 @@ class Policy(torch.nn.Module):
         with atomic_write(folder / "policy.json") as partial:
             partial.write_text(json.dumps({"hidden_size": self.hidden_size}, indent=1))
         with atomic_write(folder / "policy.safetensors") as partial:
-            # Not safetensors' save_file, which hides the file from all but its owner.
+            # Not safetensors' save_file, which makes a file that only its owner can read.
             partial.write_bytes(save(weights))
 
 
@@ -96,7 +96,8 @@ def load_policy(folder: str | Path) -> Policy:
 
 # ---------------------------------------------------------------- states
 
-# H(s) of a context (L, H) float16, and which of its tokens may be masked (L,) bool; no padding.
+# The hidden states of a context, (L, H) float16, and which of its tokens may be masked, (L,) bool, both
+# without padding.
 State = tuple[torch.Tensor, torch.Tensor]
 
 

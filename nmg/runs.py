@@ -1,7 +1,7 @@
 """What every script needs besides its algorithm: flags, random streams, the folder of a run.
 
     @dataclass
-    class Config:                                # one field a flag, its advice behind it
+    class Config:                                # one field per flag, its advice behind it
         lm: str = "tiny"                         # a Hugging Face folder or hub name
 
     def main(cfg: Config) -> None:

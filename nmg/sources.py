@@ -130,7 +130,7 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
                 raise ValueError("a quoted cell runs over several lines; double quotes that are plain "
                                  "characters, or use jsonl")
             if cells and cells[0] in header and set(cells) == set(header):
-                raise ValueError("here the header stands again; remove this line (were two files joined?)")
+                raise ValueError("the header is repeated here; remove this line (were two files joined?)")
         if cells:
             yield where, dict(zip(header, cells, strict=False))
 
@@ -139,7 +139,7 @@ def refuse_twice(names: Iterable[str]) -> None:
     """ValueError where two columns or fields have one name; those without a name are not read."""
     for name, count in collections.Counter(names).items():
         if count > 1 and name:
-            raise ValueError(f"the name {name!r} stands {count} times; rename all but one")
+            raise ValueError(f"the name {name!r} appears {count} times; rename all but one")
 
 
 def one_object(pairs: list[tuple[str, object]]) -> dict:

@@ -1053,11 +1053,11 @@ BAD = [
      "must be a list of texts, not {'text': ['b']}"),
     ("flat.jsonl", jsonl(FLAT | {"answers": ["cat"]}), """must hold "text" and "answer_start" of each"""),
     ("start.jsonl", jsonl(FLAT | {"answers": FOUND | {"answer_start": "4"}}), "question '7': the field"),
-    ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: the name 'text' stands 2 times; rename"),
-    ("twice.jsonl", '{"text": "a", "text": "b"}\n', "twice.jsonl:1: the name 'text' stands 2 times"),
-    ("twice.json", '[{"text": "a", "text": "b"}]', "twice.json: the name 'text' stands 2 times"),
-    ("header.csv", "text,label\na,x\ntext,label\nb,y\n", "header.csv:3: here the header stands again"),
-    ("header.tsv", "text\tlabel\na\tx\nlabel\ttext\n", "header.tsv:3: here the header stands again"),
+    ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: the name 'text' appears 2 times; rename"),
+    ("twice.jsonl", '{"text": "a", "text": "b"}\n', "twice.jsonl:1: the name 'text' appears 2 times"),
+    ("twice.json", '[{"text": "a", "text": "b"}]', "twice.json: the name 'text' appears 2 times"),
+    ("header.csv", "text,label\na,x\ntext,label\nb,y\n", "header.csv:3: the header is repeated here"),
+    ("header.tsv", "text\tlabel\na\tx\nlabel\ttext\n", "header.tsv:3: the header is repeated here"),
     ("space.jsonl", jsonl(GOOD, GOOD | {"label": "a\u200b"}), r"the labels 'a' and 'a\u200b' look alike"),
     ("accent.jsonl", jsonl(*[GOOD | {"label": label} for label in ("\xe9", "e\u0301")]), "look alike"),
     ("list.jsonl", jsonl(GOOD | {"label": ["x"]}), "a label must be text, a number, or true or false, not"),
@@ -1091,7 +1091,7 @@ def test_so_is_one_that_is_not_train(name, content, said, tmp_path, tok):
 def test_a_parquet_file_with_a_column_twice(tmp_path, tok):
     table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"a\.parquet: the name 'text' stands 2 times"):
+    with pytest.raises(UserError, match=r"a\.parquet: the name 'text' appears 2 times"):
         load(str(tmp_path / "a.parquet"), tok)
 
 
