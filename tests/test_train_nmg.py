@@ -398,7 +398,7 @@ def test_an_inner_loop_trains_a_copy_on_its_own_masks(subtask, monkeypatch):
     adapted, scored = train_nmg.inner_loop(lm, subtask, mask, finetune_cls, cfg)
     expected = [batch.input_ids[i][mask[i]].tolist() for i in range(len(mask))]
     assert sorted(seen) == sorted(2 * expected)
-    flags = {"epochs": 1, "lr": 1e-3, "batch_size": 1, "seed": subtask.seed}
+    flags = {"epochs": 1, "lr": 1e-3, "batch_size": 1, "micro_batch": None, "seed": subtask.seed}
     assert tuned == [(adapted, subtask.train, flags)]
     # F1 of a is 2/3, of b 0.
     assert scored == {"accuracy": 50, "macro_f1": pytest.approx(100 / 3), "likelihood": -1.75}
