@@ -229,7 +229,7 @@ def main(cfg: Config) -> None:
                "masker_file": maskers.checksum_of(cfg.masker)}
     if maskers.is_learned(cfg.masker):
         sources["policy"] = policy_settings(cfg)
-    run = Run(cfg.out, runs.settings_of(cfg, **sources))
+    run = Run(cfg.out, runs.settings_of(cfg, without=("micro_batch",), **sources))
     if run.done:
         return
     pieces = blocks(data.corpus, cfg.max_len)

@@ -187,7 +187,8 @@ def rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.ndarra
     the mean score of the others. A token that all players masked is skipped.
 
     A reward of your own goes here: it sees the masks (N, L) and all scores of all players, and both agents
-    learn from the plays of all. `Agent.learn` divides rewards by their root mean square."""
+    learn from the plays of all (`player` may be random). `Agent.learn` divides rewards by their root mean
+    square, so that only their ratios matter."""
     own = plays[player].mask
     others = [play.scores[cfg.metric] for name, play in plays.items() if name != player]
     R = plays[player].scores[cfg.metric] - np.mean(others)
@@ -331,7 +332,7 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
     pushed away forever: that ends where π(a) is FLOOR = 1/100 of the uniform probability.
 
     As in the official code, π_old(a) is the probability of a single draw, although tokens are drawn without
-    replacement. The ratio is not clipped; clipping (PPO) would go where it is computed.
+    replacement. The ratio is not clipped; clipping (PPO) would go where policy_loss is computed.
 
     logits (B, L), -inf at tokens that must not be masked; value, action (position), log_prob_old, R (B,)."""
     log_probs = logits.log_softmax(1)
@@ -507,7 +508,8 @@ def main(cfg: Config) -> None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     sources = {"data": data.checksum, "weights": weights_of(cfg.lm)}
     # Of a finished run, only `episodes` may grow.
-    run = Run(cfg.out, runs.settings_of(cfg, without=("save_every",), **sources), longer="episodes")
+    settings = runs.settings_of(cfg, without=("save_every", "micro_batch"), **sources)
+    run = Run(cfg.out, settings, longer="episodes")
     if run.done:
         return
     print(FORMS[cfg.paper])

@@ -408,7 +408,9 @@ class Run:
     def refuse_others(self, recorded: dict) -> None:
         changed = []
         for name, value in self.settings.items():
-            if recorded.get(name) != value and name != self.longer:
+            # A flag that was added since then is an edit of the code, and an unfinished run goes on with it.
+            is_new = name not in recorded and not self.done
+            if recorded.get(name) != value and name != self.longer and not is_new:
                 changed.append(f"{name}={recorded.get(name)} there, {value} here")
         if changed:
             raise UserError(f"--out={self.folder}: holds another run ({', '.join(changed)}); remove it, "

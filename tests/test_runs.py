@@ -532,6 +532,20 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
         Run(folder, SETTINGS | {"episodes": 6}, longer="episodes")
 
 
+def test_a_flag_that_the_code_did_not_have_is_an_edit_of_it(tmp_path):
+    """A run that was begun without it goes on; a finished one is another run."""
+    Run(tmp_path / "o", SETTINGS).lock.release()
+    (tmp_path / "o/checkpoint.pt").touch()
+    run = Run(tmp_path / "o", SETTINGS | {"clip": 0.2})
+    assert not run.done
+    run.lock.release()
+    with pytest.raises(UserError, match=r"\(clip=0.2 there, 0.3 here\)"):
+        Run(tmp_path / "o", SETTINGS | {"clip": 0.3})
+    Run(tmp_path / "o", SETTINGS | {"clip": 0.2}).finish()
+    with pytest.raises(UserError, match=r"\(scale=None there, 10 here\)"):
+        Run(tmp_path / "o", SETTINGS | {"clip": 0.2, "scale": 10})
+
+
 def test_a_folder_with_anything_else_is_refused(tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work/thesis.tex").write_text("years")
