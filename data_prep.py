@@ -131,7 +131,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         fields |= KIND_OF_FIELD.keys() & record.keys()
     labels = sort_labels({record["label"] for record in train if isinstance(record.get("label"), str)})
     if train and "label" not in fields and source.columns.label != Columns.label:
-        raise UserError(f"--label={source.columns.label}: no row of train has a label of that name")
+        raise UserError(f"--label={source.columns.label}: no row of train has this column")
     joined = "doc" in first and "doc" in next(iter(source.records("corpus")), {})
 
     # The others are read as they are written.

@@ -28,7 +28,7 @@ class EvaluationConfig(Columns):
     micro_batch: int | None = None  # pieces of one forward pass; fewer need less memory; None: batch_size
     warmup: float = 0.0             # share of the steps in which lr rises; 0.1 is usual
     weight_decay: float = 0.0       # AdamW's; 0.01 is usual
-    fast: bool = True               # half precision where native, cheaper attention on a CPU
+    fast: bool = True               # bf16 or fp16 where that is fast, cheaper attention on a CPU
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     results: str = "results.jsonl"  # one line per finished evaluation
     out: str | None = None          # folder of predictions; None: runs/KIND-DATASET-LM-SPLIT-SEED-HASH

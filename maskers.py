@@ -84,6 +84,8 @@ def find(name: str) -> Masker:
     if name in MASKERS:
         return MASKERS[name]
     file, _, function = name.rpartition(":")
+    if function.endswith(".py"):
+        raise UserError(f"--masker={name}: which function of it? --masker={name}:FUNCTION")
     if not file.endswith(".py"):
         raise UserError(f"--masker={name}: no such masker{nearest(name, MASKERS)}, FILE.py:function, and "
                         "nmg:FOLDER or sampled:FOLDER of a policy that train_nmg.py learned")

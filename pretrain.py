@@ -43,7 +43,7 @@ class Config(Columns):
     dropout: float | None = None    # None: the LM's own, mostly 0.1; 0 is faster, for few passes
     seed: int = 0                   # of masks, order, dropout and a missing MLM head, in separate streams
     eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
-    fast: bool = True               # half precision where native, cheaper attention on a CPU
+    fast: bool = True               # bf16 or fp16 where that is fast, cheaper attention on a CPU
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     labelled: int | None = None     # texts whose labels a masker may read, as in finetune_*.py; None: all
     spacy_model: str | None = None  # finds the entities for --masker=entity; None: en_core_web_sm

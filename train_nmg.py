@@ -75,7 +75,7 @@ class PlayConfig(Columns):
     max_len: int | None = None      # tokens of a block; None: cls 256, qa 512
     ft_max_len: int | None = None   # tokens of a labelled text or window; None: cls 256, qa 384
     metric: str | None = None       # what is rewarded (METRICS of the task); None: cls accuracy, qa em
-    fast: bool = True               # half precision where native, cheaper attention on a CPU
+    fast: bool = True               # bf16 or fp16 where that is fast, cheaper attention on a CPU
     # the run
     seed: int = 0                   # everything random follows it, except the split into D_tr and D_val
 

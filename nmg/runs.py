@@ -376,6 +376,9 @@ class Run:
             self.done = False
         if self.done:
             print(f"already done: {self.folder} (remove it to run it again)")
+            by = before.get("commits", self.commits)[-1]
+            if by != self.commits[0]:
+                print(f"WARNING: it was done by commit {by}, and the code is now commit {self.commits[0]}")
         elif is_main_process():
             self.begin(before)
 

@@ -190,8 +190,8 @@ def test_columns_by_their_names(tmp_path, tok):
         cuts.append(texts_of(data["dev"]))
     assert cuts[0] == cuts[1] == cuts[2] and cuts[0][0].startswith("review")
     for columns, said in ((sources.Columns(text="reviews"), "a.csv:2: the field 'reviews' is missing, there"),
-                          (sources.Columns(label="star"), "--label=star: no row of train has a label"),
-                          (sources.Columns(doc="users"), "a.csv:2: the field 'users' is missing")):
+                          (sources.Columns(label="star"), "--label=star: no row of train has this column"),
+                          (sources.Columns(doc="users"), "a.csv:2: the field 'users' is missing, there are rev")):
         with pytest.raises(UserError, match=re.escape(said)):
             load(str(tmp_path / "a.csv"), tok, columns=columns)
 
@@ -1026,7 +1026,7 @@ BAD = [
     ("two.jsonl", '{"text": "a"} {"text": "b"}\n',
      "two.jsonl:1: not valid JSON: Extra data: line 1 column 15"),
     ("column.csv", "id,review,labels\n1,a,b\n",
-     "column.csv:2: the field 'text' is missing, there are id, review, labels; --text=NAME and --label=NAME"),
+     "column.csv:2: the field 'text' is missing, there are id, review, labels; --text=NAME, --label=NAME"),
     ("cells.csv", "text,label\na, b,c", "cells.csv:2: more cells than columns"),
     ("blank.csv", "text,label\n\n\nfine,a\na, b,c", "blank.csv:5: more cells than columns"),
     ("comma.csv", "label,text\npos,A fine, good film\n", "comma.csv:2: more cells than columns"),

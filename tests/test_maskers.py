@@ -436,6 +436,7 @@ def test_a_masker_from_a_file(tmp_path):
     ("mine.py:rars", "mine.py has no function 'rars'"),
     ("mine.py:without_lm", r"it must take \(batch, budget, rng, lm\)"),
     ("none.py:rare", "no such file: none.py"),
+    ("mine.py", "which function of it\\? --masker=mine.py:FUNCTION"),
     ("rndom", "did you mean 'random'"),
     ("rar", "did you mean 'rare'"),
     ("nmg:nowhere", "nowhere: no policy of train_nmg.py in this folder"),

@@ -391,7 +391,7 @@ def test_checksum_is_sha256(tmp_path):
 SETTINGS = {"seed": 0, "lm": "tiny", "overlaps": (1, 2)}
 
 
-def test_a_run_from_its_start_to_its_end(tmp_path, capsys):
+def test_a_run_from_its_start_to_its_end(tmp_path, capsys, monkeypatch):
     run = Run(tmp_path / "runs/o", SETTINGS)
     assert not run.done
     started = json.loads((run.folder / "started.json").read_text())
@@ -404,7 +404,11 @@ def test_a_run_from_its_start_to_its_end(tmp_path, capsys):
     assert {"python", "torch", "transformers"} <= set(finished["versions"])
     assert "already done" not in capsys.readouterr().out
     assert Run(tmp_path / "runs/o", SETTINGS).done
-    assert f"already done: {tmp_path}/runs/o" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"already done: {tmp_path}/runs/o" in said and "WARNING" not in said
+    monkeypatch.setattr(runs, "commit", lambda: "edited")
+    assert Run(tmp_path / "runs/o", SETTINGS).done
+    assert "and the code is now commit edited" in capsys.readouterr().out
 
 
 def test_a_run_of_an_earlier_version_is_refused(tmp_path):
