@@ -2,7 +2,7 @@
 
     python train_nmg.py --dataset=newsqa --lm=bert-base-uncased
     python train_nmg.py                                             # toy world, tiny LM: a minute
-    python pretrain.py --masker=nmg:runs/nmg-toycls-tiny-0          # a policy as a masker
+    python pretrain.py --masker=sampled:runs/nmg-toycls-tiny-0      # a policy as a masker
     torchrun --nproc_per_node=3 train_nmg.py --dataset=newsqa --lm=bert-base-uncased    # three plays at once
 
 An episode (Algorithm 1): three players (random, opponent, learner) mask the contexts of a small sub-task;

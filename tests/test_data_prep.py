@@ -191,7 +191,7 @@ def test_columns_by_their_names(tmp_path, tok):
     assert cuts[0] == cuts[1] == cuts[2] and cuts[0][0].startswith("review")
     for columns, said in ((sources.Columns(text="reviews"), "a.csv:2: the field 'reviews' is missing, there"),
                           (sources.Columns(label="star"), "--label=star: no row of train has this column"),
-                          (sources.Columns(doc="users"), "a.csv:2: the field 'users' is missing, there are rev")):
+                          (sources.Columns(doc="users"), "a.csv:2: the field 'users' is missing, there are")):
         with pytest.raises(UserError, match=re.escape(said)):
             load(str(tmp_path / "a.csv"), tok, columns=columns)
 
