@@ -131,7 +131,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         fields |= KIND_OF_FIELD.keys() & record.keys()
     labels = sort_labels({record["label"] for record in train if isinstance(record.get("label"), str)})
     if train and "label" not in fields and source.columns.label != Columns.label:
-        raise UserError(f"--label={source.columns.label}: no row of train has a label of that name")
+        raise UserError(f"--label={source.columns.label}: no row of train has this column")
     joined = "doc" in first and "doc" in next(iter(source.records("corpus")), {})
 
     # The others are read as they are written.
@@ -340,7 +340,7 @@ def label_id(record: dict, labels: list[str], problems: list[str]) -> int:
             reason = "there is no label"
         elif not isinstance(label, str):
             reason = f"a label must be text, a number, or true or false, not {label!r}"
-        problems.append(f"{reason}, in the row with the text {record['text'][:60]!r}; mend it or remove it")
+        problems.append(f"{reason}, in the row with the text {record['text'][:60]!r}; fix it or remove it")
     return -1
 
 

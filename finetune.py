@@ -11,7 +11,6 @@ from types import ModuleType
 import numpy as np
 
 import data_prep
-import maskers
 from nmg import loop, runs
 from nmg.data import Pieces, Split
 from nmg.models import load_lm, load_tokenizer, max_len_of, save_lm, weights_of
@@ -29,9 +28,9 @@ class EvaluationConfig(Columns):
     micro_batch: int | None = None  # pieces of one forward pass; fewer need less memory; None: batch_size
     warmup: float = 0.0             # share of the steps in which lr rises; 0.1 is usual
     weight_decay: float = 0.0       # AdamW's; 0.01 is usual
-    fast: bool = True               # half precision where native, cheaper attention on a CPU
+    fast: bool = True               # bf16 or fp16 where that is fast, cheaper attention on a CPU
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
-    results: str = "results.jsonl"  # one line a finished evaluation
+    results: str = "results.jsonl"  # one line per finished evaluation
     out: str | None = None          # folder of predictions; None: runs/KIND-DATASET-LM-SPLIT-SEED-HASH
     row: str | None = None          # what run_all.sh calls it, MASKER,--flag=value; tables show the flags
     save_model: bool = False        # keep the fine-tuned model in `out`, as a Hugging Face folder
@@ -158,9 +157,7 @@ def check_labels(pretraining: dict, labelled: int | None, seed: int) -> None:
     """UserError if the LM's masks may have been chosen with labels that fine-tuning must not see.
 
     pretraining: its settings. What came before it is not looked at, nor what a policy was learned from."""
-    # A policy of tools/search_masks.py may read labels.
-    reads_labels = pretraining["masker"] == "label" or maskers.is_learned(pretraining["masker"])
-    if not labelled or not reads_labels:
+    if not labelled or pretraining["masker"] != "label":
         return
     if (pretraining["labelled"], pretraining["seed"]) != (labelled, seed):
         raise UserError(f"--labelled={labelled}: the masks of this LM may have read other labels; pre-train "

@@ -36,7 +36,7 @@ from nmg.runs import RowRandom, UserError, nearest
 Masker = Callable[..., np.ndarray]
 Score = Callable[..., np.ndarray]
 MASKERS: dict[str, Masker] = {}
-SCORES: dict[str, Score] = {}       # the scores among them, which features and tables read, too
+SCORES: dict[str, Score] = {}       # the scores among them, which tables read, too
 
 
 def register(name: str) -> Callable[[Masker], Masker]:
@@ -76,7 +76,7 @@ def highest_of(score: Callable) -> Masker:
 def find(name: str) -> Masker:
     """The masker of a --masker: a registered name, nmg:FOLDER, sampled:FOLDER, or FILE.py:function."""
     if is_learned(name):
-        logits = load_policy(name.partition(":")[2], SCORES).logits
+        logits = load_policy(name.partition(":")[2]).logits
         return drawn_by(logits) if name.startswith("sampled:") else highest_of(logits)
     if name.startswith("difference:"):
         general = Path(name.removeprefix("difference:"))
@@ -84,6 +84,8 @@ def find(name: str) -> Masker:
     if name in MASKERS:
         return MASKERS[name]
     file, _, function = name.rpartition(":")
+    if function.endswith(".py"):
+        raise UserError(f"--masker={name}: which function of it? --masker={name}:FUNCTION")
     if not file.endswith(".py"):
         raise UserError(f"--masker={name}: no such masker{nearest(name, MASKERS)}, FILE.py:function, and "
                         "nmg:FOLDER or sampled:FOLDER of a policy that train_nmg.py learned")

@@ -43,7 +43,7 @@ class Config(Columns):
     dropout: float | None = None    # None: the LM's own, mostly 0.1; 0 is faster, for few passes
     seed: int = 0                   # of masks, order, dropout and a missing MLM head, in separate streams
     eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
-    fast: bool = True               # half precision where native, cheaper attention on a CPU
+    fast: bool = True               # bf16 or fp16 where that is fast, cheaper attention on a CPU
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     labelled: int | None = None     # texts whose labels a masker may read, as in finetune_*.py; None: all
     spacy_model: str | None = None  # finds the entities for --masker=entity; None: en_core_web_sm
@@ -229,7 +229,7 @@ def main(cfg: Config) -> None:
                "masker_file": maskers.checksum_of(cfg.masker)}
     if maskers.is_learned(cfg.masker):
         sources["policy"] = policy_settings(cfg)
-    run = Run(cfg.out, runs.settings_of(cfg, **sources))
+    run = Run(cfg.out, runs.settings_of(cfg, without=("micro_batch",), **sources))
     if run.done:
         return
     pieces = blocks(data.corpus, cfg.max_len)
@@ -259,7 +259,7 @@ def main(cfg: Config) -> None:
                            distributed=True, checkpoint=checkpoint, after_step=look)
     if not runs.is_main_process():
         return
-    # No LM is saved whose loss is not finite, be it of text that it has seen.
+    # An LM whose loss is not finite is not saved; without a dev split, training text tells.
     some = pieces.take(pieces.evenly_spaced(16))
     after = held_out_loss(model, held_out or some)
     if not held_out:

@@ -2,7 +2,7 @@
 
     python train_nmg.py --dataset=newsqa --lm=bert-base-uncased
     python train_nmg.py                                             # toy world, tiny LM: a minute
-    python pretrain.py --masker=nmg:runs/nmg-toycls-tiny-0          # a policy as a masker
+    python pretrain.py --masker=sampled:runs/nmg-toycls-tiny-0      # a policy as a masker
     torchrun --nproc_per_node=3 train_nmg.py --dataset=newsqa --lm=bert-base-uncased    # three plays at once
 
 An episode (Algorithm 1): three players (random, opponent, learner) mask the contexts of a small sub-task;
@@ -11,7 +11,8 @@ masked is rewarded by how it did against the others; opponent and learner learn 
 policy is the result. The opponent is its sparring partner: when the learner tries to mask more of some words,
 the opponent tries to mask less of them, so that their scores show which is better.
 
-Shapes: N contexts, B of them in a batch, L tokens each (padded), K actions, H hidden units of the LM.
+Shapes: N contexts (blocks of text to mask), B rows of a forward pass, L tokens each (padded), K actions,
+H hidden units of the LM.
 """
 import copy
 import importlib
@@ -57,7 +58,7 @@ class PlayConfig(Columns):
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
-    val_share: float = 0.1          # the share of train documents held out as D_val; 0.5 halves the noise
+    val_share: float = 0.1          # the share of train held out as D_val; with 0.5 scores are less noisy
     # a sub-task
     contexts: int = 200             # texts to mask, each in one or more blocks of max_len tokens
     docs: int | None = None         # how many documents to draw them from; None: any
@@ -74,7 +75,7 @@ class PlayConfig(Columns):
     max_len: int | None = None      # tokens of a block; None: cls 256, qa 512
     ft_max_len: int | None = None   # tokens of a labelled text or window; None: cls 256, qa 384
     metric: str | None = None       # what is rewarded (METRICS of the task); None: cls accuracy, qa em
-    fast: bool = True               # half precision where native, cheaper attention on a CPU
+    fast: bool = True               # bf16 or fp16 where that is fast, cheaper attention on a CPU
     # the run
     seed: int = 0                   # everything random follows it, except the split into D_tr and D_val
 
@@ -83,7 +84,7 @@ class PlayConfig(Columns):
 class Config(PlayConfig):
     # the outer loop
     paper: bool = False             # True: the paper's exact form, which has learned nothing yet (`losses`)
-    noise: float = 4.0              # exploration step in logits; 2 sd of the policy's own if they are larger
+    noise: float = 4.0              # exploration step in logits; at least 2 sd of the policy's logits
     episodes: int = 200             # the paper has at most 200; a finished run can be made longer
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     continual: bool = False         # True, the paper's: an episode starts from the LM of the last (Table 3);
@@ -107,11 +108,13 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     of `task.summary`, in percent, and the mean log likelihood of the right answers.
 
     task: finetune_cls, finetune_qa, or another file with their interface
-    The players of an episode share order, corruption, dropout and head: only their masks differ."""
+    With the same `subtask.seed` the players of an episode share order, corruption, dropout and head, so
+    that only their masks differ."""
     adapted = copy.deepcopy(lm)
     training = {"batch_size": cfg.batch_size, "micro_batch": cfg.micro_batch, "seed": subtask.seed}
     # The masker `none` gives an empty mask, which leaves the LM as it is. Otherwise all epochs use the same
-    # mask and, with remask=False, the same corruption (80 / 10 / 10); p only serves to check the budget.
+    # mask and, with remask=False, the same corruption (80 / 10 / 10). pretrain checks that the mask stays
+    # within p.
     if mask.any():
         pretrain(adapted, subtask.contexts, maskers.fixed(mask), p=cfg.p, epochs=cfg.mlm_epochs,
                  lr=cfg.mlm_lr, remask=False, **training)
@@ -130,7 +133,8 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 class Play:
     """What one player did in an episode, and how it did."""
     mask: np.ndarray            # (N, L) bool
-    log_prob: np.ndarray        # (N, L) log π_old of each token, with the direction that was explored
+    log_prob: np.ndarray        # (N, L) log π_old of each token, with the direction that was explored; only
+                                # the paper's form needs it
     value: np.ndarray           # (N,) V of each context, by the player's own network (0 for random)
     entropy: float              # of its distribution before a direction is added, mean over contexts, in nats
     scores: dict[str, float] = field(default_factory=dict)      # on D_val', by metric; higher is better
@@ -183,7 +187,8 @@ def rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.ndarra
     the mean score of the others. A token that all players masked is skipped.
 
     A reward of your own goes here: it sees the masks (N, L) and all scores of all players, and both agents
-    learn from the plays of all. `Agent.learn` divides rewards by their root mean square."""
+    learn from the plays of all (`player` may be random). `Agent.learn` divides rewards by their root mean
+    square, so that only their ratios matter."""
     own = plays[player].mask
     others = [play.scores[cfg.metric] for name, play in plays.items() if name != player]
     R = plays[player].scores[cfg.metric] - np.mean(others)
@@ -217,13 +222,13 @@ def paper_rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.
 
 # ---------------------------------------------------------------- replay and learning
 
-# A masked token, as replay remembers it. (Aligned memory lets torch read single fields.)
+# A masked token, as replay remembers it. (torch.tensor needs aligned fields.)
 ACTION = np.dtype([
     ("episode", "i4"), ("context", "i4"), ("position", "i8"),       # which token it was
     ("R", "f4"),            # its reward
     ("log_prob", "f4"),     # log π_old
     ("rarity", "f4"),       # 1 / square root of the token's frequency in its context
-    ("value", "f4"),        # V: at first of the player's network, then as of the last minibatch that had it
+    ("value", "f4"),        # V, for the priority: the player's at first, new in each minibatch that has it
     ], align=True)
 
 
@@ -298,7 +303,7 @@ class Agent:
         return {name: loss / count for name, loss in total.items()}
 
 
-# How far a token that lost is pushed away: to this share of its probability under the uniform policy.
+# A token that lost is not pushed below this share of its probability under the uniform policy.
 FLOOR = 0.01
 
 
@@ -313,7 +318,8 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
     π is a distribution over the tokens of one context, the softmax of its logits. An action a is one masked
     token. π_old is the policy that masked it, and α is `entropy_coef`.
 
-    Why not the paper's ratio? All tokens of a play have the same R. For tokens a drawn from π_old, the
+    Why not the paper's ratio? All tokens of a play have the same R (in the paper's form those that only this
+    player masked, which are most of them at p = 0.05). For tokens a drawn from π_old, the
     expected gradient of the first term is
 
         E[(R - V) ∇π(a) / π_old(a)] = (R - V) Σ_a ∇π(a) = (R - V) ∇ Σ_a π(a) = 0,
@@ -326,7 +332,7 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
     pushed away forever: that ends where π(a) is FLOOR = 1/100 of the uniform probability.
 
     As in the official code, π_old(a) is the probability of a single draw, although tokens are drawn without
-    replacement. The ratio is not clipped; clipping (PPO) would go where it is computed.
+    replacement. The ratio is not clipped; clipping (PPO) would go where policy_loss is computed.
 
     logits (B, L), -inf at tokens that must not be masked; value, action (position), log_prob_old, R (B,)."""
     log_probs = logits.log_softmax(1)
@@ -433,9 +439,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         if runs.is_main_process():
             # 4. Outer loop: what was masked is rewarded by how its player did against the others, and stored.
-            # Both agents learn from the plays of all three: they differ in their first weights, in what they
-            # draw, and in the side of the direction that they try. In the paper's form each learns from its
-            # own plays.
+            # Both agents learn from the plays of all three; what makes one the opponent is the sign of its
+            # direction. In the paper's form each learns from its own plays.
             log = {"episode": episode + 1}
             for name, agent in agents.items():
                 learns_from = [name] if cfg.paper else players
@@ -474,9 +479,9 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
 # ---------------------------------------------------------------- the script
 
-def open_task(cfg: PlayConfig,
-              spacy_model: str | None = None) -> tuple[Data, torch.nn.Module, ModuleType]:
-    """The data, the LM, and the task's module. Flags that are None get the task's values (INNER_LOOP)."""
+def open_task(cfg: PlayConfig, spacy_model: str | None = None) -> tuple[Data, torch.nn.Module, ModuleType]:
+    """The data, the LM, and the task's module. Fills in the flags of `cfg` that are None (INNER_LOOP), and
+    lowers lengths to what the LM takes."""
     # In a model as small as `tiny`, casts to bf16 cost more than they gain.
     loop.use_fast_path(cfg.fast and cfg.lm != "tiny")
     tokenizer = load_tokenizer(cfg.lm)
@@ -503,7 +508,8 @@ def main(cfg: Config) -> None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     sources = {"data": data.checksum, "weights": weights_of(cfg.lm)}
     # Of a finished run, only `episodes` may grow.
-    run = Run(cfg.out, runs.settings_of(cfg, without=("save_every",), **sources), longer="episodes")
+    settings = runs.settings_of(cfg, without=("save_every", "micro_batch"), **sources)
+    run = Run(cfg.out, settings, longer="episodes")
     if run.done:
         return
     print(FORMS[cfg.paper])

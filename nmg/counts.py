@@ -51,8 +51,7 @@ def label_information(split: Split, texts: tuple[int, ...]) -> np.ndarray:
     if hasattr(split, "label"):
         label = np.repeat(split.label, np.diff(split.token_start))                              # (T,)
     elif not hasattr(split, "answer"):
-        raise UserError("the score 'label' needs labels or questions in train, and these texts have neither; "
-                        "leave it out (--features)")
+        raise UserError("the score 'label' needs labels or questions in train, and these texts have neither")
     else:
         # Whether a token stands in an answer: answers add 1 where they begin, and take it away behind.
         starts = split.token_start[split.question_text]

@@ -41,7 +41,7 @@ class SpecialTokens:
     pad_id: int
     mask_id: int
     ordinary_ids: np.ndarray    # ids that may replace a masked token: all but the special ones
-    vocabulary_size: int        # its highest id, and 1
+    vocabulary_size: int        # its highest id + 1
 
     @classmethod
     def of(cls, tokenizer) -> "SpecialTokens":

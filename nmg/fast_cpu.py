@@ -1,4 +1,4 @@
-"""Attention that is cheaper on a CPU. Nothing of the algorithm is in here; --fast=False does without it.
+"""Attention that is cheaper on a CPU. This is only about speed; --fast=False turns it off.
 
 `enable()` replaces what transformers calls "sdpa", in this process. What it gains: docs/speed.md.
 """

@@ -69,8 +69,8 @@ def has_bf16() -> bool:
 
 
 def precision_of(model: torch.nn.Module) -> torch.dtype:
-    """In which a Hugging Face model multiplies matrices: on the fast path bf16, or fp16 on a GPU without
-    native bf16 (T4, 2080 Ti); else fp32."""
+    """The dtype of a Hugging Face model's matrix products: on the fast path bf16, or fp16 on a GPU without
+    native bf16 (T4, 2080 Ti); otherwise fp32."""
     if not FAST or model.config.model_type in NO_AUTOCAST:
         return torch.float32
     if has_bf16():
@@ -152,7 +152,6 @@ def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iter
 
 def length_batches(length: np.ndarray) -> Iterator[np.ndarray]:
     """Indices of all pieces once, longest first, in batches of about as many tokens each."""
-    # Not more on a GPU: the score `loss` reads logits (tokens, V), 8 GB for 8,192 tokens and 250,000 words.
     tokens = 2048 if device().type == "cpu" else 8192
     order = np.argsort(-length, kind="stable")
     while len(order):
@@ -182,8 +181,8 @@ def steps_of(length: np.ndarray, batch_size: int, epochs: int, max_steps: int | 
 
 
 def schedule(done: int, steps: int, warmup: float = 0.0) -> float:
-    """The factor of the learning rate after `done` of all steps: linear, from 1 towards 0; before that, from
-    0 to 1 in the first steps, of which `warmup` is the share."""
+    """The factor of the learning rate after `done` of all steps: it rises linearly from 0 to 1 during the
+    first `warmup` share of the steps, and then falls linearly towards 0."""
     rising = math.ceil(warmup * steps)
     if done < rising:
         return done / rising
@@ -192,7 +191,8 @@ def schedule(done: int, steps: int, warmup: float = 0.0) -> float:
 
 def micro_batches(indices: np.ndarray, rows: int | None, rank: int,
                   world: int) -> list[tuple[np.ndarray, int]]:
-    """This process's share of a batch, `rows` at a time (None: at once), each part with its weight, 1.
+    """This process's share of a batch, `rows` at a time (None: at once), each part paired with the weight of
+    its loss, which is 1.
 
     All processes must take part in each other's backward passes: one whose share is used up runs a piece
     with weight 0."""
@@ -219,7 +219,7 @@ def check_gpus() -> None:
 
 def backward(module: torch.nn.Module, model: torch.nn.Module, parts: list[tuple[dict, int]],
              scaler: torch.amp.GradScaler, world: int) -> torch.Tensor:
-    """Adds to the gradients that of a batch, and returns its loss, the mean over all its labels.
+    """Accumulates the gradients of one batch, and returns its mean loss over all its labels.
 
     module: LossOf(model), or DistributedDataParallel around that; parts: tensors and weights of this
     process's micro-batches"""

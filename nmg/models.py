@@ -137,12 +137,12 @@ def load_tokenizer(name: str):
 
 
 def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
-    """A masked LM in fp32, from a folder or the hub. An MLM head that it lacks is drawn by seed, which is
-    said loudly; UserError where weights of its encoder are missing."""
+    """A masked LM in fp32, from a folder or the hub. An MLM head that it lacks is initialized from
+    `seed`, with a warning; UserError where weights of its encoder are missing."""
     config = open_config(name)
     with torch.random.fork_rng(devices=[]):
         torch_seed(seed, "MLM head")
-        # Shapes that differ are told by check_weights, in one sentence.
+        # check_weights reports shapes that differ, in one sentence.
         model, info = open_lm(name, AutoModelForMaskedLM, config=config, dtype=torch.float32,
                               ignore_mismatched_sizes=True, output_loading_info=True)
     check_weights(name, model, info)
@@ -229,7 +229,8 @@ def save_lm(folder: Path, model: torch.nn.Module, tokenizer) -> None:
 # ---------------------------------------------------------------- as it is used
 
 class LMReader:
-    """What a masker gets as `lm`: the model as it is now, without dropout or gradients."""
+    """What a masker gets as `lm`: a view of the model with its current weights, without dropout or gradients.
+    Moves it to the device."""
 
     def __init__(self, model: torch.nn.Module):
         self.model = model
@@ -274,8 +275,8 @@ def with_head(lm: torch.nn.Module, auto_class: type, seed: int, **config: object
     except ValueError as e:
         raise UserError(f"the LM is a {type(lm).__name__}: transformers has no model of its kind for "
                         f"this task ({auto_class.__name__})") from e
-    # from_pretrained draws the weights that it is not given. It would keep the very tensors of the LM, so
-    # that they are copied.
+    # from_pretrained initializes the weights that it is not given. It would share the LM's tensors, so we
+    # copy them.
     encoder = {}
     for name, weight in lm.base_model.state_dict().items():
         encoder[f"{model_class.base_model_prefix}.{name}"] = weight.to("cpu", copy=True)

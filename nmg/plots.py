@@ -1,9 +1,8 @@
-"""What the scripts show of a run: pictures, and the table of a search. report.py shows whole studies."""
+"""What the scripts show of a run: pictures. report.py shows whole studies."""
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from scipy import stats
 
 from nmg.runs import atomic_write
 
@@ -55,52 +54,4 @@ def held_out_curve(rows: list[dict], file: Path) -> None:
     perplexity = np.exp([row["held_out_loss"] for row in rows])
     ax.plot(steps, perplexity, ".-", color=BLUE)
     ax.set(xlabel="step", ylabel="perplexity of held-out text")
-    save(fig, file)
-
-
-def worth_table(names: list[str], worth: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
-    """What a search found, best first: a row per feature, its worth and 95 % interval in each metric.
-
-    worth: {metric: (mean (d,), half of the interval (d,))}; the first metric decides about the order."""
-    lines = [f"{'worth of 1 sd, x 100':20}" + "".join(f"{metric:>29}" for metric in worth)]
-    first_mean, _ = next(iter(worth.values()))
-    for i in np.argsort(-first_mean):
-        line = f"{names[i]:20}"
-        for mean, half in worth.values():
-            low, high = 100 * (mean[i] - half[i]), 100 * (mean[i] + half[i])
-            line += f"{100 * mean[i]:10.2f} ({low:6.2f} to {high:6.2f})"
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def winners_foreseen(expected: np.ndarray, y: np.ndarray) -> str:
-    """How outcomes y (n,) of a search went with what was expected of each before it was seen.
-
-    The correlation falls again once a search has learned, as then it expects the same of every pair; so the
-    share of winners that were foreseen comes first."""
-    # Positive where the winner was foreseen; 0 where nothing was expected, or nobody won.
-    agreement = expected * y
-    right = int(np.sum(agreement > 0))
-    pairs = np.count_nonzero(agreement)
-    if pairs < 4:
-        return "too few pairs to say how well outcomes were predicted"
-    p = stats.binomtest(right, pairs, 0.5, "greater").pvalue
-    return (f"the player that was expected to win won in {right} of {pairs} pairs (p = {p:.2g}); "
-            f"correlation of expectations and outcomes {np.corrcoef(expected, y)[0, 1]:.2f}")
-
-
-def draw_worth(names: list[str], worth: np.ndarray, half: np.ndarray, expected: np.ndarray, y: np.ndarray,
-               file: Path) -> None:
-    """What a search found: the worth of each feature with its interval, and each outcome against what was
-    expected before it."""
-    fig = Figure(figsize=(9, 0.3 * len(names) + 1.4), layout="constrained")
-    left, right = fig.subplots(1, 2, width_ratios=(3, 2))
-    order = np.argsort(worth)
-    left.axvline(0, color="grey", linestyle=":", linewidth=1)
-    left.errorbar(100 * worth[order], range(len(names)), xerr=100 * half[order], fmt="o", color=BLUE)
-    left.set_yticks(range(len(names)), [names[i] for i in order])
-    left.set(xlabel="worth of masking 1 sd more of it, x 100; 95 % intervals")
-    right.axhline(0, color="grey", linestyle=":", linewidth=1)
-    right.plot(100 * expected, 100 * y, "o", color=ORANGE)
-    right.set(xlabel="expected difference of a pair", ylabel="outcome")
     save(fig, file)

@@ -1,12 +1,8 @@
-"""The policies that are learned: which tokens to mask, as logits. Both are saved as policy.json and
-policy.safetensors. `encode` and `policy_forward` run the network over all contexts of a sub-task.
-
-    Policy          the network of the paper, learned by train_nmg.py
-    LinearPolicy    a weighted sum of few features of a token, found by tools/search_masks.py
+"""The policy network, which says for each token how much it should be masked, and its files, policy.json and
+policy.safetensors. `encode` and `policy_forward` run it over all contexts of a sub-task.
 """
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +19,8 @@ from nmg.runs import UserError, atomic_write
 
 class Policy(torch.nn.Module):
     """The Neural Mask Generator: BERT's self-attention block (no dropout), then Linear(H, 128) - gelu -
-    Linear(128, 1) for each token, the logit of masking it. The value of a context is its mean hidden state
-    through layers of its own.
+    Linear(128, 1) for each token, the logit of masking it. The value of a context comes from a separate head
+    of two layers on its mean hidden state.
 
     hidden_size: H of the LM that it reads."""
 
@@ -39,7 +35,7 @@ class Policy(torch.nn.Module):
         self.norm = torch.nn.LayerNorm(hidden_size, eps=1e-12)
         self.token_head = self.two_layers(hidden_size)
         self.value_head = self.two_layers(hidden_size)
-        # As in the official code. torch's own start makes logits four times as wide.
+        # As in the official code. PyTorch's default makes logits four times as wide.
         for name, parameter in self.named_parameters():
             if "norm" not in name:
                 std = 0.0 if name.endswith("bias") else 0.02
@@ -67,7 +63,9 @@ class Policy(torch.nn.Module):
     def logits(self, batch: Batch, lm: Callable[[Batch], torch.Tensor]) -> np.ndarray:
         """(B, L), -inf where nothing may be masked."""
         hidden = lm(batch)                                                                      # (B, L, H)
-        check_hidden_size(self.hidden_size, hidden)
+        if hidden.shape[-1] != self.hidden_size:
+            raise UserError(f"the policy reads hidden states of size {self.hidden_size}, this LM has "
+                            f"{hidden.shape[-1]}; use an LM of that size, or train a policy for this one")
         masks = [torch.tensor(mask).to(hidden.device) for mask in (batch.attention_mask, batch.maskable)]
         self.to(hidden.device)
         logits, _ = self(hidden, *masks)
@@ -76,12 +74,30 @@ class Policy(torch.nn.Module):
     def save(self, folder: Path) -> None:
         """folder/policy.json and folder/policy.safetensors."""
         weights = {name: weight.contiguous().cpu() for name, weight in self.state_dict().items()}
-        save_policy(folder, {"hidden_size": self.hidden_size}, weights)
+        with atomic_write(folder / "policy.json") as partial:
+            partial.write_text(json.dumps({"hidden_size": self.hidden_size}, indent=1))
+        with atomic_write(folder / "policy.safetensors") as partial:
+            # Not safetensors' save_file, which makes a file that only its owner can read.
+            partial.write_bytes(save(weights))
+
+
+def load_policy(folder: str | Path) -> Policy:
+    """The policy of a folder; UserError where there is none."""
+    try:
+        settings = json.loads((Path(folder) / "policy.json").read_text())
+        weights = load_file(Path(folder) / "policy.safetensors")
+        policy = Policy(**settings)
+        policy.load_state_dict(weights)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:
+        raise UserError(f"{folder}: no policy of train_nmg.py in this folder: policy.json or "
+                        "policy.safetensors is missing, cut short, or written by other code") from e
+    return policy
 
 
 # ---------------------------------------------------------------- states
 
-# H(s) of a context (L, H) float16, and which of its tokens may be masked (L,) bool; no padding.
+# The hidden states of a context, (L, H) float16, and which of its tokens may be masked, (L,) bool, both
+# without padding.
 State = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -115,118 +131,3 @@ def policy_forward(policy: Policy, states: list[State]) -> tuple[torch.Tensor, t
         logits[indices, :hidden.shape[1]] = some_logits
         values[indices] = some_values
     return logits, values
-
-
-# ---------------------------------------------------------------- a simpler policy
-
-@dataclass
-class LinearPolicy:
-    """The policy of tools/search_masks.py: a token's logit is the sum of its features, weighted by `weight`.
-
-    Features are scores and principal components of the LM's hidden states, standardised and decorrelated
-    over the corpus (ZCA with a small ridge: standard deviations are about 1). That is computed once, with the
-    labels of all of D_tr; in a sub-task the score `label` reads those of D_tr' alone."""
-    names: list[str]            # of scores
-    scores: dict[str, Callable]     # maskers.SCORES: (batch, lm) -> (B, L)
-    components: np.ndarray      # (H, C)
-    mean: np.ndarray            # (d,) of the d = len(names) + C features
-    whitener: np.ndarray        # (d, d)
-    weight: np.ndarray          # (d,)
-
-    @classmethod
-    def whitened(cls, names: list[str], score_fns: dict[str, Callable], n_components: int,
-                 batches: list[Batch], lm: Callable) -> "LinearPolicy":
-        """With features whitened over some batches, and weight 0. A score that is the same for all tokens is
-        left out."""
-        scores, hidden = [], []
-        for batch in batches:
-            scores.append(plain_features(batch, lm, names, score_fns)[batch.maskable])
-            hidden.append(lm(batch).cpu().numpy()[batch.maskable])
-        scores, hidden = np.concatenate(scores), np.concatenate(hidden).astype(float)       # (T, ...)
-        varies = np.ptp(scores, 0) > 0
-        names = [name for name, use in zip(names, varies, strict=True) if use]
-        if not names and not n_components:
-            raise UserError("--features: all of them are the same for every token of this text")
-
-        _, axes = np.linalg.eigh(np.cov(hidden.T))
-        components = axes[:, ::-1][:, :n_components]                                        # (H, C)
-        # The sign of an eigenvector is arbitrary: its largest number is to be positive.
-        largest = np.abs(components).argmax(0)
-        components = components * np.sign(components[largest, np.arange(components.shape[1])])
-        plain = np.concatenate((scores[:, varies], hidden @ components), 1)                 # (T, d)
-        # The ridge on the diagonal keeps features that are nearly the same from blowing each other up.
-        values, vectors = np.linalg.eigh(np.corrcoef(plain.T) + 0.01 * np.eye(plain.shape[1]))
-        whitener = np.diag(1 / plain.std(0)) @ (vectors / np.sqrt(values)) @ vectors.T
-        return cls(names, score_fns, components, plain.mean(0), whitener, np.zeros(plain.shape[1]))
-
-    def features(self, batch: Batch, lm: Callable) -> np.ndarray:
-        """(B, L, d) whitened."""
-        plain = plain_features(batch, lm, self.names, self.scores, self.components)
-        return (plain - self.mean) @ self.whitener
-
-    def features_of(self, contexts: Pieces, lm: Callable) -> np.ndarray:
-        """(N, L, d) of N contexts; of padding they mean nothing."""
-        found = np.zeros((len(contexts), contexts.length.max(), len(self.weight)))
-        for indices in length_batches(contexts.length):
-            batch = collate(contexts, indices)
-            found[indices, :batch.input_ids.shape[1]] = self.features(batch, lm)
-        return found
-
-    def logits(self, batch: Batch, lm: Callable) -> np.ndarray:
-        """(B, L), -inf where nothing may be masked."""
-        return np.where(batch.maskable, self.features(batch, lm) @ self.weight, -np.inf)
-
-    def save(self, folder: Path) -> None:
-        """folder/policy.json and folder/policy.safetensors."""
-        arrays = {name: torch.tensor(getattr(self, name)) for name in LINEAR_ARRAYS}
-        save_policy(folder, {"names": self.names}, arrays)
-
-
-LINEAR_ARRAYS = ("components", "mean", "whitener", "weight")
-
-
-def plain_features(batch: Batch, lm: Callable, names: list[str], score_fns: dict[str, Callable],
-                   components: np.ndarray | None = None) -> np.ndarray:
-    """(B, L, d): the named scores and, along `components` (H, C), the hidden states."""
-    scores = [score_fns[name](batch, lm) for name in names]
-    if components is not None and components.shape[1]:
-        hidden = lm(batch)
-        check_hidden_size(len(components), hidden)
-        scores.extend(np.moveaxis(hidden.cpu().numpy() @ components, -1, 0))
-    return np.stack(scores, -1)
-
-
-def check_hidden_size(size: int, hidden: torch.Tensor) -> None:
-    if hidden.shape[-1] != size:
-        raise UserError(f"the policy reads hidden states of size {size}, this LM has {hidden.shape[-1]}; "
-                        "use an LM of that size, or train a policy for this one")
-
-
-def save_policy(folder: Path, settings: dict, weights: dict[str, torch.Tensor]) -> None:
-    with atomic_write(folder / "policy.json") as partial:
-        partial.write_text(json.dumps(settings, indent=1))
-    with atomic_write(folder / "policy.safetensors") as partial:
-        # Not safetensors' save_file, which hides the file from all but its owner.
-        partial.write_bytes(save(weights))
-
-
-def load_policy(folder: str | Path, score_fns: dict[str, Callable]) -> Policy | LinearPolicy:
-    """The policy of a folder; UserError where there is none.
-
-    score_fns: maskers.SCORES, of which a LinearPolicy reads some"""
-    try:
-        settings = json.loads((Path(folder) / "policy.json").read_text())
-        weights = load_file(Path(folder) / "policy.safetensors")
-        if "names" in settings:
-            unknown = [name for name in settings["names"] if name not in score_fns]
-            if unknown:
-                raise UserError(f"{folder}: holds a policy, but it reads scores that are not in maskers.py: "
-                                f"{', '.join(unknown)}")
-            arrays = {name: weights[name].numpy() for name in LINEAR_ARRAYS}
-            return LinearPolicy(**settings, scores=score_fns, **arrays)
-        policy = Policy(**settings)
-        policy.load_state_dict(weights)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:
-        raise UserError(f"{folder}: no policy of train_nmg.py or search_masks.py in this folder: policy.json "
-                        "or policy.safetensors is missing, cut short, or written by other code") from e
-    return policy

@@ -1,7 +1,7 @@
 """What every script needs besides its algorithm: flags, random streams, the folder of a run.
 
     @dataclass
-    class Config:                                # one field a flag, its advice behind it
+    class Config:                                # one field per flag, its advice behind it
         lm: str = "tiny"                         # a Hugging Face folder or hub name
 
     def main(cfg: Config) -> None:
@@ -38,11 +38,11 @@ from filelock import FileLock, Timeout
 
 # What the flags of the project must be. A flag of your own may have any value, also 0 or less than 0.
 SHARES = {"p", "val_share", "dev_share"}    # above 0 and at most 1
-AT_LEAST_ZERO = {"seed", "explore", "components", "dropout", "lr", "mlm_lr", "ft_lr", "rl_lr", "weight_decay"}
+AT_LEAST_ZERO = {"seed", "explore", "dropout", "lr", "mlm_lr", "ft_lr", "rl_lr", "weight_decay"}
 AT_LEAST_ONE = {
     "batch_size", "contexts", "docs", "epochs", "episodes", "eval_every", "examples", "ft_epochs",
     "ft_max_len", "labelled", "max_answer", "max_len", "max_steps", "micro_batch", "minibatch",
-    "mlm_epochs", "pairs", "repeats", "replay_size", "save_every", "seeds", "updates_per_episode",
+    "mlm_epochs", "repeats", "replay_size", "save_every", "seeds", "updates_per_episode",
     "validation"}
 # The beginning of a file that git has not fetched.
 LFS_POINTER = b"version https://git-lfs"
@@ -376,6 +376,9 @@ class Run:
             self.done = False
         if self.done:
             print(f"already done: {self.folder} (remove it to run it again)")
+            by = before.get("commits", self.commits)[-1]
+            if by != self.commits[0]:
+                print(f"WARNING: it was done by commit {by}, and the code is now commit {self.commits[0]}")
         elif is_main_process():
             self.begin(before)
 
@@ -408,7 +411,9 @@ class Run:
     def refuse_others(self, recorded: dict) -> None:
         changed = []
         for name, value in self.settings.items():
-            if recorded.get(name) != value and name != self.longer:
+            # A flag that was added since then is an edit of the code, and an unfinished run goes on with it.
+            is_new = name not in recorded and not self.done
+            if recorded.get(name) != value and name != self.longer and not is_new:
                 changed.append(f"{name}={recorded.get(name)} there, {value} here")
         if changed:
             raise UserError(f"--out={self.folder}: holds another run ({', '.join(changed)}); remove it, "
@@ -457,8 +462,8 @@ def settings_of(cfg: object, without: tuple[str, ...] = (), **more: object) -> d
 
 
 def log_settings(cfg: object, without: tuple[str, ...], **more: object) -> dict:
-    """What all lines of a log have in common (search_masks.py, tools/what_matters.py). Paths are cut to their
-    names, so that a log may move.
+    """What all lines of a log of tools/what_matters.py have in common. Paths are cut to their names, so that
+    a log may move.
 
     more: whatever else, "weights" among it (models.weights_of)"""
     settings = settings_of(cfg, ("log", *without), **more)

@@ -130,7 +130,7 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
                 raise ValueError("a quoted cell runs over several lines; double quotes that are plain "
                                  "characters, or use jsonl")
             if cells and cells[0] in header and set(cells) == set(header):
-                raise ValueError("here the header stands again; remove this line (were two files joined?)")
+                raise ValueError("the header is repeated here; remove this line (were two files joined?)")
         if cells:
             yield where, dict(zip(header, cells, strict=False))
 
@@ -139,7 +139,7 @@ def refuse_twice(names: Iterable[str]) -> None:
     """ValueError where two columns or fields have one name; those without a name are not read."""
     for name, count in collections.Counter(names).items():
         if count > 1 and name:
-            raise ValueError(f"the name {name!r} stands {count} times; rename all but one")
+            raise ValueError(f"the name {name!r} appears {count} times; rename all but one")
 
 
 def one_object(pairs: list[tuple[str, object]]) -> dict:
@@ -315,8 +315,7 @@ def record_of(row: dict, columns: Columns) -> dict | None:
     if "qas" in row or is_question(row, columns):
         record = qa_record(row, columns)
     elif columns.text not in row:
-        raise ValueError(f"the field {columns.text!r} is missing, there are {', '.join([*row][:20])}; "
-                         "--text=NAME and --label=NAME say what to read")
+        raise missing_field(columns.text, row)
     else:
         label = label_of(row.get(columns.label))
         if label is None and is_missing(row[columns.text]) and is_missing(row.get(columns.doc)):
@@ -325,9 +324,16 @@ def record_of(row: dict, columns: Columns) -> dict | None:
         if label is not None:
             record["label"] = label
     # A name that was asked for must be there.
-    if columns.doc in row or columns.doc != Columns.doc:
+    if columns.doc not in row and columns.doc != Columns.doc:
+        raise missing_field(columns.doc, row)
+    if columns.doc in row:
         record["doc"] = doc_number(row[columns.doc], columns.doc)
     return record
+
+
+def missing_field(name: str, row: dict) -> ValueError:
+    return ValueError(f"the field {name!r} is missing, there are {', '.join([*row][:20])}; --text=NAME, "
+                      "--label=NAME and --doc=NAME say what to read")
 
 
 def is_question(row: dict, columns: Columns) -> bool:

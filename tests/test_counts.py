@@ -380,8 +380,8 @@ def sampler_of(data):
 
 
 def test_labels_of_validation_documents_change_no_score(tmp_path, data, tok):
-    """Of two data sets that differ in these labels alone: neither in all contexts of train_nmg.py and
-    search_masks.py, nor in those of a sub-task."""
+    """Of two data sets that differ in these labels alone: neither in all contexts of train_nmg.py, nor in
+    those of a sub-task."""
     train = data["train"]
     labels, in_val = list(LABELS), np.isin(train.doc, sampler_of(data).val_docs)
     for i in np.flatnonzero(in_val):

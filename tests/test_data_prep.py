@@ -190,8 +190,8 @@ def test_columns_by_their_names(tmp_path, tok):
         cuts.append(texts_of(data["dev"]))
     assert cuts[0] == cuts[1] == cuts[2] and cuts[0][0].startswith("review")
     for columns, said in ((sources.Columns(text="reviews"), "a.csv:2: the field 'reviews' is missing, there"),
-                          (sources.Columns(label="star"), "--label=star: no row of train has a label"),
-                          (sources.Columns(doc="users"), "a.csv:2: the field 'users' is missing")):
+                          (sources.Columns(label="star"), "--label=star: no row of train has this column"),
+                          (sources.Columns(doc="users"), "a.csv:2: the field 'users' is missing, there are")):
         with pytest.raises(UserError, match=re.escape(said)):
             load(str(tmp_path / "a.csv"), tok, columns=columns)
 
@@ -1026,7 +1026,7 @@ BAD = [
     ("two.jsonl", '{"text": "a"} {"text": "b"}\n',
      "two.jsonl:1: not valid JSON: Extra data: line 1 column 15"),
     ("column.csv", "id,review,labels\n1,a,b\n",
-     "column.csv:2: the field 'text' is missing, there are id, review, labels; --text=NAME and --label=NAME"),
+     "column.csv:2: the field 'text' is missing, there are id, review, labels; --text=NAME, --label=NAME"),
     ("cells.csv", "text,label\na, b,c", "cells.csv:2: more cells than columns"),
     ("blank.csv", "text,label\n\n\nfine,a\na, b,c", "blank.csv:5: more cells than columns"),
     ("comma.csv", "label,text\npos,A fine, good film\n", "comma.csv:2: more cells than columns"),
@@ -1053,11 +1053,11 @@ BAD = [
      "must be a list of texts, not {'text': ['b']}"),
     ("flat.jsonl", jsonl(FLAT | {"answers": ["cat"]}), """must hold "text" and "answer_start" of each"""),
     ("start.jsonl", jsonl(FLAT | {"answers": FOUND | {"answer_start": "4"}}), "question '7': the field"),
-    ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: the name 'text' stands 2 times; rename"),
-    ("twice.jsonl", '{"text": "a", "text": "b"}\n', "twice.jsonl:1: the name 'text' stands 2 times"),
-    ("twice.json", '[{"text": "a", "text": "b"}]', "twice.json: the name 'text' stands 2 times"),
-    ("header.csv", "text,label\na,x\ntext,label\nb,y\n", "header.csv:3: here the header stands again"),
-    ("header.tsv", "text\tlabel\na\tx\nlabel\ttext\n", "header.tsv:3: here the header stands again"),
+    ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: the name 'text' appears 2 times; rename"),
+    ("twice.jsonl", '{"text": "a", "text": "b"}\n', "twice.jsonl:1: the name 'text' appears 2 times"),
+    ("twice.json", '[{"text": "a", "text": "b"}]', "twice.json: the name 'text' appears 2 times"),
+    ("header.csv", "text,label\na,x\ntext,label\nb,y\n", "header.csv:3: the header is repeated here"),
+    ("header.tsv", "text\tlabel\na\tx\nlabel\ttext\n", "header.tsv:3: the header is repeated here"),
     ("space.jsonl", jsonl(GOOD, GOOD | {"label": "a\u200b"}), r"the labels 'a' and 'a\u200b' look alike"),
     ("accent.jsonl", jsonl(*[GOOD | {"label": label} for label in ("\xe9", "e\u0301")]), "look alike"),
     ("list.jsonl", jsonl(GOOD | {"label": ["x"]}), "a label must be text, a number, or true or false, not"),
@@ -1091,7 +1091,7 @@ def test_so_is_one_that_is_not_train(name, content, said, tmp_path, tok):
 def test_a_parquet_file_with_a_column_twice(tmp_path, tok):
     table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"a\.parquet: the name 'text' stands 2 times"):
+    with pytest.raises(UserError, match=r"a\.parquet: the name 'text' appears 2 times"):
         load(str(tmp_path / "a.parquet"), tok)
 
 

@@ -592,7 +592,7 @@ def test_a_table_of_other_columns_from_file_to_results(suffix, lm_folder, tmp_pa
     [row] = runs.read_rows(tmp_path / "results.jsonl")
     assert row["examples"] == 4 and row["config"]["label"] == "stars"
     done = call("finetune_cls.py", flags[0], *small, "--lm=lm2", cwd=tmp_path)
-    assert done.returncode == 2 and "--text=NAME and --label=NAME say what to read" in done.stderr
+    assert done.returncode == 2 and "--text=NAME, --label=NAME and --doc=NAME say what to read" in done.stderr
     done = call("finetune_cls.py", *flags[:2], *small, "--lm=lm2", cwd=tmp_path)
     assert done.returncode == 2 and "--label=COLUMN names the labels of a table" in done.stderr
 

@@ -19,11 +19,11 @@ import maskers
 from maskers import SCORES
 from nmg import models, runs, toy
 from nmg.data import Batch, blocks, collate
-from nmg.policies import LinearPolicy, Policy, load_policy
+from nmg.policies import Policy, load_policy
 from nmg.runs import UserError
 
-# A policy's most probable tokens; draws from it; the most probable tokens of a linear policy.
-LEARNED = ["nmg", "sampled", "linear"]
+# A policy's most probable tokens, and draws from it.
+LEARNED = ["nmg", "sampled"]
 HEURISTICS = sorted(maskers.MASKERS)
 # Maskers whose units are single tokens: they use all of the budget.
 EXACT = ["random", "span", *SCORES, *LEARNED]
@@ -117,16 +117,12 @@ def masker_of(name):
     if name not in LEARNED:
         return functools.partial(maskers.find(name), lm=LM())
     masker = maskers.drawn_by if name == "sampled" else maskers.highest_of
-    return functools.partial(masker(wide_policy(name).logits), lm=LM())
+    return functools.partial(masker(wide_policy().logits), lm=LM())
 
 
-def wide_policy(name):
+def wide_policy():
     """A policy for hidden states of size 16, with weights so wide that probabilities differ."""
     torch.manual_seed(0)
-    if name == "linear":
-        components = torch.randn(16, 3).numpy()
-        return LinearPolicy(["frequent", "punct"], SCORES, components, np.zeros(5), np.eye(5),
-                            np.arange(5) - 2.0)
     policy = Policy(16)
     for layer in (policy.token_head[0], policy.token_head[2]):
         torch.nn.init.normal_(layer.weight, std=0.5)
@@ -440,10 +436,11 @@ def test_a_masker_from_a_file(tmp_path):
     ("mine.py:rars", "mine.py has no function 'rars'"),
     ("mine.py:without_lm", r"it must take \(batch, budget, rng, lm\)"),
     ("none.py:rare", "no such file: none.py"),
+    ("mine.py", "which function of it\\? --masker=mine.py:FUNCTION"),
     ("rndom", "did you mean 'random'"),
     ("rar", "did you mean 'rare'"),
-    ("nmg:nowhere", "nowhere: no policy of train_nmg.py or search_masks.py in this folder"),
-    ("sampled:nowhere", "nowhere: no policy of train_nmg.py or search_masks.py in this folder"),
+    ("nmg:nowhere", "nowhere: no policy of train_nmg.py in this folder"),
+    ("sampled:nowhere", "nowhere: no policy of train_nmg.py in this folder"),
     ("search:nowhere", "no such masker"),
 ])
 def test_a_masker_that_is_not_there(name, said, tmp_path, monkeypatch):
@@ -532,9 +529,8 @@ def test_random_numbers_of_a_row_are_its_own():
 
 # ---------------------------------------------------------------- the policy network
 
-@pytest.mark.parametrize("name", ["nmg", "linear"])
-def test_the_most_probable_tokens_are_masked(name):
-    policy = wide_policy(name)
+def test_the_most_probable_tokens_are_masked():
+    policy = wide_policy()
     batch = plain_batch(rows=6, n=20)
     batch.input_ids[:] = np.random.default_rng(0).integers(5, 100, batch.input_ids.shape)
     logits = torch.from_numpy(policy.logits(batch, LM()))
@@ -544,7 +540,7 @@ def test_the_most_probable_tokens_are_masked(name):
 
 
 def test_logits_of_a_policy_are_those_of_its_network():
-    policy, batch = wide_policy("nmg"), plain_batch(rows=3, n=20)
+    policy, batch = wide_policy(), plain_batch(rows=3, n=20)
     masks = [torch.from_numpy(mask) for mask in (batch.attention_mask, batch.maskable)]
     with torch.no_grad():
         expected, _ = policy(LM()(batch), *masks)
@@ -563,10 +559,9 @@ def test_a_policy_starts_from_small_weights_and_no_biases():
             assert abs(weight.mean().item()) < 0.005
 
 
-@pytest.mark.parametrize("kind", ["nmg", "linear"])
-def test_sampled_draws_from_the_softmax(kind):
+def test_sampled_draws_from_the_softmax():
     """With a budget of one token, each is drawn as often as the policy's softmax says."""
-    policy = wide_policy(kind)
+    policy = wide_policy()
     batch = plain_batch(rows=4000, n=6)
     logits = policy.logits(batch, LM())
     expected = torch.from_numpy(logits).softmax(1)[0].numpy()
@@ -577,7 +572,7 @@ def test_sampled_draws_from_the_softmax(kind):
 
 def test_padding_changes_no_logit():
     torch.manual_seed(0)
-    policy, hidden = wide_policy("nmg"), torch.randn(2, 9, 16)
+    policy, hidden = wide_policy(), torch.randn(2, 9, 16)
     real = torch.arange(9).expand(2, 9) < torch.tensor([[9], [6]])
     logits, values = policy(hidden, real, real)
     alone, value = policy(hidden[1:, :6], real[1:, :6], real[1:, :6])
@@ -597,7 +592,7 @@ def test_the_policy_is_that_of_the_paper():
 def test_a_saved_policy_is_the_same(tmp_path):
     policy = Policy(32)
     policy.save(tmp_path)
-    opened = load_policy(tmp_path, SCORES)
+    opened = load_policy(tmp_path)
     for name, weight in policy.state_dict().items():
         assert torch.equal(weight, opened.state_dict()[name])
 
@@ -607,7 +602,7 @@ def test_a_policy_that_was_cut_short(tmp_path):
     weights = tmp_path / "policy.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(UserError, match="no policy"):
-        load_policy(tmp_path, SCORES)
+        load_policy(tmp_path)
 
 
 def test_a_policy_for_a_lm_of_another_size():

@@ -849,7 +849,7 @@ def test_there_is_nothing_to_look_at_on_the_way(tmp_path, lm_folder):
 @pytest.mark.parametrize(("flags", "said"), [
     (["--mask=random"], "unknown flag --mask; did you mean 'masker'?"),
     (["--masker=hwole"], "did you mean 'whole'?"),
-    (["--masker=nmg:nowhere"], "nowhere: no policy of train_nmg.py or search_masks.py in this folder"),
+    (["--masker=nmg:nowhere"], "nowhere: no policy of train_nmg.py in this folder"),
     (["--masker=search:nowhere"], "--masker=search:nowhere: no such masker"),
     (["--masker=difference:none.txt"], "none.txt"),
     (["--dataset=toycl"], "did you mean 'toycls'?"),

@@ -556,42 +556,6 @@ def test_forest_of_a_task_with_one_metric(study, shown):
     assert [ax.get_xlabel() for ax in shown[0].axes] == ["accuracy, points above random"]
 
 
-# ---------------------------------------------------------------- searches
-
-def test_the_worth_of_features_best_first():
-    worth = {"likelihood": (np.array([0.01, -0.02, 0.034]), np.array([0.005, 0.01, 0.1])),
-             "accuracy": (np.array([0.5, 0.25, 0.0]), np.array([0.1, 0.2, 0.3]))}
-    header, *rows = plots.worth_table(["rare", "punct", "component 1"], worth).splitlines()
-    assert header.split()[-2:] == ["likelihood", "accuracy"]
-    assert [re.split(r"  +", row)[0] for row in rows] == ["component 1", "rare", "punct"]
-    numbers = [list(map(float, re.findall(r"-?\d+\.\d+", row))) for row in rows]
-    assert numbers == [[3.4, -6.6, 13.4, 0, -30, 30], [1, 0.5, 1.5, 50, 40, 60], [-2, -3, -1, 25, 5, 45]]
-
-
-def test_how_well_outcomes_were_predicted():
-    """Of 20 winners 16 were foreseen; a pair of which nothing was expected, and a tie, do not count."""
-    expected = np.array([0.1] * 18 + [-0.2] * 2 + [0, 0.3])
-    y = np.array([0.2] * 14 + [-0.1] * 4 + [-0.5] * 2 + [1, 0])
-    p = sum(math.comb(20, k) for k in range(16, 21)) / 2**20
-    r = np.corrcoef(expected, y)[0, 1]
-    assert plots.winners_foreseen(expected, y) == (
-        f"the player that was expected to win won in 16 of 20 pairs (p = {p:.2g}); "
-        f"correlation of expectations and outcomes {r:.2f}")
-    assert "too few pairs" in plots.winners_foreseen(expected[:3], y[:3])
-
-
-def test_the_picture_of_a_search(tmp_path, shown):
-    worth, half = np.array([0.02, -0.01, 0.03]), np.array([0.01, 0.02, 0.005])
-    expected, y = np.array([0.1, 0.2]), np.array([0.3, -0.4])
-    plots.draw_worth(["a", "b", "c"], worth, half, expected, y, tmp_path / "w.png")
-    left, right = shown[0].axes
-    assert [label.get_text() for label in left.get_yticklabels()] == ["b", "a", "c"]
-    bars = left.containers[0].lines[2][0].get_segments()
-    for bar, i in zip(bars, [1, 0, 2], strict=True):
-        assert bar[:, 0] == pytest.approx([100 * (worth[i] - half[i]), 100 * (worth[i] + half[i])])
-    np.testing.assert_allclose(right.lines[1].get_xydata(), [[10, 30], [20, -40]])
-
-
 # ---------------------------------------------------------------- what may be concluded
 
 def concluded(folder):

@@ -154,7 +154,7 @@ def test_too_little_memory_is_one_sentence(said, monkeypatch, capsys):
         runs.start(hungry, Config)
     assert stopped.value.code == 2
     printed = capsys.readouterr().err
-    assert printed.startswith(f"error: {said[:15]}") and "--batch_size" in printed
+    assert printed.startswith(f"error: {said[:15]}") and "--micro_batch" in printed
     assert printed.count("\n") == 1
 
 
@@ -391,7 +391,7 @@ def test_checksum_is_sha256(tmp_path):
 SETTINGS = {"seed": 0, "lm": "tiny", "overlaps": (1, 2)}
 
 
-def test_a_run_from_its_start_to_its_end(tmp_path, capsys):
+def test_a_run_from_its_start_to_its_end(tmp_path, capsys, monkeypatch):
     run = Run(tmp_path / "runs/o", SETTINGS)
     assert not run.done
     started = json.loads((run.folder / "started.json").read_text())
@@ -404,7 +404,11 @@ def test_a_run_from_its_start_to_its_end(tmp_path, capsys):
     assert {"python", "torch", "transformers"} <= set(finished["versions"])
     assert "already done" not in capsys.readouterr().out
     assert Run(tmp_path / "runs/o", SETTINGS).done
-    assert f"already done: {tmp_path}/runs/o" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"already done: {tmp_path}/runs/o" in said and "WARNING" not in said
+    monkeypatch.setattr(runs, "commit", lambda: "edited")
+    assert Run(tmp_path / "runs/o", SETTINGS).done
+    assert "and the code is now commit edited" in capsys.readouterr().out
 
 
 def test_a_run_of_an_earlier_version_is_refused(tmp_path):
@@ -530,6 +534,20 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
     (folder / "checkpoint.pt").unlink()
     with pytest.raises(UserError, match=r"its checkpoint is gone.* or --episodes=5"):
         Run(folder, SETTINGS | {"episodes": 6}, longer="episodes")
+
+
+def test_a_flag_that_the_code_did_not_have_is_an_edit_of_it(tmp_path):
+    """A run that was begun without it goes on; a finished one is another run."""
+    Run(tmp_path / "o", SETTINGS).lock.release()
+    (tmp_path / "o/checkpoint.pt").touch()
+    run = Run(tmp_path / "o", SETTINGS | {"clip": 0.2})
+    assert not run.done
+    run.lock.release()
+    with pytest.raises(UserError, match=r"\(clip=0.2 there, 0.3 here\)"):
+        Run(tmp_path / "o", SETTINGS | {"clip": 0.3})
+    Run(tmp_path / "o", SETTINGS | {"clip": 0.2}).finish()
+    with pytest.raises(UserError, match=r"\(scale=None there, 10 here\)"):
+        Run(tmp_path / "o", SETTINGS | {"clip": 0.2, "scale": 10})
 
 
 def test_a_folder_with_anything_else_is_refused(tmp_path):

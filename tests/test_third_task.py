@@ -1,5 +1,4 @@
 """A third kind of task, beside classification and questions: one file, and a source of that kind."""
-import re
 
 import numpy as np
 import pytest
@@ -37,13 +36,6 @@ def test_an_lm_is_fine_tuned_and_scored(counting, tmp_path, monkeypatch):
     assert -20 < row["closeness"] < 0
     made = call("report.py", cwd=tmp_path)
     assert made.returncode == 0 and f"| none | {row['closeness']:.2f} |" in made.stdout
-
-
-def test_a_search_for_a_third_kind_of_task(counting, tmp_path):
-    result = call("tools/search_masks.py", "--dataset=counting", "--metric=closeness", "--contexts=12",
-                  "--pairs=2", "--features=frequent,label", "--components=1", "--out=o", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert re.search(r"worth of 1 sd, x 100 +closeness\n", (tmp_path / "o/worth.txt").read_text())
 
 
 def test_its_metrics_and_lengths_are_its_own(counting, tmp_path):

@@ -34,7 +34,6 @@ import finetune_qa
 import maskers
 import pretrain
 import train_nmg
-from maskers import SCORES
 from nmg import models, policies, runs, sources, toy
 from nmg.data import blocks, collate
 from nmg.policies import Policy, load_policy
@@ -399,7 +398,7 @@ def test_an_inner_loop_trains_a_copy_on_its_own_masks(subtask, monkeypatch):
     adapted, scored = train_nmg.inner_loop(lm, subtask, mask, finetune_cls, cfg)
     expected = [batch.input_ids[i][mask[i]].tolist() for i in range(len(mask))]
     assert sorted(seen) == sorted(2 * expected)
-    flags = {"epochs": 1, "lr": 1e-3, "batch_size": 1, "seed": subtask.seed}
+    flags = {"epochs": 1, "lr": 1e-3, "batch_size": 1, "micro_batch": None, "seed": subtask.seed}
     assert tuned == [(adapted, subtask.train, flags)]
     # F1 of a is 2/3, of b 0.
     assert scored == {"accuracy": 50, "macro_f1": pytest.approx(100 / 3), "likelihood": -1.75}
@@ -982,7 +981,7 @@ def test_chemprot_with_a_real_lm(tmp_path):
                   f"--lm={SHARED}/lm/minilm", "--contexts=8", "--episodes=1", "--validation=8",
                   "--examples=32", "--ft_epochs=1", "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    weights = load_policy(tmp_path / "o", SCORES).parameters()
+    weights = load_policy(tmp_path / "o").parameters()
     assert sum(weight.numel() for weight in weights) == 690_946
 
 

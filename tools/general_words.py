@@ -1,4 +1,4 @@
-"""Makes general_words.txt: how often words occur in English at large, of the masker `difference`.
+"""Makes general_words.txt, the counts of English words that the masker `difference` reads.
 
     pip install wordfreq && python -m tools.general_words           # the 20,000 commonest English words
 
