@@ -52,7 +52,7 @@ def use_fast_path(fast: bool) -> None:
     global FAST
     FAST = fast
     if device().type == "cuda":
-        torch.set_float32_matmul_precision("high" if fast else "highest")
+        torch.backends.cuda.matmul.allow_tf32 = fast
     if fast and device().type == "cpu":
         fast_cpu.enable()
     else:

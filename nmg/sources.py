@@ -275,7 +275,8 @@ READERS = {".json": read_json, ".jsonl": read_jsonl, ".csv": read_table,
 
 def read(path: Path, columns: Columns) -> Iterator[dict]:
     """The records of one file in any of the formats. Empty rows are skipped, with a count."""
-    first, last, empty = None, None, []
+    first = last = None
+    empty = []
     with error_context(path):
         if runs.is_lfs_pointer(path):
             raise UserError(f"{path}: is not the data, but a pointer of Git LFS to them; `git lfs pull` in "
@@ -384,7 +385,9 @@ def qa_record(row: dict, columns: Columns) -> dict:
     text = nonempty(row, context)
     record = {"text": text, "qas": []}
     for qa in row.get("qas", [row]):
-        asked = {"id": str(qa["qid"] if "qid" in qa else qa["id"]), "question": nonempty(qa, "question")}
+        # MRQA has qid.
+        name = "qid" if "qid" in qa else "id"
+        asked = {"id": str(qa[name]), "question": nonempty(qa, "question")}
         try:
             if "detected_answers" in qa:
                 asked |= mrqa_answers(qa, text)
