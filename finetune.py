@@ -37,7 +37,7 @@ class EvaluationConfig(Columns):
 
 
 def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
-    """Fine-tunes cfg.lm on train (all processes of torchrun), predicts a split, and appends a line of results.
+    """Fine-tunes cfg.lm on train (all processes of torchrun), predicts a split, and adds a line of results.
 
     task: finetune_cls, finetune_qa, or another file with their interface
     cfg: the Config of that file; options: what its pieces_of takes beside a split and max_len"""
