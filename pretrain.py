@@ -102,7 +102,7 @@ def mlm_loss(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.
 
 def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, p: float | str = 0.15,
              epochs: int = 1, lr: float = 2e-5, batch_size: int = 16, max_steps: int | None = None,
-             seed: int = 0, remask: bool = True, **training: object) -> float:
+             seed: int = 0, remask: bool = True, desc: str = "MLM", **training: object) -> float:
     """Trains `model` in place on blocks of text; returns the seconds that it took.
 
     p: as in maskers.masking_rate; remask: draws masks and corruption anew in each epoch; without it all
@@ -117,7 +117,7 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
         return mlm_tensors(batch, mask, corrupted)
 
     return fit(model, pieces.length, make_batch, mlm_loss, epochs=epochs, batch_size=batch_size, lr=lr,
-               max_steps=max_steps, seed=seed, desc="MLM", **training)
+               max_steps=max_steps, seed=seed, desc=desc, **training)
 
 
 @torch.no_grad()
@@ -256,7 +256,7 @@ def main(cfg: Config) -> None:
         seconds = pretrain(model, pieces, masker, p=cfg.p, epochs=cfg.epochs, lr=cfg.lr,
                            batch_size=cfg.batch_size, max_steps=cfg.max_steps, micro_batch=cfg.micro_batch,
                            warmup=cfg.warmup, weight_decay=cfg.weight_decay, seed=cfg.seed,
-                           distributed=True, checkpoint=checkpoint, after_step=look)
+                           distributed=True, checkpoint=checkpoint, after_step=look, desc=f"MLM {cfg.masker}")
     if not runs.is_main_process():
         return
     # An LM whose loss is not finite is not saved; without a dev split, training text tells.

@@ -280,7 +280,7 @@ def test_a_masker_reads_the_lm_without_dropout(training, tokenizer, pieces):
     assert hidden.shape == (*batch.input_ids.shape, 32) and not hidden.requires_grad
     torch.testing.assert_close(hidden, model.eval().bert(**batch.tensors()).last_hidden_state)
     with torch.no_grad():
-        expected = surprise(model(**batch.tensors()).logits, torch.from_numpy(batch.input_ids))
+        expected = surprise(model(**batch.tensors()).logits, torch.tensor(batch.input_ids))
     np.testing.assert_allclose(scores, expected, rtol=1e-5)
 
 
