@@ -198,9 +198,10 @@ def micro_batches(indices: np.ndarray, rows: int | None, rank: int,
     with weight 0."""
     share = indices[rank::world]
     largest_share = math.ceil(len(indices) / world)
+    rows = rows or largest_share
     parts = []
-    for start in range(0, largest_share, rows or largest_share):
-        part, weight = share[start:start + (rows or largest_share)], 1
+    for start in range(0, largest_share, rows):
+        part, weight = share[start:start + rows], 1
         if not len(part):
             part, weight = indices[:1], 0
         parts.append((part, weight))

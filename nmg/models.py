@@ -243,10 +243,11 @@ class LMReader:
         """(B, L) of fn(logits, input_ids), computed for a few rows at a time: logits (b, L, V) of the tokens
         that the LM would put in every place, input_ids (b, L) -> (b, L)."""
         values = []
+        inputs = batch.tensors()
         B, L = batch.input_ids.shape
         rows = max(1, MOST_LOGITS // (L * self.model.config.vocab_size))
         for start in range(0, B, rows):
-            tensors = {name: tensor[start:start + rows] for name, tensor in batch.tensors().items()}
+            tensors = {name: tensor[start:start + rows] for name, tensor in inputs.items()}
             logits = self.run(self.model, tensors).logits.float()
             input_ids = tensors["input_ids"].to(logits.device)
             values.append(fn(logits, input_ids).cpu().numpy())
