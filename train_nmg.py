@@ -84,7 +84,7 @@ class PlayConfig(Columns):
 class Config(PlayConfig):
     # the outer loop
     paper: bool = False             # True: the paper's exact form, which has learned nothing yet (`losses`)
-    noise: float = 4.0              # exploration step in logits; at least 2 sd of the policy's logits
+    noise: float = 4.0              # exploration step in logits, without --paper; at least 2 sd of the policy
     episodes: int = 200             # the paper has at most 200; a finished run can be made longer
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     continual: bool = False         # True, the paper's: an episode starts from the LM of the last (Table 3);
@@ -503,6 +503,10 @@ def open_task(cfg: PlayConfig, spacy_model: str | None = None) -> tuple[Data, to
 
 
 def main(cfg: Config) -> None:
+    # A flag that only the other form reads would do nothing.
+    unread = "noise" if cfg.paper else "explore"
+    if getattr(cfg, unread) != getattr(Config, unread):
+        raise UserError(f"--{unread}: is not read with --paper={cfg.paper}; leave it out")
     data, lm, task = open_task(cfg)
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"

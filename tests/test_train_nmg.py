@@ -42,7 +42,7 @@ from nmg.subtasks import SubTaskSampler
 from train_nmg import Agent, Config, Play
 
 # A run of a few seconds, in which the LM of an episode is that of the last, and old actions leave replay.
-SMALL = ["--contexts=24", "--docs=6", "--episodes=4", "--explore=1", "--save_every=1",
+SMALL = ["--contexts=24", "--docs=6", "--episodes=4", "--save_every=1",
          "--metric=likelihood", "--replay_size=60", "--updates_per_episode=4", "--minibatch=16"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
@@ -991,6 +991,8 @@ def test_chemprot_with_a_real_lm(tmp_path):
     (["--episodes=0"], "--episodes=0: must be 1 or more"),
     (["--val_share=2"], "--val_share=2: a share must be above 0"),
     (["--selfplay=False"], "did you mean 'self_play'?"),
+    (["--explore=5"], "--explore: is not read with --paper=False; leave it out"),
+    (["--paper", "--noise=2"], "--noise: is not read with --paper=True; leave it out"),
     (["--dataset=corpus.txt"], "has no labelled examples to learn a policy from"),
 ])
 def test_wrong_flags(flags, said, tmp_path):
