@@ -6,16 +6,17 @@
 #   CLS=my.csv LMS=roberta-base MASKERS="none random whole tfidf" SEEDS="0 1 2 3 4 5 6 7 8 9" bash run_all.sh
 #   bash run_all.sh --list              prints what is left, for a scheduler: policies (must end first), rows
 #
-# What has run.json in its folder is done, and is not run again: other flags, data or code need another OUT.
-# Choose with environment variables, lists space-separated:
-#   MASKERS        any --masker of pretrain.py; its flags for one row after commas: random,--p=0.3-0.15.
-#                  Policies are learned for nmg, nmg-paper (the paper's exact form), nmg-alone and nmg-fresh
-#                  (ablations of table 3) and sampled, which draws its tokens from the policy of nmg
-#   POLICIES=3     how many are learned for a row; its seeds take turns with them, as policies differ, too
-#   QA, CLS        data sets of each task (names or paths)             LMS, SEEDS
-#   JOBS=2         commands at once                                    OUT=runs    where everything goes
-#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS
-#                  more flags for every command of a script, such as PRETRAIN_FLAGS=--spacy_model=FOLDER
+# A folder with run.json is finished and is skipped: other flags, data, or code need another OUT.
+# Environment variables choose what is run. Lists are separated by spaces:
+#   QA, CLS        data sets of each task, names or paths; if only one of the two is set, the other is empty
+#   LMS, SEEDS     LMs and seeds
+#   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
+#                  are masked), sampled (tokens are drawn from the same policy), nmg-paper (the paper's form),
+#                  nmg-alone, nmg-fresh (table 3); flags for one row follow after commas: random,--p=0.3-0.15
+#   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
+#   JOBS=1         commands at once
+#   OUT            where everything goes
+#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script
 #
 # shellcheck disable=SC2086       # names have no spaces
 set -e
@@ -24,28 +25,26 @@ fail() {
     echo "error: $*" >&2
     exit 2
 }
-[[ -z $* || $* = --list ]] || fail "$*: give --list or nothing; all else are environment variables"
 
 # ---------------------------------------------------------------- what was not chosen
-if [ -z "${QA+set}${CLS+set}" ]; then
-    # If only one of them is set, the other stays empty.
-    QA="squad emrqa newsqa" CLS="chemprot imdb"
-    [ -z "$QUICK" ] || QA=toyqa CLS=toycls
-fi
+qa="squad emrqa newsqa" cls="chemprot imdb" lms="bert-base-uncased distilbert-base-uncased"
 if [ "$QUICK" ]; then
-    LMS=${LMS:-tiny} SEEDS=${SEEDS:-0} POLICIES=${POLICIES:-1} JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
+    qa=toyqa cls=toycls lms=tiny
+    SEEDS=${SEEDS:-0} POLICIES=${POLICIES:-1} JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
     # With so few validation examples accuracies often tie, and a tie rewards nothing.
     NMG_FLAGS=${NMG_FLAGS:-"--episodes=2 --metric=likelihood"}
 fi
+[ "${QA+set}${CLS+set}" ] || QA=$qa CLS=$cls
 SEEDS=${SEEDS:-0 1 2} POLICIES=${POLICIES:-3} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
 # In quotes the shell leaves ~ as it is.
 OUT=${OUT/#"~/"/$HOME/}
+
+[[ -z $* || $* = --list ]] || fail "$*: give --list or nothing; all else are environment variables"
 [[ $JOBS:$POLICIES =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "JOBS=$JOBS, POLICIES=$POLICIES: must be 1 or more"
 [[ "$OUT$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, PYTHON and this path must be without spaces"
-# Rows of other flags must not be taken for rows of these.
 settings="pretrain: $PRETRAIN_FLAGS; finetune: $FINETUNE_FLAGS; nmg: $NMG_FLAGS; policies: $POLICIES"
-before=$(cat $OUT/settings 2> /dev/null || echo "$settings")
-[ "$before" = "$settings" ] || fail "$OUT/settings has other flags: choose another OUT, or remove $OUT"
+[ "$(cat $OUT/settings 2> /dev/null || echo "$settings")" = "$settings" ] ||
+    fail "$OUT/settings has other flags: choose another OUT, or remove $OUT"
 
 # ---------------------------------------------------------------- the commands
 policies=() rows=()
@@ -59,12 +58,12 @@ table() {
         # Names keep whole paths, as x/data and y/data are two data sets.
         place=${data//[\/,:]/-}-${lm//[\/,:]/-}
         name=$place-${row//[\/,:]/-}-$seed
-        # A row that was killed before its line was written is called again, and adds the line.
+        # Finished are those that have also added their line of results.
         if [ -e $OUT/score-$name/run.json ] && grep -qsF "$OUT/score-$name/" $OUT/results.jsonl; then
             continue
         fi
 
-        # 1. Learn a policy, once for all seeds and rows that share it.
+        # 1. Learn a policy. Rows and seeds that share it have the same command, which is run once.
         learn=""
         case $masker in
             nmg | sampled) learn="--continual=True" ;;
@@ -76,46 +75,44 @@ table() {
             number=$((seed % POLICIES))
             policy=$OUT/policy-$place-${masker/sampled/nmg}-$number
             masker=${masker%%-*}:$policy
-            learn="$PYTHON $here/train_nmg.py --dataset=$data --lm=$lm --seed=$number $NMG_FLAGS \
-                $learn --out=$policy"
-            [[ -e $policy/run.json || " ${policies[*]} " = *" $learn "* ]] || policies+=("$learn")
+            [ -e $policy/run.json ] || policies+=("$PYTHON $here/train_nmg.py --dataset=$data --lm=$lm \
+                --seed=$number $NMG_FLAGS $learn --out=$policy")
         fi
 
-        # 2. Pre-train. Learned maskers mask 5 % in three epochs, as when they were learned. (Not for tiny.)
-        learned="" pretrain="" adapted=$lm
-        if [[ $masker =~ ^(nmg|sampled): && $lm != tiny ]]; then
-            learned="--p=0.05 --epochs=3"
-        fi
+        # 2. Pre-train. Learned maskers mask 5 % in three epochs, as when they were learned.
+        pretrain="" adapted=$lm as_learned=""
+        [[ ! $masker =~ ^(nmg|sampled): ]] || as_learned="--p=0.05 --epochs=3"
         if [ $masker != none ]; then
             adapted=$OUT/pretrain-$name
             pretrain="$PYTHON $here/pretrain.py --dataset=$data --lm=$lm --masker=$masker --seed=$seed \
-                $learned $PRETRAIN_FLAGS ${flags//,/ } --out=$adapted &&"
+                $as_learned $PRETRAIN_FLAGS ${flags//,/ } --out=$adapted &&"
         fi
 
-        # 3. Fine-tune.
+        # 3. Fine-tune and score.
         rows+=("$pretrain $PYTHON $here/$1 --dataset=$data --lm=$adapted --seed=$seed $FINETUNE_FLAGS \
             --row=$row --results=$OUT/results.jsonl --out=$OUT/score-$name")
     done; done; done; done
 }
 
-all="none random whole span entity punct nmg nmg-paper"
-# Random masks as few as those of learned maskers, for as many epochs. (Not for tiny.)
-[ "$QUICK" ] || all="$all random,--p=0.05,--epochs=3"
-# 1: question answering, EM / F1
-table finetune_qa.py "${LMS:-bert-base-uncased distilbert-base-uncased}" "$QA" "${MASKERS:-$all}"
-# 2: classification, accuracy
-table finetune_cls.py "${LMS:-bert-base-uncased}" "$CLS" "${MASKERS:-$all}"
-# 3: ablations, on the last of QA
-[ "$MASKERS" ] || table finetune_qa.py "${LMS:-distilbert-base-uncased}" "${QA##* }" "nmg-alone nmg-fresh"
+# The last row is a control for learned maskers: random masks as few as theirs, for as many epochs.
+all="none random whole span entity punct nmg sampled nmg-paper random,--p=0.05,--epochs=3"
+# 1: question answering, EM / F1; 2: classification, accuracy; 3: ablations, on the last of QA
+table finetune_qa.py "${LMS:-$lms}" "$QA" "${MASKERS:-$all}"
+table finetune_cls.py "${LMS:-${lms%% *}}" "$CLS" "${MASKERS:-$all}"
+[ "$MASKERS" ] || table finetune_qa.py "${LMS:-${lms##* }}" "${QA##* }" "nmg-alone nmg-fresh"
+
+# COMMAND ...: prints each of them once
+each() {
+    [ $# = 0 ] || printf "%s\n" "$@" | awk '{ $1 = $1 } !seen[$0]++'
+}
 if [ "$*" ]; then
-    for command in "${policies[@]}" "${rows[@]}"; do
-        echo $command
-    done
+    each "${policies[@]}"
+    each "${rows[@]}"
     exit
 fi
 
 # ---------------------------------------------------------------- run them
-# COMMAND: runs it, with a log of its own, named like what it makes. If it fails, the rest go on.
+# COMMAND: runs it, with a log named like what it makes. If it fails, the rest go on.
 run_one() {
     name=$(basename ${1##*--out=})
     log=$OUT/logs/$name.log
@@ -124,32 +121,26 @@ run_one() {
     eval "$1" >> $log 2>&1 ||
         echo "$name FAILED ($?), see $log: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2
 }
-export OUT
 export -f run_one
+# Each of several would by itself take all cores.
+[ $JOBS = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((($(getconf _NPROCESSORS_ONLN) - 1) / JOBS + 1))}
+export OUT
 
-# COMMAND ...: runs them all, JOBS at once. Ctrl-C ends xargs and what it runs.
-run_each() {
-    [ $# = 0 ] || printf "%s\0" "$@" | xargs -0 -n 1 -P $JOBS bash -c 'run_one "$0"'
-}
-
-echo "${#policies[@]} policies and ${#rows[@]} runs are left; what they print goes to $OUT/logs"
+echo "$(each "${policies[@]}" | wc -l) policies and ${#rows[@]} rows are left; they print to $OUT/logs"
 mkdir -p $OUT/logs
 rm -f $OUT/logs/failed
 echo "$settings" > $OUT/settings
-# By itself each of several would take all cores.
-cores=$(getconf _NPROCESSORS_ONLN)
-[ $JOBS = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > JOBS ? cores / JOBS : 1))}
-# A row whose policy failed fails, too.
-run_each "${policies[@]}"
-run_each "${rows[@]}"
+# Policies first. Ctrl-C ends xargs and what it runs.
+each "${policies[@]}" | tr "\n" "\0" | xargs -0 -r -n 1 -P $JOBS bash -c 'run_one "$0"'
+each "${rows[@]}" | tr "\n" "\0" | xargs -0 -r -n 1 -P $JOBS bash -c 'run_one "$0"'
 
 code=0
 $PYTHON $here/report.py --results=$OUT/results.jsonl || code=$?
-# Printed last, where one looks first: the warnings in the logs and the reasons of failures, with counts.
+# Printed last, where one looks first: the warnings in the logs with counts, and what failed.
 grep -hs "^WARNING" $OUT/logs/*.log | sort | uniq -c >&2 || true
 if [ -e $OUT/logs/failed ]; then
     echo "$(grep -c "" $OUT/logs/failed) failed; the same command runs them again:" >&2
-    sed "s/.*, see [^ ]*: //" $OUT/logs/failed | sort | uniq -c >&2
+    cat $OUT/logs/failed >&2
     code=1
 fi
 exit $code

@@ -44,7 +44,7 @@ def test_every_row_of_the_papers_tables():
     assert commands == policies + rows
     # Policies of tables 1, 2 and 3; rows of three seeds.
     assert len(policies) == 3 * (2 * 6 + 2 * 2 + 2)
-    assert len(rows) == 3 * (6 * 9 + 2 * 9 + 2) == len(set(rows))
+    assert len(rows) == 3 * (6 * 10 + 2 * 10 + 2) == len(set(rows))
     # none: two tables of QA, one of classification
     assert sum("pretrain.py" not in row for row in rows) == 3 * 8
     for row in rows:
@@ -57,6 +57,9 @@ def test_every_row_of_the_papers_tables():
     made = {c.partition("--out=")[2] for c in policies}
     used = {row.partition("--masker=nmg:")[2].partition(" ")[0] for row in rows}
     assert used - {""} == made
+    # Drawn tokens are those of the policies of nmg.
+    drawn = {row.partition("--masker=sampled:")[2].partition(" ")[0] for row in rows}
+    assert drawn - {""} == {folder for folder in made if re.search(r"-nmg-\d$", folder)}
 
 
 @pytest.mark.parametrize(("env", "count"), [
@@ -74,7 +77,7 @@ def test_subsets(env, count):
 
 def test_quick_runs_the_same_rows_on_the_toys():
     commands = listed(QUICK="1")
-    assert len(commands) == 6 + 8 + 8 + 2
+    assert len(commands) == 6 + 10 + 10 + 2
     assert all("--lm=tiny " in c and "--dataset=toy" in c for c in commands)
     learning = [c for c in commands if "train_nmg.py" in c]
     assert all("--episodes=2 --metric=likelihood" in c for c in learning)
@@ -166,9 +169,7 @@ LEARNED = "--p=0.05 --epochs=3"
     ("random", "x", ""),
     ("difference:a/b", "x", ""),
     ("nmg.py:rare", "x", ""),
-    # The toy world's own numbers apply.
-    ("nmg", "tiny", ""),
-    ("sampled:a/b", "tiny", ""),
+    ("sampled:a/b", "tiny", LEARNED),
 ])
 def test_learned_rows_carry_their_flags(row, lm, flags):
     """Those with which they were learned; a later flag, as of the row itself, wins."""
@@ -287,9 +288,11 @@ def test_a_failed_row_says_so_and_the_rest_go_on(stub, tmp_path):
     # What was run, and what it said.
     command, said = log.read_text().splitlines()
     assert "finetune_cls.py --dataset=bad " in command and said == "wrong"
-    # Why, at the end, once.
-    assert "\n2 failed; the same command runs them again:\n" in result.stderr
-    assert result.stderr.endswith(" 2 wrong\n")
+    # And at the end, together.
+    assert result.stderr.count("FAILED") == 4
+    *_, count, none, whole = result.stderr.splitlines()
+    assert count == "2 failed; the same command runs them again:"
+    assert none.endswith(": wrong") and whole.endswith(": wrong")
     # bad: none and the first half of whole; good: none and both halves
     assert len(ran) == 2 + 3
     for row in ("none", "whole"):
@@ -349,7 +352,7 @@ def test_a_report_that_fails_is_told_by_the_exit_code(stub, tmp_path):
     result = run_all(**real | {"CLS": "bad good", "MASKERS": "none"})
     assert result.returncode == 1 and "results.jsonl:1: not a JSON object" in result.stderr
     assert "1 failed; the same command runs them again" in result.stderr
-    assert result.stderr.endswith(" 1 wrong\n")
+    assert result.stderr.endswith(": wrong\n")
 
 
 def test_a_policy_is_learned_before_its_rows_whatever_names_say(stub, tmp_path):
@@ -486,7 +489,7 @@ def test_every_row_of_the_paper_is_run(stand_ins, tmp_path):
               ("imdb", bert)]
     expected = []
     for data, lm in groups:
-        names = ["none", "random", "whole", "span", "entity", "punct", "nmg", "nmg-paper"]
+        names = ["none", "random", "whole", "span", "entity", "punct", "nmg", "sampled", "nmg-paper"]
         names.append("random,--p=0.05,--epochs=3")
         if (data, lm) == ("newsqa", distilbert):
             names += ["nmg-alone", "nmg-fresh"]
@@ -501,6 +504,6 @@ def test_every_row_of_the_paper_is_run(stand_ins, tmp_path):
     for part in parts:
         names = set(re.findall(r"^\| ([^|]+) \|.* 1 \|", part, re.MULTILINE))
         ablations = {"nmg-alone", "nmg-fresh"}
-        assert names - ablations == {"none", "random", "whole", "span", "entity", "punct", "nmg", "nmg-paper",
-                                     "random,--p=0.05,--epochs=3"}
+        assert names - ablations == {"none", "random", "whole", "span", "entity", "punct", "nmg", "sampled",
+                                     "nmg-paper", "random,--p=0.05,--epochs=3"}
         assert (names >= ablations) == part.startswith(f"newsqa, {distilbert}")
