@@ -405,7 +405,7 @@ def find_entities(split: Split, model: str) -> np.ndarray:
 
 
 def load_spacy(name: str, **options):
-    """A spaCy pipeline; UserError where it is not installed."""
+    """A spaCy pipeline. Raises UserError if it is not installed."""
     import spacy
     try:
         return spacy.load(name, **options)

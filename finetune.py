@@ -50,7 +50,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=task.KIND, columns=cfg)
     origin = origin_of(cfg.lm)
     pretraining = origin["settings"]
-    check_labels(pretraining, cfg.labelled, cfg.seed)
+    check_labels_of_masks(pretraining, cfg.labelled, cfg.seed)
     cfg.max_len = max_len_of(lm, cfg.max_len)
     if cfg.split is None:
         cfg.split = "test" if "test" in data.splits else "dev"
@@ -152,10 +152,10 @@ def origin_of(lm: str) -> dict:
     return run
 
 
-def check_labels(pretraining: dict, labelled: int | None, seed: int) -> None:
-    """UserError if the LM's masks may have been chosen with labels that fine-tuning must not see.
+def check_labels_of_masks(pretraining: dict, labelled: int | None, seed: int) -> None:
+    """Raises UserError if the LM's masks may have been chosen with labels that fine-tuning must not see.
 
-    pretraining: its settings. What came before it is not looked at, nor what a policy was learned from."""
+    pretraining: its settings. Earlier pre-training, and the data of a learned policy, are not checked."""
     if not labelled or pretraining["masker"] != "label":
         return
     if (pretraining["labelled"], pretraining["seed"]) != (labelled, seed):
@@ -166,8 +166,8 @@ def check_labels(pretraining: dict, labelled: int | None, seed: int) -> None:
 # ---------------------------------------------------------------- one line of results
 
 def check_results(path: Path) -> None:
-    """Fails now, before hours of training, where add_result would fail after them: does what that will do,
-    but adds nothing."""
+    """Fails now, before hours of training, where add_result would fail after them, by rewriting the file
+    unchanged."""
     try:
         with runs.locked(path):
             runs.write_rows(path, runs.read_rows(path))

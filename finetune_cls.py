@@ -7,7 +7,7 @@
 
 A kind of task is a file finetune_KIND.py with the names below; train_nmg.py finds it by the kind of the data.
 
-    KIND           of the data sets that it is for (data_prep.py)
+    KIND           the kind of data sets that it handles (Data.kind, from data_prep.py)
     INNER_LOOP     the values of train_nmg.py's flags that differ between tasks
     METRICS        what train_nmg.py may reward: the names of `summary`, and "likelihood"
     pieces_of      cuts a split into what the model reads: texts, windows, ...

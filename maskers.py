@@ -1,6 +1,6 @@
 """Which tokens are masked: the registry of maskers, and what becomes of a masked token.
 
-    @register("random")
+    @register
     def random(batch, budget, rng, lm=None):
         return pick(rng.random(batch.input_ids.shape), batch, budget)
 
@@ -11,7 +11,8 @@ A masker gets
     rng      random numbers (B, L) on demand; a row's depend on seed, epoch and row alone
     lm       the LM as it is now: lm(batch) are hidden states (B, L, H), a tensor; lm.per_token(batch, fn) is
              what fn makes of its logits, an array (B, L)
-and returns a bool (B, L): True only where maskable, at most the budget, exactly that where its units allow.
+and returns a bool (B, L): True only where maskable, at most the budget, and exactly the budget unless whole
+units do not fit.
 
 A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function. Every score
 of this file is a masker, too. With a policy that train_nmg.py learned, nmg:FOLDER masks its most probable
@@ -39,21 +40,18 @@ MASKERS: dict[str, Masker] = {}
 SCORES: dict[str, Score] = {}       # the scores among them, which tables read, too
 
 
-def register(name: str) -> Callable[[Masker], Masker]:
-    def add(masker):
-        MASKERS[name] = masker
-        return masker
-    return add
+def register(masker: Masker) -> Masker:
+    """Makes a function a --masker of that name."""
+    MASKERS[masker.__name__] = masker
+    return masker
 
 
-def register_score(name: str) -> Callable[[Score], Score]:
-    """The same of a score: a function (batch, lm) -> (B, L), how much each token should be masked, as logits.
-    Its masker draws tokens with weight exp(score): a score of log n gives weight n."""
-    def add(score):
-        SCORES[name] = score
-        MASKERS[name] = drawn_by(score)
-        return score
-    return add
+def register_score(score: Score) -> Score:
+    """Makes a score, a function (batch, lm) -> (B, L) that says how much each token should be masked, a
+    --masker of that name. It draws tokens with weight exp(score), so that a score of log n gives weight n."""
+    SCORES[score.__name__] = score
+    MASKERS[score.__name__] = drawn_by(score)
+    return score
 
 
 def drawn_by(score: Callable) -> Masker:
@@ -107,7 +105,7 @@ def find(name: str) -> Masker:
 
 
 def checksum_of(name: str) -> str | None:
-    """sha256 of the file behind a --masker (a policy, a list of words, FILE.py); None of registered names."""
+    """sha256 of the file behind a --masker: a policy, a list of words, FILE.py. None for registered names."""
     if name in MASKERS:
         return None
     if is_learned(name):
@@ -129,35 +127,37 @@ def is_learned(name: str) -> bool:
 
 # ---------------------------------------------------------------- the maskers (section 4.1, baselines)
 
-@register("none")
+@register
 def none(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """No further pre-training at all."""
     return np.zeros_like(batch.maskable)
 
 
-@register("random")
+@register
 def random(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Tokens, uniformly, without replacement."""
     return pick(rng.random(batch.input_ids.shape), batch, budget)
 
 
-@register("whole")
+@register
 def whole(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Whole words, uniformly."""
-    words = units_of(word_ids(batch))
+    words = units_of(checked_word_ids(batch))
     score = np.take_along_axis(rng.random(words.shape), words, 1)
-    return pick(score, batch, budget, words)
+    return pick_units(score, batch, budget, words)
 
 
-@register("span")
+@register
 def span(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Spans of whole words, lengths geometric (0.2) up to 10 (SpanBERT); the last is cut to the budget."""
     B, L = batch.input_ids.shape
-    # Spans one behind the other, with lengths in words.
+    # Lengths of consecutive spans, in words: 2, 1, 3, ...
     p_length = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)                                         # of 1 to 10
     length = 1 + np.searchsorted(p_length.cumsum()[:-1], rng.random((B, L)), "right")
-    # They lie around the row as around a ring, from any word on, so that every place is masked as often.
-    first_of_word = (units_of(word_ids(batch)) == np.arange(L)) & batch.maskable
+    # The first span starts at a random word and the last words of the row come before its first ones, as on a
+    # ring, so that every word is masked equally often. In a row of 5 words that starts at its third, `place`
+    # is 3 4 0 1 2: its words belong to the spans 2 2 0 0 1.
+    first_of_word = (units_of(checked_word_ids(batch)) == np.arange(L)) & batch.maskable
     n_words = np.maximum(1, first_of_word.sum(1, keepdims=True))                                # (B, 1)
     turn = (rng.random((B, 1)) * n_words).astype(np.int64)
     place = (np.cumsum(first_of_word, 1) - 1 + turn) % n_words                                  # (B, L)
@@ -169,20 +169,20 @@ def span(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarra
     return pick(score - 1e-9 * place, batch, budget)
 
 
-@register("entity")
+@register
 def entity(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Whole named entities first, then random tokens (the paper's Entity-Random)."""
     entities = units_of(batch.entity_ids)
     score = (batch.entity_ids >= 0) + np.take_along_axis(rng.random(entities.shape), entities, 1)
-    return pick(score, batch, budget, entities)
+    return pick_units(score, batch, budget, entities)
 
 
-@register("pmi")
+@register
 def pmi(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Collocations and words, whole, uniformly (PMI-Masking, Levine et al. 2021)."""
     units = units_of(np.where(batch.maskable, counts.collocations(batch.split)[batch.token_at], -1))
     score = np.take_along_axis(rng.random(units.shape), units, 1)
-    return pick(score, batch, budget, units)
+    return pick_units(score, batch, budget, units)
 
 
 # ---------------------------------------------------------------- scores, each of which makes a masker
@@ -192,13 +192,13 @@ GENERAL = Path(counts.__file__).with_name("general_words.txt")
 FIRST = 20.0    # a logit far above all noise: such tokens come first
 
 
-@register_score("punct")
+@register_score
 def punct(batch: Batch, lm=None) -> np.ndarray:
     """Punctuation first, then random tokens (the paper's Punctuation-Random)."""
     return FIRST * batch.is_punct
 
 
-@register_score("oracle")
+@register_score
 def oracle(batch: Batch, lm=None) -> np.ndarray:
     """The toy world's informative words first, the best that a policy could learn there (--lm=tiny)."""
     if batch.split.special.vocabulary_size != len(toy.informative()):
@@ -206,47 +206,47 @@ def oracle(batch: Batch, lm=None) -> np.ndarray:
     return FIRST * toy.informative()[batch.input_ids]
 
 
-@register_score("frequent")
+@register_score
 def frequent(batch: Batch, lm=None) -> np.ndarray:
     """log n, n: how often the token stands in the corpus."""
     return np.log(counts.token_counts(batch.split)[batch.input_ids])
 
 
-@register_score("rare")
+@register_score
 def rare(batch: Batch, lm=None) -> np.ndarray:
     """-log n, the opposite of `frequent`."""
     return -frequent(batch)
 
 
-@register_score("subword")
+@register_score
 def subword(batch: Batch, lm=None) -> np.ndarray:
     """The second and later tokens of words first; the first token of a piece is never one."""
     later = np.zeros(batch.maskable.shape, bool)
-    words = word_ids(batch)
+    words = checked_word_ids(batch)
     later[:, 1:] = words[:, 1:] == words[:, :-1]
     return FIRST * later
 
 
-@register_score("in_entity")
+@register_score
 def in_entity(batch: Batch, lm=None) -> np.ndarray:
     """Tokens of named entities first; unlike `entity`, one by one."""
     return FIRST * (batch.entity_ids >= 0)
 
 
-@register_score("marked")
+@register_score
 def marked(batch: Batch, lm=None) -> np.ndarray:
     """What stands inside << >> and [[ ]] first: the entities that a label of ChemProt is about."""
     return FIRST * counts.in_markers(batch.split)[batch.token_at]
 
 
-@register_score("tfidf")
+@register_score
 def tfidf(batch: Batch, lm=None) -> np.ndarray:
     """log(tf log(N / df)): tf times in this piece, in df of the corpus' N texts."""
     same = batch.input_ids[:, :, None] == batch.input_ids[:, None, :]                           # (B, L, L)
     return np.log(same.sum(2)) + np.log(counts.inverse_document_frequency(batch.split)[batch.input_ids])
 
 
-@register_score("label")
+@register_score
 def label(batch: Batch, lm=None) -> np.ndarray:
     """log of how much the token tells about the label: KL(p(label | token), p(label)) in train, in nats.
 
@@ -255,7 +255,7 @@ def label(batch: Batch, lm=None) -> np.ndarray:
     return np.log(counts.label_information(batch.split.train, known)[batch.input_ids])
 
 
-@register_score("loss")
+@register_score
 def loss(batch: Batch, lm=None) -> np.ndarray:
     """log of the LM's own loss at the token, unmasked, in nats."""
     def nats(logits, input_ids):
@@ -265,13 +265,13 @@ def loss(batch: Batch, lm=None) -> np.ndarray:
     return np.log(lm.per_token(batch, nats) + 1e-3)                                             # (B, L)
 
 
-@register_score("easy")
+@register_score
 def easy(batch: Batch, lm=None) -> np.ndarray:
     """The opposite of `loss`: easy tokens first."""
     return -loss(batch, lm)
 
 
-@register_score("entropy")
+@register_score
 def entropy(batch: Batch, lm=None) -> np.ndarray:
     """log of the entropy of what the LM would put in the token's place, unmasked, in nats."""
     def nats(logits, input_ids):
@@ -281,7 +281,7 @@ def entropy(batch: Batch, lm=None) -> np.ndarray:
     return np.log(lm.per_token(batch, nats) + 1e-3)                                             # (B, L)
 
 
-@register_score("difference")
+@register_score
 def difference(batch: Batch, lm=None, general: Path = GENERAL) -> np.ndarray:
     """log p(word) in the corpus - log p(word) in general text; 0 for words without a letter.
 
@@ -322,20 +322,25 @@ def check_rate(p: float | str) -> float | str:
     return p if found else float(p)
 
 
-def pick(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray | None = None) -> np.ndarray:
-    """The mask (B, L) of the highest scores (B, L), within the budget (B,); a token, or a unit, is never
-    masked where all its scores are -inf.
+def pick(score: np.ndarray, batch: Batch, budget: np.ndarray) -> np.ndarray:
+    """The mask (B, L) of the tokens with the highest scores (B, L), within the budget (B,); a token whose
+    score is -inf is never masked.
 
-    unit (B, L) in [0, L): tokens of one unit (`units_of`) are masked together or not at all, by the highest
-    of their scores; a unit that no longer fits is passed over for the next that does. Sampling without
-    replacement from a softmax policy is pick(logits + gumbel noise); its greedy choice is pick(logits)."""
+    Sampling without replacement from a softmax policy is pick(logits + gumbel noise); its greedy choice is
+    pick(logits)."""
     score = np.where(batch.maskable, score, -np.inf)
-    if unit is None:
-        best_first = np.argsort(-score, 1, kind="stable")
-        mask = np.zeros(score.shape, bool)
-        np.put_along_axis(mask, best_first, np.arange(score.shape[1]) < budget[:, None], 1)
-        return mask & (score > -np.inf)
+    best_first = np.argsort(-score, 1, kind="stable")
+    mask = np.zeros(score.shape, bool)
+    np.put_along_axis(mask, best_first, np.arange(score.shape[1]) < budget[:, None], 1)
+    return mask & (score > -np.inf)
 
+
+def pick_units(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    """As `pick`, but tokens of one unit are masked together or not at all, by the highest of their scores. A
+    unit that no longer fits into the budget is passed over for the next that does.
+
+    unit: (B, L), for each token the column where its unit starts (`units_of`)"""
+    score = np.where(batch.maskable, score, -np.inf)
     # Size and best score of each unit, in arrays (B, L) of row and unit; `cell` is the flat index there.
     rows = np.arange(len(score))
     cell = (rows[:, None] * score.shape[1] + unit).ravel()
@@ -355,8 +360,8 @@ def pick(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray |
     return taken.reshape(-1)[cell].reshape(score.shape) & batch.maskable
 
 
-def word_ids(batch: Batch) -> np.ndarray:
-    """batch.word_ids (B, L); UserError where the text has no spaces between its words."""
+def checked_word_ids(batch: Batch) -> np.ndarray:
+    """batch.word_ids (B, L). Raises UserError if the text has no spaces between its words."""
     counts.check_spaces(batch.split)
     return batch.word_ids
 
@@ -371,7 +376,8 @@ def units_of(ids: np.ndarray) -> np.ndarray:
 
 
 def fixed(masks: np.ndarray) -> Masker:
-    """A masker that repeats what was chosen before: masks (M, L) bool, for every piece of a corpus."""
+    """A masker that repeats what was chosen before: masks (M, L) bool, a row for each piece of a corpus, in
+    order."""
     def repeat(batch, budget, rng, lm=None):
         mask = np.zeros(batch.input_ids.shape, bool)
         mask[:, :masks.shape[1]] = masks[batch.indices, :mask.shape[1]]
@@ -383,7 +389,7 @@ def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: RowRandom, mask_id: in
             ordinary_ids: np.ndarray) -> np.ndarray:
     """BERT's 80/10/10: of the masked tokens 80 % become [MASK], 10 % a random ordinary token, 10 % stay.
 
-    Held-out loss is measured with it, too: do not compare figures from before an edit with later ones."""
+    Held-out loss is measured with it, too: after an edit, old and new losses are not comparable."""
     u = rng.random(input_ids.shape)
     random_ids = ordinary_ids[(rng.random(input_ids.shape) * len(ordinary_ids)).astype(np.int64)]
     replaced = np.where(u < 0.8, mask_id, np.where(u < 0.9, random_ids, input_ids))

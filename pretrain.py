@@ -33,7 +33,7 @@ class Config(Columns):
     masker: str = "random"          # a name in maskers.py, nmg:FOLDER or sampled:FOLDER, or FILE.py:function
     p: str = "0.15"                 # share of tokens to mask; 0.3-0.15 falls linearly; a learned masker: 0.05
     epochs: int = 1                 # passes over the text; the paper takes 3 where the masker is learned
-    max_steps: int | None = None    # stop after these, with the learning rate at 0; None: after all epochs
+    max_steps: int | None = None    # stop after so many steps, with lr at 0 by then; None: after all epochs
     lr: float = 2e-5                # raise it for LMs smaller than BERT-base (6 layers x 384: 3e-4)
     batch_size: int = 16            # blocks per step; the paper chose from 12, 16, 24
     micro_batch: int | None = None  # blocks of one forward pass; fewer need less memory; None: batch_size
@@ -42,7 +42,7 @@ class Config(Columns):
     max_len: int | None = None      # tokens per block; None: 512 for question answering, else 256
     dropout: float | None = None    # None: the LM's own, mostly 0.1; 0 is faster, for few passes
     seed: int = 0                   # of masks, order, dropout and a missing MLM head, in separate streams
-    eval_every: int | None = None   # steps between two looks at held-out text; None: before and after only
+    eval_every: int | None = None   # steps between evaluations on held-out text; None: before and after only
     fast: bool = True               # bf16 or fp16 where that is fast, cheaper attention on a CPU
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     labelled: int | None = None     # texts whose labels a masker may read, as in finetune_*.py; None: all
@@ -57,7 +57,7 @@ def mask_batch(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, epoc
     """The batch of some pieces, its mask (B, L), and its corrupted ids (B, L): a function of seed, epoch
     and index.
 
-    Raises UserError where the masker breaks its contract."""
+    Raises UserError if the masker breaks its contract."""
     batch = collate(pieces, indices)
     budget = maskers.budget_of(batch, p)
     budget.flags.writeable = False
@@ -105,8 +105,8 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
              seed: int = 0, remask: bool = True, desc: str = "MLM", **training: object) -> float:
     """Trains `model` in place on blocks of text; returns the seconds that it took.
 
-    p: as in maskers.masking_rate; remask: draws masks and corruption anew in each epoch; without it all
-    epochs repeat those of the first. All else, and what `training` may hold, as in loop.fit"""
+    p: as in maskers.masking_rate; remask: draws masks and corruption anew in each epoch; otherwise all
+    epochs reuse those of the first. All else, and what `training` may hold, as in loop.fit"""
     reader = LMReader(model)
     steps = steps_of(pieces.length, batch_size, epochs, max_steps)
 
@@ -123,7 +123,7 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
 @torch.no_grad()
 def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
     """Mean MLM loss on up to 1,000 blocks under random masks, p = 0.15; the same masks in every run.
-    UserError where it is not finite."""
+    Raises UserError if it is not finite."""
     pieces = pieces.take(pieces.evenly_spaced(1000))
     total, count = 0.0, 0
     training = model.training
@@ -259,7 +259,7 @@ def main(cfg: Config) -> None:
                            distributed=True, checkpoint=checkpoint, after_step=look, desc=f"MLM {cfg.masker}")
     if not runs.is_main_process():
         return
-    # An LM whose loss is not finite is not saved; without a dev split, training text tells.
+    # An LM whose loss is not finite is not saved. Without a dev split, some of the training text shows it.
     some = pieces.take(pieces.evenly_spaced(16))
     after = held_out_loss(model, held_out or some)
     if not held_out:

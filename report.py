@@ -48,7 +48,7 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
 
     Columns: those of the files, with short names of data set and LM, and row (its name), hours (of all
     stages), where (file:line), settings (settings_of), checksums: weights (of the LM before pre-training) and
-    data. UserError where two lines of a row and seed differ."""
+    data. Raises UserError if two lines of a row and seed differ."""
     found = []
     for file in files:
         if not Path(file).is_file():
@@ -104,7 +104,7 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
 
 
 def refuse_other_weights(found: list[dict]) -> None:
-    """UserError where the LM at some path was replaced from one line to another."""
+    """Raises UserError if the LM at some path was replaced from one line to another."""
     firsts = {}
     for line in found:
         first = firsts.setdefault((line["lm"], line["weights"] is None), line)

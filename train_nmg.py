@@ -5,14 +5,17 @@
     python pretrain.py --masker=sampled:runs/nmg-toycls-tiny-0      # a policy as a masker
     torchrun --nproc_per_node=3 train_nmg.py --dataset=newsqa --lm=bert-base-uncased    # three plays at once
 
-An episode (Algorithm 1): three players (random, opponent, learner) mask the contexts of a small sub-task;
-each pre-trains a copy of the LM on its masks, fine-tunes it and is scored on held-out examples; what a player
-masked is rewarded by how it did against the others; opponent and learner learn from replay. The learner's
-policy is the result. The opponent is its sparring partner: when the learner tries to mask more of some words,
-the opponent tries to mask less of them, so that their scores show which is better.
+An episode (Algorithm 1): Three players (random, opponent, learner) mask the contexts of a small sub-task.
+Each pre-trains a copy of the LM on its masks, fine-tunes it, and is scored on held-out examples. What a
+player masked is rewarded by how it did against the others. Opponent and learner, which are two policies,
+learn from replay.
 
-Shapes: N contexts (blocks of text to mask), B rows of a forward pass, L tokens each (padded), K actions,
-H hidden units of the LM.
+The learner's policy is the result. The opponent is its sparring partner: when the learner tries to mask more
+of some words, the opponent tries to mask less of them, so that their scores show which is better. That is
+their only difference, as both learn from the same plays with the same rewards.
+
+Shapes: N blocks of text to mask (a context is one block or more), B rows of a forward pass, L tokens each
+(padded), K actions, H hidden units of the LM.
 """
 import copy
 import importlib
@@ -52,9 +55,9 @@ FORMS = {
 class PlayConfig(Columns):
     """The flags of a play (one player masks, an LM is trained, it is scored): the task, a sub-task of it, and
     the inner loop. Some files in tools/ have the same flags."""
-    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in nmg/toy.py. Flags that are None
-    # get the value in the comment, which differs between classification (cls) and question answering (qa).
-    # It comes from INNER_LOOP in finetune_cls.py or finetune_qa.py; that of max_len from Data.block_len.
+    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in nmg/toy.py. A flag that is None
+    # depends on the task; its comment has the values for classification (cls) and question answering (qa).
+    # They come from INNER_LOOP in finetune_cls.py or finetune_qa.py; that of max_len from Data.block_len.
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
@@ -77,14 +80,14 @@ class PlayConfig(Columns):
     metric: str | None = None       # what is rewarded (METRICS of the task); None: cls accuracy, qa em
     fast: bool = True               # bf16 or fp16 where that is fast, cheaper attention on a CPU
     # the run
-    seed: int = 0                   # everything random follows it, except the split into D_tr and D_val
+    seed: int = 0                   # seeds everything random except the split into D_tr and D_val
 
 
 @dataclass
 class Config(PlayConfig):
     # the outer loop
     paper: bool = False             # True: the paper's exact form, which has learned nothing yet (`losses`)
-    noise: float = 4.0              # exploration step in logits, without --paper; at least 2 sd of the policy
+    noise: float = 4.0              # exploration step in logits, without --paper; 2 sd of the policy or more
     episodes: int = 200             # the paper has at most 200; a finished run can be made longer
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     continual: bool = False         # True, the paper's: an episode starts from the LM of the last (Table 3);
@@ -94,7 +97,7 @@ class Config(PlayConfig):
     updates_per_episode: int = 40   # minibatches that an agent learns from; 10 in the paper
     minibatch: int = 64             # actions
     replay_size: int = 50_000       # actions that an agent remembers
-    entropy_coef: float = 0.01      # more explores longer; a falling entropy is no evidence of learning
+    entropy_coef: float = 0.01      # higher values explore longer; falling entropy alone shows no learning
     save_every: int = 10            # episodes between two checkpoints
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
 
@@ -133,20 +136,19 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 class Play:
     """What one player did in an episode, and how it did."""
     mask: np.ndarray            # (N, L) bool
-    log_prob: np.ndarray        # (N, L) log π_old of each token, with the direction that was explored; only
-                                # the paper's form needs it
-    value: np.ndarray           # (N,) V of each context, by the player's own network (0 for random)
-    entropy: float              # of its distribution before a direction is added, mean over contexts, in nats
+    log_prob: np.ndarray        # (N, L) log π_old of each token; only --paper reads it
+    value: np.ndarray           # (N,) V of each block, by the player's own network (0 for random)
+    entropy: float              # of its distribution before a direction is added, mean over blocks, in nats
     scores: dict[str, float] = field(default_factory=dict)      # on D_val', by metric; higher is better
 
 
 @torch.no_grad()
 def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
     """A direction in the space of policies: the logits (N, L) of a newly initialised policy, with mean 0 in
-    each context and standard deviation 1 over all contexts; 0 at tokens that must not be masked."""
+    each block and standard deviation 1 over all blocks; 0 at tokens that must not be masked."""
     torch_seed(seed, f"direction {episode}")
-    hidden_size = states[0][0].shape[1]
-    logits, _ = policy_forward(Policy(hidden_size).to(device()), states)
+    hidden, _ = states[0]
+    logits, _ = policy_forward(Policy(hidden.shape[1]).to(device()), states)
     logits = np.ma.masked_invalid(logits.cpu().numpy())
     centred = logits - logits.mean(1, keepdims=True)
     return (centred / centred.std()).filled(0)
@@ -155,11 +157,11 @@ def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray
 @torch.no_grad()
 def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom, p: float,
         direction: np.ndarray | None = None, noise: float = 0.0, uniform: bool = False) -> Play:
-    """Masks the contexts of a batch (N, L). Tokens are drawn without replacement: uniformly for random (agent
+    """Masks the blocks of a batch (N, L). Tokens are drawn without replacement: uniformly for random (agent
     None), else from the agent's policy (section 3.2).
 
     direction: to explore among policies, `noise` times this (N, L) is added to the logits, so that the player
-        prefers the same other words in all contexts (parameter space noise, Plappert et al. 2018)
+        prefers the same other words in all blocks (parameter space noise, Plappert et al. 2018)
     uniform: the agent also draws uniformly, which is the paper's exploration at the start"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     value = np.zeros(len(logits))
@@ -170,7 +172,7 @@ def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom
             logits = policy_logits.cpu().numpy()
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
     if direction is not None:
-        # The step must outweigh what the policy already prefers, or it would never give up an early mistake.
+        # The step must outweigh what the policy already prefers, or it could never unlearn an early mistake.
         finite = np.ma.masked_invalid(logits)
         sd = (finite - finite.mean(1, keepdims=True)).std()
         step = max(noise, 2 * sd)
@@ -224,31 +226,31 @@ def paper_rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.
 
 # A masked token, as replay remembers it. (torch.tensor needs aligned fields.)
 ACTION = np.dtype([
-    ("episode", "i4"), ("context", "i4"), ("position", "i8"),       # which token it was
+    ("episode", "i4"), ("block", "i4"), ("position", "i8"),         # which token it was
     ("R", "f4"),            # its reward
     ("log_prob", "f4"),     # log π_old
-    ("rarity", "f4"),       # 1 / square root of the token's frequency in its context
-    ("value", "f4"),        # V, for the priority: the player's at first, new in each minibatch that has it
+    ("rarity", "f4"),       # 1 / square root of the token's frequency in its block
+    ("value", "f4"),        # V, for the priority: from the player's network at first, updated when drawn
     ], align=True)
 
 
 def priority(R: np.ndarray, value: np.ndarray, rarity: np.ndarray) -> np.ndarray:
-    """|R - V| / square root of the token's frequency in its context (section 3.3), for K actions."""
+    """|R - V| / square root of the token's frequency in its block (section 3.3), for K actions."""
     return np.abs(R - value) * rarity
 
 
 def actions_of(episode: int, play: Play, R: np.ndarray, rewarded: np.ndarray,
                input_ids: np.ndarray) -> np.ndarray:
     """The actions of a play that count, as replay stores them. R, rewarded, input_ids (N, L)."""
-    context, position = rewarded.nonzero()
-    actions = np.zeros(len(context), ACTION)
+    block, position = rewarded.nonzero()
+    actions = np.zeros(len(block), ACTION)
     actions["episode"] = episode
-    actions["context"] = context
+    actions["block"] = block
     actions["position"] = position
     actions["R"] = R[rewarded]
     actions["log_prob"] = play.log_prob[rewarded]
-    actions["value"] = play.value[context]
-    frequency = (input_ids[context] == input_ids[rewarded][:, None]).sum(1)
+    actions["value"] = play.value[block]
+    frequency = (input_ids[block] == input_ids[rewarded][:, None]).sum(1)
     actions["rarity"] = 1 / np.sqrt(frequency)
     return actions
 
@@ -265,7 +267,7 @@ class Agent:
               cfg: Config) -> dict[str, float]:
         """Updates on prioritised minibatches (section 3.3); returns the losses per action, for the log.
 
-        states_of: episode -> the states of its contexts, for each episode that has actions in replay"""
+        states_of: episode -> the states of its blocks, for each episode that has actions in replay"""
         total = {"policy_loss": 0.0, "value_loss": 0.0}
         if not len(self.replay):
             return total
@@ -282,8 +284,8 @@ class Agent:
             keys += rng.gumbel(size=len(self.replay))
             chosen = np.argsort(-keys, kind="stable")[:cfg.minibatch]
             a = self.replay[chosen]
-            # One row per action: a context stands there as often as its tokens were chosen.
-            states = [states_of[action["episode"]][action["context"]] for action in a]
+            # One row per action, so that a block may be there several times.
+            states = [states_of[action["episode"]][action["block"]] for action in a]
             logits, value = policy_forward(self.policy, states)
             position = torch.tensor(a["position"], device=device())
             log_prob_old = torch.tensor(a["log_prob"], device=device())
@@ -297,7 +299,7 @@ class Agent:
             total["policy_loss"] += policy_loss.item()
             total["value_loss"] += value_loss.item()
             count += len(chosen)
-        # A policy checks that its outputs are finite: once more, after the last update.
+        # A policy checks that its outputs are finite. So it runs once more, after the last update.
         with torch.no_grad():
             policy_forward(self.policy, states)
         return {name: loss / count for name, loss in total.items()}
@@ -307,7 +309,7 @@ class Agent:
 FLOOR = 0.01
 
 
-def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_prob_old: torch.Tensor,
+def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, log_prob_old: torch.Tensor,
            R: torch.Tensor, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
     """L_policy and L_value, summed over a minibatch (section 3.3).
 
@@ -315,7 +317,7 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
         L_policy = - (R - V) π(a) / π_old(a) - α H(π)           the paper's, with --paper
         L_value  = 1/2 (R - V)^2
 
-    π is a distribution over the tokens of one context, the softmax of its logits. An action a is one masked
+    π is a distribution over the tokens of one block, the softmax of its logits. An action a is one masked
     token. π_old is the policy that masked it, and α is `entropy_coef`.
 
     Why not the paper's ratio? All tokens of a play have the same R (in the paper's form those that only this
@@ -334,14 +336,15 @@ def losses(logits: torch.Tensor, value: torch.Tensor, action: torch.Tensor, log_
     As in the official code, π_old(a) is the probability of a single draw, although tokens are drawn without
     replacement. The ratio is not clipped; clipping (PPO) would go where policy_loss is computed.
 
-    logits (B, L), -inf at tokens that must not be masked; value, action (position), log_prob_old, R (B,)."""
+    logits (B, L), -inf at tokens that must not be masked; position (of a), value, log_prob_old, R (B,)."""
     log_probs = logits.log_softmax(1)
-    log_prob = log_probs.gather(1, action[:, None]).squeeze(1)
+    log_prob = log_probs.gather(1, position[:, None]).squeeze(1)
     entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
     advantage = R - value.detach()
     if cfg.paper:
         objective = (log_prob - log_prob_old).exp()
     else:
+        # Below the floor there is no gradient.
         lowest = (FLOOR / logits.isfinite().sum(1)).log()
         objective = torch.where(advantage < 0, torch.maximum(log_prob, lowest), log_prob)
     policy_loss = -(advantage * objective).sum() - cfg.entropy_coef * entropy.sum()
@@ -439,8 +442,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         if runs.is_main_process():
             # 4. Outer loop: what was masked is rewarded by how its player did against the others, and stored.
-            # Both agents learn from the plays of all three; what makes one the opponent is the sign of its
-            # direction. In the paper's form each learns from its own plays.
+            # Both agents learn from the plays of all three. In the paper's form each learns from its own.
             log = {"episode": episode + 1}
             for name, agent in agents.items():
                 learns_from = [name] if cfg.paper else players

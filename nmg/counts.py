@@ -98,7 +98,7 @@ def has_letter(word: str) -> bool:
 
 @functools.cache
 def words_of(split: Split) -> Words:
-    """UserError where the text has no spaces between its words."""
+    """Raises UserError if the text has no spaces between its words."""
     check_spaces(split)
     index = {}
     first_token = []
@@ -126,7 +126,7 @@ def plain_word(characters: str) -> str:
 
 @functools.cache
 def check_spaces(split: Split) -> None:
-    """UserError where a fifth of the letters, or more, stand in scripts without spaces between words."""
+    """Raises UserError if a fifth of the letters, or more, stand in scripts without spaces between words."""
     letters, in_runs = 0, 0
     for i in np.unique(np.linspace(0, len(split) - 1, 1000).astype(int)):
         text = split.text(i)[:10_000]
@@ -155,7 +155,7 @@ def typical(split: Split, general: Path) -> np.ndarray:
 
 
 def general_counts(file: Path) -> dict[str, int]:
-    """{word: count} of a file; UserError where it is none."""
+    """{word: count} of a file. Raises UserError if a line has no count."""
     counts = {}
     for where, line in lines(file):
         word, _, count = line.rstrip("\n").partition("\t")

@@ -160,7 +160,7 @@ class Data:
         return self.splits[split]
 
     def check_labels(self, *splits: str) -> None:
-        """UserError where labels or answers of a split cannot be used. Pre-training does not ask."""
+        """Raises UserError if labels or answers of a split cannot be used. Pre-training does not ask."""
         for split in splits:
             if split in self.problems:
                 raise UserError(self.problems[split])

@@ -38,7 +38,7 @@ def device() -> torch.device:
     if torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        # Filling new memory only helps to find code that reads what it has not written.
+        # Filling new memory only helps to debug code that reads what it has not written.
         torch.utils.deterministic.fill_uninitialized_memory = False
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     if torch.backends.mps.is_available():
@@ -209,7 +209,7 @@ def micro_batches(indices: np.ndarray, rows: int | None, rank: int,
 
 
 def check_gpus() -> None:
-    """UserError where processes that share batches would also share a GPU."""
+    """Raises UserError if processes that share batches would also share a GPU."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     gpus = torch.cuda.device_count()
     if device().type == "cuda" and processes > gpus:
@@ -233,7 +233,7 @@ def backward(module: torch.nn.Module, model: torch.nn.Module, parts: list[tuple[
     for tensors, weight in parts:
         with autocast(model):
             part_loss = module(to_device(tensors)) * weight / n_labels.clamp(min=1)
-        # DDP averages the gradients of processes; wanted is their sum.
+        # DDP averages the gradients of processes, but we want their sum.
         scaler.scale(part_loss * world).backward()
         loss += part_loss.detach().float()
     if world > 1:
@@ -254,7 +254,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     micro_batch: rows of one forward pass; None: the whole batch. The gradient is the same, with less memory
     warmup: the share of the steps in which the learning rate rises
     distributed: the processes of torchrun share every batch, and follow the gradient of the whole
-    checkpoint: a file to go on from after a kill, to the same result
+    checkpoint: a file to resume from after a kill; the result is the same
     after_step: called in the first process with the number of steps that are done
 
     AdamW, linear decay of the learning rate to 0, gradient norm clipped to 1."""
@@ -322,7 +322,7 @@ def check_finite(tensor: torch.Tensor, what: str) -> None:
 
 
 def check_numbers(numbers: dict[str, object], what: str) -> None:
-    """UserError where a float among the values is infinite or NaN: scores, or a prediction."""
+    """Raises UserError if a float among the values is infinite or NaN: scores, or a prediction."""
     for name, value in numbers.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{what}: {name} is {value}; a smaller learning rate may help, or another LM")
@@ -352,10 +352,10 @@ def save_state(file: Path, state: dict) -> None:
 
 @contextlib.contextmanager
 def loaded_state(file: Path) -> Iterator[dict]:
-    """What save_state wrote. UserError where the file is damaged, or the block cannot use what it holds."""
+    """What save_state wrote. Raises UserError if the file is damaged, or if the block cannot use its content."""
     try:
         yield torch.load(file, weights_only=True, map_location="cpu")
-    # Of a file that is cut short, torch raises any of these.
+    # For a file that is cut short, torch raises any of these.
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as e:
         raise UserError(f"{file}: cannot be read (cut short, damaged, or of other code); remove it, and the "
-                        "same command begins anew") from e
+                        f"same command begins anew. The reason: {' '.join(repr(e).split())[:200]}") from e

@@ -52,7 +52,7 @@ def open_lm(name: str, auto_class: type, **options: object):
 
 
 def check_folder(name: str, place: Path) -> None:
-    """UserError if an LM's folder is not what from_pretrained may open."""
+    """Raises UserError if an LM's folder is not what from_pretrained may open."""
     if (place / "policy.json").exists():
         raise UserError(f"--lm={name}: this is a policy, for pretrain.py --masker=sampled:{name}; an LM is "
                         "needed here")
@@ -64,7 +64,7 @@ def check_folder(name: str, place: Path) -> None:
 
 
 def check_adapter(name: str, place: Path) -> None:
-    """UserError if an LM, in a folder or on the hub, is an adapter or has one."""
+    """Raises UserError if an LM, in a folder or on the hub, is an adapter or has one."""
     # transformers opens the LM without its adapter, and says nothing.
     if find_adapter_config_file(str(place)):
         raise UserError(f"--lm={name}: holds an adapter (adapter_config.json), as LoRA makes them, which is "
@@ -138,7 +138,7 @@ def load_tokenizer(name: str):
 
 def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
     """A masked LM in fp32, from a folder or the hub. An MLM head that it lacks is initialized from
-    `seed`, with a warning; UserError where weights of its encoder are missing."""
+    `seed`, with a warning. Raises UserError if weights of its encoder are missing."""
     config = open_config(name)
     with torch.random.fork_rng(devices=[]):
         torch_seed(seed, "MLM head")
@@ -153,8 +153,8 @@ def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
 
 
 def check_weights(name: str, model: torch.nn.Module, info: dict) -> None:
-    """UserError if the weights of an LM's files are not those of its encoder, or not finite; warns of layers
-    left out.
+    """Raises UserError if the weights of an LM's files are not those of its encoder, or not finite. Warns of
+    layers that were left out.
 
     info: of from_pretrained: "mismatched_keys" (name, shape in the file, shape by config.json),
     "missing_keys", "unexpected_keys"; a weight that shares another one's is not missing"""

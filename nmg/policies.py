@@ -1,5 +1,5 @@
 """The policy network, which says for each token how much it should be masked, and its files, policy.json and
-policy.safetensors. `encode` and `policy_forward` run it over all contexts of a sub-task.
+policy.safetensors. `encode` and `policy_forward` run it over all blocks of a sub-task.
 """
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from nmg.runs import UserError, atomic_write
 
 class Policy(torch.nn.Module):
     """The Neural Mask Generator: BERT's self-attention block (no dropout), then Linear(H, 128) - gelu -
-    Linear(128, 1) for each token, the logit of masking it. The value of a context comes from a separate head
+    Linear(128, 1) for each token, the logit of masking it. The value of a block comes from a separate head
     of two layers on its mean hidden state.
 
     hidden_size: H of the LM that it reads."""
@@ -35,7 +35,7 @@ class Policy(torch.nn.Module):
         self.norm = torch.nn.LayerNorm(hidden_size, eps=1e-12)
         self.token_head = self.two_layers(hidden_size)
         self.value_head = self.two_layers(hidden_size)
-        # As in the official code. PyTorch's default makes logits four times as wide.
+        # Initialized as in the official code. PyTorch's default would make the logits four times as wide.
         for name, parameter in self.named_parameters():
             if "norm" not in name:
                 std = 0.0 if name.endswith("bias") else 0.02
@@ -49,7 +49,7 @@ class Policy(torch.nn.Module):
     def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
                 maskable: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden (B, L, H), masks (B, L) bool -> logits (B, L), -inf where not maskable, and values (B,).
-        UserError where they are not finite."""
+        Raises UserError if they are not finite."""
         mixed, _ = self.attention(hidden, hidden, hidden, key_padding_mask=~attention_mask,
                                   need_weights=False)
         logits = self.token_head(self.norm(hidden + mixed)).squeeze(-1)
@@ -82,7 +82,7 @@ class Policy(torch.nn.Module):
 
 
 def load_policy(folder: str | Path) -> Policy:
-    """The policy of a folder; UserError where there is none."""
+    """The policy of a folder. Raises UserError if there is none."""
     try:
         settings = json.loads((Path(folder) / "policy.json").read_text())
         weights = load_file(Path(folder) / "policy.safetensors")
@@ -96,29 +96,29 @@ def load_policy(folder: str | Path) -> Policy:
 
 # ---------------------------------------------------------------- states
 
-# The hidden states of a context, (L, H) float16, and which of its tokens may be masked, (L,) bool, both
-# without padding.
+# The hidden states of a block, (L, H) float16, and which of its tokens may be masked, (L,) bool, both without
+# padding. (A plain tuple, as checkpoints are loaded with weights_only=True.)
 State = tuple[torch.Tensor, torch.Tensor]
 
 
-def encode(lm: torch.nn.Module, contexts: Pieces) -> list[State]:
-    """The states of all contexts under the current LM."""
-    states = [None] * len(contexts)
+def encode(lm: torch.nn.Module, blocks: Pieces) -> list[State]:
+    """The states of all blocks under the current LM."""
+    states = [None] * len(blocks)
     reader = LMReader(lm)
-    for indices in length_batches(contexts.length):
-        batch = collate(contexts, indices)
+    for indices in length_batches(blocks.length):
+        batch = collate(blocks, indices)
         hidden = reader(batch).half().cpu()                                                 # (B, L, H)
         for row, i in enumerate(indices):
-            L = contexts.length[i]
+            L = blocks.length[i]
             # Cloned, as torch.save would write the whole batch for a view.
             states[i] = hidden[row, :L].clone(), torch.tensor(batch.maskable[row, :L])
     return states
 
 
 def policy_forward(policy: Policy, states: list[State]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (B, L), -inf at tokens that must not be masked, and values (B,) of B contexts.
+    """Logits (B, L), -inf at tokens that must not be masked, and values (B,) of B blocks.
 
-    Contexts of similar length run together, as padding costs."""
+    Blocks of similar length run together, to save padding."""
     length = np.array([len(hidden) for hidden, _ in states])
     logits = torch.full((len(states), length.max()), -torch.inf, device=device())
     values = torch.zeros(len(states), device=device())

@@ -215,8 +215,8 @@ def unwritable(path: Path, reason: str) -> UserError:
 
 
 def target_of(path: Path) -> Path:
-    """The file that is written as `path`, its links resolved; makes the folder of `path`. UserError where
-    something else than a file is in its place, such as a folder or a device."""
+    """The file that is written as `path`, its links resolved; makes the folder of `path`. Raises UserError if
+    something other than a file is in its place, such as a folder or a device."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -232,7 +232,7 @@ def target_of(path: Path) -> Path:
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """A path beside `path` for a file or a folder; renamed into place when the block ends well, else
-    removed. UserError where it cannot be written.
+    removed. Raises UserError if it cannot be written.
 
     A link stays a link, and a file keeps its mode. What a killed process left there is overwritten."""
     target = target_of(path)
@@ -283,7 +283,7 @@ def says_full(e: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a file that several processes write; it lies beside the file. UserError where it
+    """Holds the lock of a file that several processes write; it lies beside the file. Raises UserError if it
     cannot be made."""
     lock = f"{target_of(path)}.lock"
     try:
@@ -322,8 +322,8 @@ def write_rows(file: Path, rows: list[dict]) -> None:
 
 
 def check_numbered(file: Path, numbers: list[int], first: int) -> None:
-    """UserError unless the rows of a log are numbered in turn: where one is missing, the next one would be
-    counted twice."""
+    """Raises UserError unless the rows of a log are numbered in turn: if one were missing, the next one would
+    be counted twice."""
     for n, number in enumerate(numbers, first):
         if number != n:
             raise UserError(f"{file}: has a row with the number {number} where {n} is expected; put back the "
@@ -442,7 +442,7 @@ def read_run(folder: str | Path) -> dict:
 
 
 def read_record(file: Path) -> dict:
-    """run.json or started.json. UserError where it is cut short, or of an earlier version."""
+    """run.json or started.json. Raises UserError if it is cut short, or of an earlier version."""
     try:
         record = dict(json.loads(file.read_text(encoding="utf-8")))
     except OSError as e:

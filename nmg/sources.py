@@ -103,7 +103,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def refuse_conll(path: Path) -> None:
-    """UserError where most of the first lines are a token and its tag: tags would be read as text."""
+    """Raises UserError if most of the first lines are a token and its tag: tags would be read as text."""
     first = [line.strip() for _, line in itertools.islice(lines(path), 1000) if line.strip()]
     tagged = [line for line in first if CONLL.fullmatch(line)]
     if len(tagged) > len(first) / 2 or (first and first[0].startswith("-DOCSTART-")):
@@ -136,7 +136,7 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
 
 
 def refuse_twice(names: Iterable[str]) -> None:
-    """ValueError where two columns or fields have one name; those without a name are not read."""
+    """Raises ValueError if two columns or fields have one name; those without a name are not read."""
     for name, count in collections.Counter(names).items():
         if count > 1 and name:
             raise ValueError(f"the name {name!r} appears {count} times; rename all but one")
@@ -623,7 +623,7 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
 
 
 def check_shards(folder: Path, split: str, files: list[Path]) -> None:
-    """UserError unless the files of a split are one file, or all shards of one, such as
+    """Raises UserError unless the files of a split are one file, or all shards of one, such as
     train-00000-of-00002.parquet."""
     shards = [SHARD.search(file.name) for file in files]
     if len(files) > 1 and not all(shards):

@@ -10,9 +10,8 @@ from nmg.runs import UserError
 
 @dataclass
 class SubTask:
-    """Contexts S' (a block of a text each), labelled examples D_tr' and D_val', and the seed that its plays
-    have in common."""
-    contexts: Pieces
+    """Contexts S', labelled examples D_tr' and D_val', and the seed that its plays have in common."""
+    contexts: Pieces            # their blocks; a text is cut into one or more of them
     train: Pieces
     val: Pieces
     seed: int
@@ -21,13 +20,19 @@ class SubTask:
 class SubTaskSampler:
     """A data set cut into D_tr and D_val by document, from which sub-tasks are drawn.
 
-    Where the labelled examples of a context come from depends on the data set:
-        same_texts          the text itself is labelled: all data sets of the paper
-        same_documents      a corpus of its own; context and examples come from the same document
-        neither             a corpus without documents; contexts and examples are drawn independently
+    Where contexts and labelled examples come from depends on the data set:
+                          contexts                        D_tr'                           D_val'
+        same_texts        texts of D_tr                   of the same texts               any of D_val
+        same_documents    half from the documents of      from the documents of the       from the documents
+                          D_tr, half from those of D_val  first half                      of the second half
+        independent       any of the corpus               any of D_tr                     any of D_val
+
+    same_texts: the texts themselves are labelled, as in all data sets of the paper. same_documents: there is
+    a corpus of its own, with known documents; as at meta-test time, it also holds documents that are scored.
+    independent: there is a corpus, but its documents are not known.
 
     task: finetune_cls, finetune_qa, or another file with their interface; max_len, ft_max_len: tokens of a
-    context and of a labelled piece; val_share: the share of train's texts that is D_val, whole documents."""
+    block and of a labelled piece; val_share: the share of train's texts that is D_val, whole documents."""
 
     def __init__(self, data: Data, task: ModuleType, max_len: int, ft_max_len: int, val_share: float):
         train, corpus = data["train"], data.corpus
@@ -49,10 +54,7 @@ class SubTaskSampler:
     def sample(self, rng: np.random.Generator, n_contexts: int, n_docs: int | None, n_examples: int,
                n_validation: int) -> SubTask:
         """n_contexts texts from n_docs documents (None: from any), and at most n_examples and n_validation
-        labelled examples.
-
-        same_texts: contexts come from D_tr's documents. same_documents: half of them come from D_val's, as in
-        meta-testing the corpus holds test documents, too. neither: from any, as theirs are not known."""
+        labelled examples."""
         doc, text_ids = self.examples.doc, self.examples.text_ids
         of_train, of_val = np.isin(doc, self.train_docs), np.isin(doc, self.val_docs)
         if self.same_texts:
@@ -70,6 +72,7 @@ class SubTaskSampler:
             of_val &= np.isin(doc, doc_of_text[val_texts])
             texts = np.concatenate((train_texts, val_texts))
         else:
+            # independent
             texts = self.draw_texts(rng, np.unique(self.contexts.doc), n_contexts, n_docs)
         contexts = self.contexts.take(np.flatnonzero(np.isin(self.contexts.text_ids, texts)))
         subtask = SubTask(

@@ -185,7 +185,7 @@ def naive_pick(score, maskable, word_ids, budget):
 def test_pick_by_unit_against_a_naive_loop(batch, seed, p):
     score = np.random.default_rng(seed).random(batch.input_ids.shape)
     budget = maskers.budget_of(batch, p)
-    mask = maskers.pick(score, batch, budget, unit=maskers.units_of(batch.word_ids))
+    mask = maskers.pick_units(score, batch, budget, maskers.units_of(batch.word_ids))
     for b in range(len(score)):
         expected = naive_pick(score[b], batch.maskable[b], batch.word_ids[b], budget[b])
         assert set(np.flatnonzero(mask[b])) == expected
@@ -214,7 +214,7 @@ def test_a_score_of_minus_infinity_is_never_picked(batch, seed):
     assert (mask == wanted).all()
     words = maskers.units_of(batch.word_ids)
     whole = np.take_along_axis(wanted, words, 1) & batch.maskable
-    mask = maskers.pick(np.where(whole, drawn, -np.inf), batch, budget, unit=words)
+    mask = maskers.pick_units(np.where(whole, drawn, -np.inf), batch, budget, words)
     assert (mask == whole).all()
 
 

@@ -454,13 +454,13 @@ def test_an_agent_learns_the_value_of_a_context(paper):
     """Its mean reward, here; replay keeps the values before the update."""
     agent, memory = small_agent(1e-2)
     actions = np.zeros(12, train_nmg.ACTION)
-    actions["context"], actions["position"] = np.arange(12) % 3, np.arange(12) // 3
+    actions["block"], actions["position"] = np.arange(12) % 3, np.arange(12) // 3
     actions["R"] = np.where(np.arange(12) % 3, 1, -1)
     actions["rarity"], actions["log_prob"] = 1 / np.sqrt(1 + np.arange(12) % 4), -2
     agent.replay, value = actions.copy(), value_of(agent, memory)
     cfg = Config(updates_per_episode=1, minibatch=12, entropy_coef=0.01, paper=paper)
     agent.learn(memory, np.random.default_rng(0), cfg)
-    np.testing.assert_allclose(agent.replay["value"], value[actions["context"]], rtol=1e-4)
+    np.testing.assert_allclose(agent.replay["value"], value[actions["block"]], rtol=1e-4)
     cfg.updates_per_episode = 200
     agent.learn(memory, np.random.default_rng(0), cfg)
     np.testing.assert_allclose(value_of(agent, memory), [-1, 1, 1], atol=0.1)
@@ -576,7 +576,7 @@ def test_episodes_are_the_papers(self_play, cls_folder, lm_folder, tmp_path, mon
             found = {}
             for action in stored[e * (n - 1) + k]:
                 values = action[["episode", "R", "log_prob", "rarity"]].tolist()
-                found[action["context"].item(), action["position"].item()] = list(values)
+                found[action["block"].item(), action["position"].item()] = list(values)
             assert found.keys() == expected.keys()
             for place, values in expected.items():
                 assert found[place] == pytest.approx(values, rel=1e-5)
