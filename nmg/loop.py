@@ -352,7 +352,7 @@ def save_state(file: Path, state: dict) -> None:
 
 @contextlib.contextmanager
 def loaded_state(file: Path) -> Iterator[dict]:
-    """What save_state wrote. Raises UserError if the file is damaged, or if the block cannot use its content."""
+    """What save_state wrote. Raises UserError if the file is damaged, or the block cannot use its content."""
     try:
         yield torch.load(file, weights_only=True, map_location="cpu")
     # For a file that is cut short, torch raises any of these.
