@@ -386,13 +386,32 @@ def won_lost(metrics: list[dict]) -> str:
     return f"won {sum(ahead > 0)}, lost {sum(ahead < 0)}, tied {sum(ahead == 0)} against random"
 
 
+def inner_loops(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], task: ModuleType,
+                cfg: Config) -> dict[str, torch.Tensor] | None:
+    """Runs the inner loop of every player and fills in `scores` of its play; under torchrun each process runs
+    some of them. Returns the weights of the LM that the learner pre-trained, for continual adaptation."""
+    rank, world = rank_and_world()
+    players = [*plays]
+    my_scores, learners_lm = {}, None
+    # Process i plays the players i, i + world, ...
+    for name in players[rank::world]:
+        adapted, my_scores[name] = inner_loop(lm, subtask, plays[name].mask, task, cfg)
+        if name == "learner" and cfg.continual:
+            learners_lm = adapted.cpu().state_dict()
+    for scores_of_process in all_gather(my_scores):
+        for name, scores in scores_of_process.items():
+            plays[name].scores = scores
+    if cfg.continual:
+        learners_lm = broadcast(learners_lm, source=players.index("learner") % world)
+    return learners_lm
+
+
 def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task: ModuleType) -> Policy:
     """Algorithm 1. Writes metrics.jsonl, curves.png and checkpoints to `folder`; returns the learner's
     policy.
 
     Under torchrun each process runs the inner loops of some players. The first process also does everything
     else; the policy that the others return is not trained."""
-    rank, world = rank_and_world()
     players = PLAYERS if cfg.self_play else ("random", "learner")
     reward_fn = paper_rewards if cfg.paper else rewards
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
@@ -430,15 +449,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         plays = broadcast(plays)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
-        my_scores, learners_lm = {}, None
-        # Process i plays the players i, i + world, ...
-        for name in players[rank::world]:
-            adapted, my_scores[name] = inner_loop(lm, subtask, plays[name].mask, task, cfg)
-            if name == "learner" and cfg.continual:
-                learners_lm = adapted.cpu().state_dict()
-        for scores_of_process in all_gather(my_scores):
-            for name, scores in scores_of_process.items():
-                plays[name].scores = scores
+        learners_lm = inner_loops(lm, subtask, plays, task, cfg)
 
         if runs.is_main_process():
             # 4. Outer loop: what was masked is rewarded by how its player did against the others, and stored.
@@ -461,8 +472,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         # 6. Continual adaptation: the next episode starts from the LM that the learner pre-trained.
         if cfg.continual:
-            learners_rank = players.index("learner") % world
-            lm.load_state_dict(broadcast(learners_lm, source=learners_rank))
+            lm.load_state_dict(learners_lm)
 
         # 7. Log and checkpoint.
         if runs.is_main_process():
