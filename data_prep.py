@@ -380,7 +380,8 @@ def check_answers(text: str, qa: dict) -> None:
     if "problem" in qa:
         raise ValueError(qa["problem"])
     if not qa["answers"]:
-        raise ValueError(f"question {qa['id']!r} has no answer; those of SQuAD 2 are not supported")
+        raise ValueError(f"question {qa['id']!r} has no answer: its field 'answers' must hold \"text\" and "
+                         "\"answer_start\"; questions without an answer, as in SQuAD 2, are not supported")
     for answer in qa["answers"]:
         begin = answer["start"]
         stands = text[begin:begin + len(answer["text"])]

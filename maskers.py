@@ -327,8 +327,10 @@ def pick(score: np.ndarray, batch: Batch, budget: np.ndarray) -> np.ndarray:
     score is -inf is never masked.
 
     Sampling without replacement from a softmax policy is pick(logits + gumbel noise); its greedy choice is
-    pick(logits)."""
+    pick(logits). Raises UserError if a score is NaN."""
     score = np.where(batch.maskable, score, -np.inf)
+    if np.isnan(score).any():
+        raise UserError("a masker's score of a token is NaN; is it the log of a negative number?")
     best_first = np.argsort(-score, 1, kind="stable")
     mask = np.zeros(score.shape, bool)
     np.put_along_axis(mask, best_first, np.arange(score.shape[1]) < budget[:, None], 1)

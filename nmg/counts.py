@@ -22,9 +22,11 @@ LONGEST = 5     # words of a collocation, at most
 JOINT = r"[-'·\u2019\u2010\u2011\u00ad\u200c\u200d]"
 WORD = regex.compile(rf"[\p{{L}}\p{{M}}\p{{N}}]+(?:{JOINT}[\p{{L}}\p{{M}}\p{{N}}]+)*")
 LETTER = regex.compile(r"\p{L}")
-# More letters than a word has, of scripts that are written without spaces.
-LONG_RUN = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}ー]{5,}|"
-                         r"(?:[\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*){9,}")
+# Letters of scripts that are written without spaces, and runs of them that are longer than a word.
+CHINESE_JAPANESE = r"[\p{Han}\p{Hiragana}\p{Katakana}ー]"
+SOUTHEAST_ASIAN = r"(?:[\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*)"
+SPACELESS = regex.compile(f"{CHINESE_JAPANESE}|{SOUTHEAST_ASIAN}")
+LONG_RUN = regex.compile(f"{CHINESE_JAPANESE}{{5,}}|{SOUTHEAST_ASIAN}{{9,}}")
 
 
 @functools.cache
@@ -131,7 +133,9 @@ def check_spaces(split: Split) -> None:
     for i in np.unique(np.linspace(0, len(split) - 1, 1000).astype(int)):
         text = split.text(i)[:10_000]
         letters += len(LETTER.findall(text))
-        in_runs += len(LETTER.findall("".join(LONG_RUN.findall(text))))
+        # A short text without any space needs no long run.
+        runs = LONG_RUN if re.search(r"\s", text.strip()) else SPACELESS
+        in_runs += len(LETTER.findall("".join(runs.findall(text))))
     if in_runs > 0.2 * letters:
         raise UserError(f"{in_runs / letters:.0%} of the letters of this text stand in scripts without "
                         "spaces between words (Chinese, Japanese, Thai, ...), so that whole, span, pmi, "

@@ -222,7 +222,8 @@ def target_of(path: Path) -> Path:
     except OSError as e:
         raise unwritable(path, e.strerror) from None
     target = Path(os.path.realpath(path))
-    if os.path.lexists(target) and not target.is_file():
+    # Of /dev/stdout, if that is a pipe, only the link itself shows that it is there.
+    if (os.path.lexists(target) or os.path.exists(path)) and not target.is_file():
         raise unwritable(path, "it is no regular file")
     if not target.parent.is_dir():
         raise unwritable(path, f"it is a link into {target.parent}, which is not there")

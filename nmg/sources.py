@@ -30,15 +30,15 @@ CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent.parent 
 SPLITS = ("train", "dev", "test", "corpus")
 # The split of a file by the first word of its name.
 SPLIT_NAMES = {split: split for split in SPLITS}
-SPLIT_NAMES |= {"val": "dev", "valid": "dev", "validation": "dev", "unsupervised": "corpus"}
+SPLIT_NAMES |= {"val": "dev", "valid": "dev", "validation": "dev", "eval": "dev", "unsupervised": "corpus"}
 
 # What reading a broken or a forbidden file raises; anything else is a defect of the program.
 BROKEN = (OSError, TypeError, ValueError, AttributeError, EOFError, csv.Error, zlib.error)
 
 # A line of CoNLL: one or more columns, and a tag such as O or B-PER.
 CONLL = re.compile(r"\S.*\s(O|[BIESLUM]-[A-Za-z]\S*)")
-# One file of several, as in train-00000-of-00002.parquet.
-SHARD = re.compile(r"-(\d+)-of-(\d+)\.")
+# One file of several, as in train-00000-of-00002.parquet or train-00000-of-00002-1a2b3c4d.parquet.
+SHARD = re.compile(r"-(\d+)-of-(\d+)[-.]")
 
 
 @dataclass
@@ -67,6 +67,11 @@ class error_context:
             raise UserError(f"{self.where}: the field {error} is missing") from error
         if isinstance(error, json.JSONDecodeError):
             raise UserError(f"{self.where}: not valid JSON: {error}") from error
+        if isinstance(error, csv.Error):
+            raise UserError(f"{self.where}: not valid csv: {error}; is a double quote missing?") from error
+        if isinstance(error, UnicodeDecodeError):
+            raise UserError(f"{self.where}: is not UTF-8 text; save it as UTF-8, in one of the formats "
+                            f"{' '.join(READERS)}") from error
         if isinstance(error, BROKEN):
             raise UserError(f"{self.where}: {error}") from error
 
@@ -124,6 +129,8 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
             cells = next(table, None)
             if cells is None:
                 return
+            # The second of two files that were joined may begin with a byte order mark.
+            cells[:1] = [cell.lstrip("\ufeff") for cell in cells[:1]]
             if len(cells) > len(header):
                 raise ValueError("more cells than columns; put cells that hold a separator in double quotes")
             if delimiter == "\t" and any("\n" in cell for cell in cells):
@@ -205,12 +212,15 @@ def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
     import datasets
     import pyarrow
     from pyarrow import parquet
-    if path.suffix.lower() == ".parquet":
-        file = parquet.ParquetFile(path)
-        schema, batches = file.schema_arrow, file.iter_batches(1000)
-    else:
-        batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-        schema = batches.schema
+    try:
+        if path.suffix.lower() == ".parquet":
+            file = parquet.ParquetFile(path)
+            schema, batches = file.schema_arrow, file.iter_batches(1000)
+        else:
+            batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+            schema = batches.schema
+    except (OSError, ValueError) as e:
+        raise ValueError(f"is cut short, or not of the format that its name says ({e})") from e
     refuse_twice(schema.names)
     features = datasets.Features.from_arrow_schema(schema)
     names = {column: kind.names for column, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
@@ -220,7 +230,12 @@ def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
             n += 1
             for column, known in names.items():
                 number = row[column]
-                row[column] = None if number in (None, -1) else known[number]
+                if number in (None, -1):
+                    row[column] = None
+                elif number < len(known):
+                    row[column] = known[number]
+                else:
+                    raise ValueError(f"row {n}: {column} is {number}, but there are {len(known)} classes")
             yield f"{path}, row {n}", row
 
 
@@ -312,7 +327,8 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
 def record_of(row: dict, columns: Columns) -> dict | None:
     """The record of a row of a table, a paragraph of SQuAD, or a context of MRQA; None for an empty row."""
     if not isinstance(row, dict):
-        raise ValueError(f"a row must be one JSON object, but this is a {type(row).__name__}")
+        raise ValueError(f"a row must be one JSON object, but this is a {type(row).__name__} (pandas writes "
+                         "rows with to_json(orient='records'))")
     if "qas" in row or is_question(row, columns):
         record = qa_record(row, columns)
     elif columns.text not in row:
@@ -371,6 +387,9 @@ def doc_number(value: object, column: str) -> int:
     if isinstance(value, str) and value.strip():
         name = value.strip()
         value = int(name) if name.isdecimal() else zlib.crc32(name.encode()) >> 1
+    if isinstance(value, float) and value.is_integer():
+        # As pandas stores numbers where one is missing.
+        value = int(value)
     if not isinstance(value, int) or not 0 <= value < 2**31:
         raise ValueError(f"the field {column!r} must be a number from 0 to {2**31 - 1}, or a name, "
                          f"not {value!r}")
@@ -409,6 +428,9 @@ def squad_answers(qa: dict) -> dict:
     """The answers of a question: a list of objects, or an object of lists, as the hub has it; none where
     there is no such field."""
     answers = []
+    if isinstance(qa.get("answers"), str):
+        raise ValueError("the field 'answers' must be a list or an object, not text; a csv file cannot hold "
+                         "it, but jsonl and parquet can")
     for found in as_list(qa.get("answers") or []):
         if not isinstance(found, dict) or not isinstance(found.get("answer_start"), int):
             raise ValueError('the field \'answers\' must hold "text" and "answer_start" of each answer, a '
@@ -553,6 +575,9 @@ def find_source(name: str) -> Source:
         if not path.is_file():
             raise UserError(f"--dataset={name}: no such file or folder, nor a known name"
                             f"{runs.nearest(name, DATASETS)}")
+        shard = SHARD.search(path.name)
+        if shard and int(shard[2]) > 1:
+            raise UserError(f"--dataset={name}: is one of {int(shard[2])} files; give the folder of them all")
         if reader_of(path) is read_lines:
             return from_files({"corpus": [path]})
         return from_files({"train": [path]}, dev=0.1)
@@ -602,16 +627,25 @@ def split_of(name: str) -> str | None:
 
 
 def find_splits(folder: Path) -> dict[str, list[Path]]:
-    """A folder of save_to_disk, or files named train, dev, test or corpus, also dev-v1.1.json,
-    val-00000-of-00002.parquet and the like."""
+    """A folder of save_to_disk, or files (or folders of files) named train, dev, test or corpus, also
+    dev-v1.1.json, val-00000-of-00002.parquet and the like. Names the files of other names."""
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         import datasets
         return arrow_files(datasets.load_from_disk(str(folder)), str(folder))
     found = collections.defaultdict(list)
-    for file in sorted(folder.iterdir()):
-        split = split_of(file.name)
-        if split and suffix_of(file) in READERS:
-            found[split].append(file)
+    ignored = []
+    for path in sorted(folder.iterdir()):
+        split = split_of(path.name)
+        files = [path]
+        if path.is_dir() and split:
+            files = sorted(path.iterdir())
+        for file in files:
+            if split and suffix_of(file) in READERS:
+                found[split].append(file)
+            elif suffix_of(file) in READERS:
+                ignored.append(file.name)
+    if found and ignored:
+        print(f"{folder}: not read, as their names are not train, dev, test or corpus: {', '.join(ignored)}")
     for split, files in found.items():
         check_shards(folder, split, files)
     if not found:

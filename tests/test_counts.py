@@ -192,6 +192,9 @@ SPACELESS = {
     "Japanese": "昨日は友達と一緒に新しい映画を見ました。とても面白かったです。",
     "Thai": "เมื่อวานนี้ฉันไปดูหนังกับเพื่อนและกินข้าวที่ร้านอาหารใหม่",
     "mixed": "We met there, 今天天气很好。我们一起去公园散步。",
+    "short Chinese": "很好看",
+    "short Chinese sentences": "好看。很好。太差。不行。",
+    "short Thai": "ดีมาก",
 }
 SPACED = {
     "segmented Chinese": "今天 天气 很 好 。 我们 一起 去 公园 散步 。",

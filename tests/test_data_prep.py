@@ -145,9 +145,41 @@ def test_shards_are_read_in_order_and_all_of_them(tmp_path, tok):
     write_rows(tmp_path / "dev.jsonl", [{"text": "a", "label": "pos"}])
     assert texts_of(load(str(tmp_path), tok)["train"]) == [
         "text 0 of 1", "text 0 of 2", "text 1 of 2", "text 0 of 3", "text 1 of 3", "text 2 of 3"]
-    (tmp_path / "train-00001-of-00003.parquet").unlink()
-    with pytest.raises(UserError, match=r"train-00000-of-00003\.parquet is one of 3 files, but here are 2"):
+    # As the hub names them, with a checksum behind the numbers.
+    for file in tmp_path.glob("*.parquet"):
+        file.rename(file.with_name(f"{file.stem}-1a2b3c4d.parquet"))
+    assert len(load(str(tmp_path), tok)["train"]) == 6
+    (tmp_path / "train-00001-of-00003-1a2b3c4d.parquet").unlink()
+    with pytest.raises(UserError, match=r"train-00000-of-00003-.* is one of 3 files, but here are 2"):
         load(str(tmp_path), tok)
+
+
+def test_a_folder_for_each_split(tmp_path, tok, capsys):
+    """And files of other names are named."""
+    for name in ("train/part-0.jsonl", "test/part-0.jsonl", "old.jsonl", "eval.jsonl"):
+        write_rows(tmp_path / name, [{"text": name, "label": "a"}])
+    (tmp_path / "train/notes.pdf").write_text("not read")
+    data = load(str(tmp_path), tok)
+    assert {split: texts_of(data[split]) for split in data.splits} == {
+        "train": ["train/part-0.jsonl"], "test": ["test/part-0.jsonl"], "dev": ["eval.jsonl"]}
+    said = "not read, as their names are not train, dev, test or corpus: old.jsonl\n"
+    assert said in capsys.readouterr().out
+
+
+def test_a_class_that_has_no_name(tmp_path, tok):
+    class_labels([0, 1]).to_parquet(tmp_path / "train.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "train.parquet")
+    other = table.set_column(1, table.schema.field("label"), [[0, 2]])
+    pyarrow.parquet.write_table(other, tmp_path / "train.parquet")
+    with pytest.raises(UserError, match="row 2: label is 2, but there are 2 classes"):
+        load(str(tmp_path), tok)
+
+
+def test_documents_that_pandas_stored_as_floats(tmp_path, tok):
+    rows = [{"text": f"text {i}", "label": "a", "doc": float(i // 2)} for i in range(4)]
+    write_rows(tmp_path / "train.jsonl", rows)
+    write_rows(tmp_path / "dev.jsonl", rows[:1])
+    assert load(str(tmp_path), tok)["train"].doc.tolist() == [0, 0, 1, 1]
 
 
 def test_a_name_of_the_hub(tmp_path, tok, monkeypatch):
@@ -1007,8 +1039,13 @@ BAD = [
     ("wnut.bio", "Anna\tB-person\nsings\tO\n\nwell\tO\n", "wnut.bio: looks like CoNLL"),
     ("docstart.txt.gz", gzip.compress(b"-DOCSTART- x\n\nAnna NP PER\n"), "docstart.txt.gz: looks like"),
     ("header.jsonl", jsonl({"header": {}}), "there is no text in it"),
-    ("binary.txt", b"\x89PNG\xff\xfe", "binary.txt: 'utf-8' codec can't decode"),
-    ("latin.csv", "text,label\ncafé,a\n".encode("latin-1"), "latin.csv: 'utf-8' codec can't decode"),
+    ("binary.txt", b"\x89PNG\xff\xfe", "binary.txt: is not UTF-8 text; save it as UTF-8, in one"),
+    ("latin.csv", "text,label\ncafé,a\n".encode("latin-1"), "latin.csv: is not UTF-8 text; save it as"),
+    ("windows.csv", "text,label\na,b\n".encode("utf-16"), "windows.csv: is not UTF-8 text; save it as"),
+    ("table.csv.zip", b"PK\x03\x04\x14\0\xb4\xff", "table.csv.zip: is not UTF-8 text; save it as"),
+    ("cut.parquet", b"PAR1", "cut.parquet: is cut short, or not of the format that its name says (Parquet"),
+    ("cut.arrow", b"ARROW1\0\0\0\0\0\0", "cut.arrow: is cut short, or not of the format that its name"),
+    ("train-00000-of-00002.jsonl", jsonl(GOOD), "00002.jsonl: is one of 2 files; give the folder"),
     ("cut.jsonl.gz", gzip.compress(jsonl(*[GOOD] * 500).encode())[:60], "cut.jsonl.gz: Compressed file"),
     ("plain.jsonl.gz", jsonl(GOOD), "plain.jsonl.gz: Not a gzipped file"),
     ("broken.jsonl", jsonl(GOOD, '{"text": "a', GOOD), "broken.jsonl:2: not valid JSON: Unterm"),
@@ -1031,7 +1068,7 @@ BAD = [
     ("blank.csv", "text,label\n\n\nfine,a\na, b,c", "blank.csv:5: more cells than columns"),
     ("comma.csv", "label,text\npos,A fine, good film\n", "comma.csv:2: more cells than columns"),
     ("short.csv", "text,label\nb,x\na\n", "there is no label, in the row with the text 'a'"),
-    ("quote.csv", 'text,label\n"a,b\n', "quote.csv:2: unexpected end of data"),
+    ("quote.csv", 'text,label\n"a,b\n', "quote.csv:2: not valid csv: unexpected end of data; is a"),
     ("quoted.tsv", TSV, "quoted.tsv:2: a quoted cell runs over several lines"),
     ("cut.json", json.dumps(QA)[:80], "cut.json: not valid JSON: Unterminated string"),
     ("other.json", '{"rows": [{"text": "a"}]}', "other.json: [0]: the field 'text' is missing"),
@@ -1052,11 +1089,16 @@ BAD = [
     ("object.jsonl", mrqa(char_spans=[[2, 2]]).replace('"answers": ["b"]', '"answers": {"text": ["b"]}'),
      "must be a list of texts, not {'text': ['b']}"),
     ("flat.jsonl", jsonl(FLAT | {"answers": ["cat"]}), """must hold "text" and "answer_start" of each"""),
+    ("flat.csv", "id,context,question,answers\n1,a cat,who?,{'text': ['cat']}\n",
+     "question '1': the field 'answers' must be a list or an object, not text; a csv file cannot hold it"),
+    ("answer.csv", "id,context,question,answer\n1,a cat,who?,cat\n",
+     """question '1' has no answer: its field 'answers' must hold "text" and "answer_start"; questions"""),
     ("start.jsonl", jsonl(FLAT | {"answers": FOUND | {"answer_start": "4"}}), "question '7': the field"),
     ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: the name 'text' appears 2 times; rename"),
     ("twice.jsonl", '{"text": "a", "text": "b"}\n', "twice.jsonl:1: the name 'text' appears 2 times"),
     ("twice.json", '[{"text": "a", "text": "b"}]', "twice.json: the name 'text' appears 2 times"),
     ("header.csv", "text,label\na,x\ntext,label\nb,y\n", "header.csv:3: the header is repeated here"),
+    ("bom.csv", "text,label\na,x\n\ufefftext,label\nb,y\n", "bom.csv:3: the header is repeated here"),
     ("header.tsv", "text\tlabel\na\tx\nlabel\ttext\n", "header.tsv:3: the header is repeated here"),
     ("space.jsonl", jsonl(GOOD, GOOD | {"label": "a\u200b"}), r"the labels 'a' and 'a\u200b' look alike"),
     ("accent.jsonl", jsonl(*[GOOD | {"label": label} for label in ("\xe9", "e\u0301")]), "look alike"),
@@ -1078,7 +1120,7 @@ def test_a_bad_file_is_one_sentence(name, content, said, tmp_path, tok):
 
 
 @pytest.mark.parametrize(("name", "content", "said"), [
-    ("test.csv", '"text"x,label\na,b\n', "test.csv: ',' expected after '\"'"),
+    ("test.csv", '"text"x,label\na,b\n', "test.csv: not valid csv: ',' expected"),
     ("test.json", '{"data": 5}', "test.json: 'int' object is not iterable"),
 ])
 def test_so_is_one_that_is_not_train(name, content, said, tmp_path, tok):
@@ -1116,7 +1158,7 @@ def test_files_that_cannot_be_opened_are_one_sentence(tmp_path, tok, monkeypatch
     mine = sources.from_files({"train": [tmp_path / "mine.csv"]})
     monkeypatch.setitem(sources.DATASETS, "mine", lambda: mine)
     cases = [
-        (tmp_path / "a", f"Is a directory: '{tmp_path}/a/train.csv'"),
+        (tmp_path / "a", "no file named train, dev, test or corpus"),
         (tmp_path / "b", f"No such file or directory: '{tmp_path}/b/train.jsonl'"),
         ("mine", f"No such file or directory: '{tmp_path}/mine.csv'"),
         ("x" * 300, "File name too long")]

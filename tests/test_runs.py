@@ -299,6 +299,14 @@ def test_a_file_keeps_its_mode_and_a_new_one_has_that_of_the_umask(umask, tmp_pa
     assert "model.safetensors" in names(tmp_path / "lm")
 
 
+@pytest.mark.slow
+def test_standard_output_is_no_file_of_results():
+    """If it is a pipe, as here."""
+    code = "from pathlib import Path; from nmg import runs; runs.target_of(Path('/dev/stdout'))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "/dev/stdout: cannot be written to (it is no regular file)" in result.stderr
+
+
 @pytest.mark.parametrize("what", ["device", "pipe", "folder", "loop"])
 def test_only_a_regular_file_is_replaced(what, tmp_path):
     file = tmp_path / "file"
