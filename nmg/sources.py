@@ -595,6 +595,8 @@ def hub_files(name: str) -> dict[str, list[Path]]:
     no code of strangers."""
     import datasets
     repo, _, configuration = name.removeprefix("hf:").partition(":")
+    if not repo:
+        raise UserError(f"--dataset={name}: which one? hf:OWNER/NAME, or hf:OWNER/NAME:CONFIGURATION")
     try:
         found = datasets.load_dataset(repo, configuration or None)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as e:

@@ -203,6 +203,8 @@ def test_a_name_of_the_hub(tmp_path, tok, monkeypatch):
         raise ValueError("Config name is missing.\nPlease pick one")
 
     monkeypatch.setattr(datasets, "load_dataset", nothing)
+    with pytest.raises(UserError, match="hf:: which one"):
+        load("hf:", tok)
     with pytest.raises(UserError, match=r"hf:o/n: cannot be loaded \(Config name is missing\. Please pick"):
         load("hf:o/n", tok)
 

@@ -8,6 +8,7 @@ import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -595,6 +596,45 @@ def test_a_table_of_other_columns_from_file_to_results(suffix, lm_folder, tmp_pa
     assert done.returncode == 2 and "--text=NAME, --label=NAME and --doc=NAME say what to read" in done.stderr
     done = call("finetune_cls.py", *flags[:2], *small, "--lm=lm2", cwd=tmp_path)
     assert done.returncode == 2 and "--label=COLUMN names the labels of a table" in done.stderr
+
+
+def hub_forms(kind: str, folder: Path) -> datasets.DatasetDict:
+    """A small data set as the library `datasets` has it: labels with names, or flat rows of questions."""
+    parts = {}
+    for file in sorted(folder.iterdir()):
+        if kind == "cls":
+            rows = datasets.Dataset.from_list(runs.read_rows(file))
+            parts[file.stem] = rows.class_encode_column("label")
+            continue
+        rows = []
+        for paragraph in json.loads(file.read_text())["data"][0]["paragraphs"]:
+            for qa in paragraph["qas"]:
+                found, = qa["answers"]
+                answers = {name: [value] for name, value in found.items()}
+                rows.append({**qa, "context": paragraph["context"], "answers": answers})
+        parts[file.stem] = datasets.Dataset.from_list(rows)
+    return datasets.DatasetDict(parts)
+
+
+@pytest.mark.parametrize("kind", ["cls", "qa"])
+def test_forms_of_the_hub_from_file_to_results(kind, cls_folder, qa_folder, lm_folder, tmp_path):
+    """Shards of parquet and a saved folder give the predictions of jsonl and of SQuAD's json."""
+    folder = {"cls": cls_folder, "qa": qa_folder}[kind]
+    forms = hub_forms(kind, folder)
+    forms.save_to_disk(tmp_path / "saved", num_shards={"train": 2, "dev": 1, "test": 1})
+    for split, rows in forms.items():
+        shards = 2 if split == "train" else 1
+        for i in range(shards):
+            part = rows.shard(shards, i, contiguous=True)
+            part.to_parquet(tmp_path / f"shards/{split}-{i:05d}-of-{shards:05d}.parquet")
+    predictions = set()
+    for name in (folder, "saved", "shards"):
+        out = f"from-{Path(name).name}"
+        done = call(f"finetune_{kind}.py", f"--dataset={name}", f"--lm={lm_folder}", "--max_len=64",
+                    "--epochs=1", f"--out={out}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        predictions.add((tmp_path / out / "predictions.jsonl").read_bytes())
+    assert len(predictions) == 1 and len(runs.read_rows(tmp_path / "results.jsonl")) == 3
 
 
 def test_masks_that_read_more_labels_are_refused(lm_folder, cls_folder, tmp_path):

@@ -201,6 +201,11 @@ def test_pick_takes_the_highest_scores(batch, seed, p):
         allowed = np.flatnonzero(batch.maskable[b])
         best = sorted(allowed, key=lambda token, b=b: -score[b, token])[:budget[b]]
         assert set(np.flatnonzero(mask[b])) == set(best)
+    # A score that is not a number is an error only where a token could be masked.
+    maskers.pick(np.where(batch.maskable, score, np.nan), batch, budget)
+    if batch.maskable.any():
+        with pytest.raises(UserError, match="score of a token is NaN"):
+            maskers.pick(np.where(batch.maskable, np.nan, score), batch, budget)
 
 
 @given(batch=batches(), seed=st.integers(0, 10_000))
