@@ -553,7 +553,7 @@ def emrqa() -> Source:
 
 def toy_source(name: str) -> Source:
     records = toy.TASKS[name]()
-    return Source({split: records[split] for split in SPLITS}, [Path(toy.__file__)])
+    return Source({split: records[split] for split in SPLITS})
 
 
 # Every data set that has a name: a function () -> Source.

@@ -154,6 +154,11 @@ def test_shards_are_read_in_order_and_all_of_them(tmp_path, tok):
         load(str(tmp_path), tok)
 
 
+def test_each_toy_task_has_a_checksum_of_its_own(tok):
+    """By it tables know that two names are one data set."""
+    assert load("toycls", tok).checksum != load("toyqa", tok).checksum
+
+
 def test_a_folder_for_each_split(tmp_path, tok, capsys):
     """And files of other names are named."""
     for name in ("train/part-0.jsonl", "test/part-0.jsonl", "old.jsonl", "eval.jsonl"):

@@ -404,25 +404,26 @@ def test_ctrl_c_ends_the_row_at_work_and_no_other_starts(stub, tmp_path):
 
 @pytest.mark.slow
 def test_rows_of_the_toy_world_are_run_once(tmp_path):
-    """A row fails, is mended and run again; what is finished is not."""
+    """A row fails, is mended and run again; what is finished is not. Each data set has its table."""
     masker = tmp_path / "my.py"
     with quick_python(tmp_path) as python:
-        env = {"PYTHON": python, "QUICK": "1", "CLS": "toycls", "MASKERS": "none my.py:rare",
+        env = {"PYTHON": python, "QUICK": "1", "MASKERS": "none my.py:rare",
                "OUT": str(tmp_path / "out"), "FINETUNE_FLAGS": "--epochs=1", "PRETRAIN_FLAGS": "--epochs=1"}
         first = run_all(cwd=tmp_path, **env)
         log = tmp_path / "out/logs/score-toycls-tiny-none-0.log"
         before = log.read_text()
         masker.write_text("from maskers import random as rare\n")
-        second = run_all(cwd=tmp_path, **env, SEEDS="0 1")
+        second = run_all(cwd=tmp_path, **env, CLS="toycls", SEEDS="0 1")
     assert first.returncode == 1
-    assert "1 failed" in first.stderr
+    assert "2 failed" in first.stderr
+    assert "| toyqa, tiny |" in first.stdout and "| toycls, tiny |" in first.stdout
     assert "no such file: my.py" in first.stderr
     assert "| none |" in first.stdout
     assert second.returncode == 0, second.stderr
     assert "- Scored on 480 examples of test." in second.stdout
     assert log.read_text() == before
     lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
-    rows = [(line["masker"], line["seed"]) for line in lines]
+    rows = [(line["masker"], line["seed"]) for line in lines if line["dataset"] == "toycls"]
     assert sorted(rows) == [("my.py:rare", 0), ("my.py:rare", 1), ("none", 0), ("none", 1)]
     # Each seed has an LM of its own, and yet they are one row.
     assert re.search(r"\| my.py:rare \| [^|]+±[^|]+\|", second.stdout)
