@@ -77,7 +77,7 @@ def test_subsets(env, count):
 
 def test_quick_runs_the_same_rows_on_the_toys():
     commands = listed(QUICK="1")
-    assert len(commands) == 6 + 10 + 10 + 2
+    assert len(commands) == 6 + 9 + 9 + 2
     assert all("--lm=tiny " in c and "--dataset=toy" in c for c in commands)
     learning = [c for c in commands if "train_nmg.py" in c]
     assert all("--episodes=2 --metric=likelihood" in c for c in learning)
@@ -169,7 +169,9 @@ LEARNED = "--p=0.05 --epochs=3"
     ("random", "x", ""),
     ("difference:a/b", "x", ""),
     ("nmg.py:rare", "x", ""),
-    ("sampled:a/b", "tiny", LEARNED),
+    # In the toy world all rows have as many epochs.
+    ("nmg", "tiny", ""),
+    ("sampled:a/b", "tiny", ""),
 ])
 def test_learned_rows_carry_their_flags(row, lm, flags):
     """Those with which they were learned; a later flag, as of the row itself, wins."""
