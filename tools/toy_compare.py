@@ -132,7 +132,7 @@ def main(cfg: Config) -> None:
 
     # 3. The table, the picture, and what was learned.
     columns = "mean; each seed" if cfg.seeds > 1 else "%"
-    print(f"\ntoycls, test accuracy, {columns}; informative words among the masked, %")
+    print(f"\ntoycls, test accuracy, {columns}; attributes among the masked, %")
     for name, each in scores.items():
         line = f"{name:{width}} {np.mean(each):6.2f}"
         if cfg.seeds > 1:
