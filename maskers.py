@@ -21,7 +21,6 @@ tokens, and sampled:FOLDER draws tokens from it.
 import functools
 import importlib.util
 import inspect
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -297,29 +296,6 @@ def budget_of(batch: Batch, p: float) -> np.ndarray:
     """(B,) max(1, round(p n)) of the n maskable tokens of each row; 0 where n is 0."""
     n = batch.maskable.sum(1)
     return np.minimum(n, np.maximum(1, np.round(p * n))).astype(np.int64)
-
-
-def masking_rate(p: float | str, step: int, steps: int) -> float:
-    """The share of tokens to mask at a step: p itself; for "0.3-0.15" linear in the steps (Ankner et al.
-    2024)."""
-    if not isinstance(p, str):
-        return p
-    first, last = map(float, p.split("-"))
-    return first + step / max(1, steps - 1) * (last - first)
-
-
-def check_rate(p: float | str) -> float | str:
-    """--p as a number, or else as masking_rate reads it."""
-    found = re.fullmatch(r"([\d.]+)-([\d.]+)", str(p))
-    ends = found.groups() if found else [p]
-    try:
-        right = all(0 < float(end) <= 1 for end in ends)
-    except ValueError:
-        right = False
-    if not right:
-        raise UserError(f"--p={p}: a share must be above 0 and at most 1, as in 0.15, or in 0.3-0.15, which "
-                        "is linear in the steps")
-    return p if found else float(p)
 
 
 def pick(score: np.ndarray, batch: Batch, budget: np.ndarray) -> np.ndarray:

@@ -31,7 +31,8 @@ class Config(Columns):
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; with a fast tokenizer
     masker: str = "random"          # a name in maskers.py, nmg:FOLDER or sampled:FOLDER, or FILE.py:function
-    p: str = "0.15"                 # share of tokens to mask; 0.3-0.15 falls linearly; a learned masker: 0.05
+    p: float = 0.15                 # share of tokens to mask; 0.05 where the masker is learned
+    p_end: float | None = None      # this share at the last step, linear in between; None: p at all steps
     epochs: int = 1                 # passes over the text; the paper takes 3 where the masker is learned
     max_steps: int | None = None    # stop after so many steps, with lr at 0 by then; None: after all epochs
     lr: float = 2e-5                # raise it for LMs smaller than BERT-base (6 layers x 384: 3e-4)
@@ -100,19 +101,27 @@ def mlm_loss(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.
 
 # ---------------------------------------------------------------- training
 
-def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, p: float | str = 0.15,
-             epochs: int = 1, lr: float = 2e-5, batch_size: int = 16, max_steps: int | None = None,
-             seed: int = 0, remask: bool = True, desc: str = "MLM", **training: object) -> float:
+def masking_rate(p: float, p_end: float | None, step: int, steps: int) -> float:
+    """The share of tokens to mask at a step, linear in the steps from p to p_end (Ankner et al. 2024)."""
+    if p_end is None:
+        return p
+    return p + step / max(1, steps - 1) * (p_end - p)
+
+
+def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, p: float = 0.15,
+             p_end: float | None = None, epochs: int = 1, lr: float = 2e-5, batch_size: int = 16,
+             max_steps: int | None = None, seed: int = 0, remask: bool = True, desc: str = "MLM",
+             **training: object) -> float:
     """Trains `model` in place on blocks of text; returns the seconds that it took.
 
-    p: as in maskers.masking_rate; remask: draws masks and corruption anew in each epoch; otherwise all
+    p, p_end: as in masking_rate; remask: draws masks and corruption anew in each epoch; otherwise all
     epochs reuse those of the first. All else, and what `training` may hold, as in loop.fit"""
     reader = LMReader(model)
     steps = steps_of(pieces.length, batch_size, epochs, max_steps)
 
     def make_batch(step, epoch, indices):
         mask_epoch = epoch if remask else 0
-        rate = maskers.masking_rate(p, step, steps)
+        rate = masking_rate(p, p_end, step, steps)
         batch, mask, corrupted = mask_batch(pieces, masker, rate, seed, mask_epoch, indices, reader)
         return mlm_tensors(batch, mask, corrupted)
 
@@ -156,10 +165,9 @@ def try_masker(cfg: Config, pieces: Pieces, masker: maskers.Masker, lm: LMReader
     """Masks up to 16 blocks, and says how many tokens that are, and which; warns where they are less than
     half of the budget."""
     some = pieces.evenly_spaced(16)
-    rate = maskers.masking_rate(cfg.p, 0, 1)
-    batch, mask, _ = mask_batch(pieces, masker, rate, cfg.seed, 0, some, lm)
-    wanted = maskers.budget_of(batch, rate).sum()
-    print(f"{cfg.masker} masks {mask.sum() / len(some):.1f} tokens of a block at p = {rate:g}")
+    batch, mask, _ = mask_batch(pieces, masker, cfg.p, cfg.seed, 0, some, lm)
+    wanted = maskers.budget_of(batch, cfg.p).sum()
+    print(f"{cfg.masker} masks {mask.sum() / len(some):.1f} tokens of a block at p = {cfg.p:g}")
     masked = tokenizer.convert_ids_to_tokens(batch.input_ids[mask][:12])
     if masked:
         print(f"the first of them: {' '.join(masked)}")
@@ -183,6 +191,7 @@ def model_card(cfg: Config, pieces: Pieces, steps: int, before: float | None, af
     lm = Path(cfg.lm).name if Path(cfg.lm).exists() else cfg.lm
     flags = {name: value for name, value in asdict(cfg).items() if value is not None}
     versions = [f"{name} {version}" for name, version in runs.versions().items()]
+    rate = cfg.p if cfg.p_end is None else f"{cfg.p} to {cfg.p_end}"
     card = f"""---
 base_model: {lm}
 pipeline_tag: fill-mask
@@ -191,7 +200,7 @@ pipeline_tag: fill-mask
 
 {steps:,} steps of masked language modeling, {cfg.batch_size} blocks per step, from {len(pieces):,} blocks of
 text ({(pieces.end - pieces.begin).sum():,} tokens). The words to mask were chosen by `{cfg.masker}`, at a
-rate of {cfg.p}.
+rate of {rate}.
 
     python pretrain.py {runs.as_flags(flags)}
 
@@ -208,7 +217,6 @@ Loss of held-out text under 15 % random masks: {before:.3f} nats before, {after:
 def main(cfg: Config) -> None:
     loop.use_fast_path(cfg.fast)
     masker = maskers.find(cfg.masker)
-    cfg.p = maskers.check_rate(cfg.p)
     if cfg.out is None:
         name = re.sub(r"[/:]+", "-", cfg.masker)
         cfg.out = f"runs/pretrain-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{name}-{cfg.seed}"
@@ -253,7 +261,7 @@ def main(cfg: Config) -> None:
 
     if cfg.masker != "none":
         steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
-        seconds = pretrain(model, pieces, masker, p=cfg.p, epochs=cfg.epochs, lr=cfg.lr,
+        seconds = pretrain(model, pieces, masker, p=cfg.p, p_end=cfg.p_end, epochs=cfg.epochs, lr=cfg.lr,
                            batch_size=cfg.batch_size, max_steps=cfg.max_steps, micro_batch=cfg.micro_batch,
                            warmup=cfg.warmup, weight_decay=cfg.weight_decay, seed=cfg.seed,
                            distributed=True, checkpoint=checkpoint, after_step=look, desc=f"MLM {cfg.masker}")

@@ -28,8 +28,9 @@ READING = """- Mean ± standard deviation over seeds. hours: median of a seed, w
 # Settings that say where things lie, or that a table shows by itself, and so are not compared.
 NOT_COMPARED = {"masker", "dataset", "lm", "split", "spacy_model", "eval_every", "weights"}
 # Settings that a table names, where they are set.
-SHOWN = ("contexts", "examples", "p", "mlm_epochs", "pretraining.p", "pretraining.epochs",
-         "pretraining.max_steps", "pretraining.lr", "labelled", "epochs", "lr", "batch_size")
+SHOWN = ("contexts", "examples", "p", "mlm_epochs", "pretraining.p", "pretraining.p_end",
+         "pretraining.epochs", "pretraining.max_steps", "pretraining.lr", "labelled", "epochs", "lr",
+         "batch_size")
 
 
 @dataclass

@@ -452,9 +452,10 @@ def test_settings_that_differ_are_named_with_their_rows(tmp_path):
 def test_the_settings_of_random_are_named(tmp_path):
     add(tmp_path, "none", 0, config={"lr": 1e-3})
     assert notes_of(tmp_path)[0] == "- Settings: epochs 3, lr 0.001."
-    add(tmp_path, "random", 0, config={"labelled": 500}, pretraining={"p": "0.3-0.15"})
+    add(tmp_path, "random", 0, config={"labelled": 500}, pretraining={"p": 0.3, "p_end": 0.15})
     assert notes_of(tmp_path)[0] == (
-        "- Settings: pretraining.p 0.3-0.15, pretraining.epochs 1, labelled 500, epochs 3, lr 0.0002.")
+        "- Settings: pretraining.p 0.3, pretraining.p_end 0.15, pretraining.epochs 1, labelled 500, "
+        "epochs 3, lr 0.0002.")
 
 
 @pytest.mark.parametrize("text", ["{broken", "[1]", '"text"'])
@@ -645,10 +646,10 @@ def test_a_plan_from_few_seeds_is_a_guess(tmp_path):
 def test_a_row_with_flags_of_its_own(tmp_path):
     """It is another row, though its masker is the same."""
     add(tmp_path, "random", 0, 70.0, row="random")
-    flags = {"p": "0.3-0.15", "epochs": 2}
-    add(tmp_path, "random", 0, 71.0, row="random,--p=0.3-0.15,--epochs=2", pretraining=flags)
+    flags = {"p": 0.3, "epochs": 2}
+    add(tmp_path, "random", 0, 71.0, row="random,--p=0.3,--epochs=2", pretraining=flags)
     add(tmp_path, "nmg:a/b", 0, 72.0, row="nmg,--epochs=2", policy={"self_play": True})
-    assert set(table_of(tmp_path)) == {"random", "random,--p=0.3-0.15,--epochs=2", "nmg,--epochs=2"}
+    assert set(table_of(tmp_path)) == {"random", "random,--p=0.3,--epochs=2", "nmg,--epochs=2"}
 
 
 def test_dev_is_shown_where_nothing_is_of_test(tmp_path):
