@@ -12,7 +12,8 @@
 #   LMS, SEEDS     LMs and seeds
 #   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
 #                  are masked), sampled (tokens are drawn from the same policy), nmg-paper (the paper's form),
-#                  nmg-alone, nmg-fresh (table 3); flags for one row follow after commas: random,--p=0.3
+#                  nmg-alone and nmg-fresh (table 3: that without self-play, without continual adaptation);
+#                  flags for one row follow after commas: random,--p=0.3
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
 #   JOBS=1         commands at once
 #   OUT            where everything goes
@@ -66,10 +67,10 @@ table() {
         # 1. Learn a policy. Rows and seeds that share it have the same command, which is run once.
         learn=""
         case $masker in
-            nmg | sampled) learn="--continual=True" ;;
-            nmg-paper) learn="--continual=True --paper=True --updates_per_episode=10" ;;
-            nmg-alone) learn="--continual=True --self_play=False" ;;
-            nmg-fresh) learn="--continual=False" ;;
+            nmg | sampled) learn="--paper=False" ;;
+            nmg-paper) learn="--paper=True --updates_per_episode=10 --continual=True" ;;
+            nmg-alone) learn="--paper=True --updates_per_episode=10 --continual=True --self_play=False" ;;
+            nmg-fresh) learn="--paper=True --updates_per_episode=10 --continual=False" ;;
         esac
         if [ "$learn" ]; then
             number=$((seed % POLICIES))

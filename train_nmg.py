@@ -10,12 +10,13 @@ Each pre-trains a copy of the LM on its masks, fine-tunes it, and is scored on h
 player masked is rewarded by how it did against the others. Opponent and learner, which are two policies,
 learn from replay.
 
-The learner's policy is the result. The opponent is its sparring partner: when the learner tries to mask more
-of some words, the opponent tries to mask less of them, so that their scores show which is better. That is
-their only difference, as both learn from the same plays with the same rewards.
+The learner's policy is the result. The opponent is its sparring partner: in each episode a random direction
+is added to the learner's logits and subtracted from the opponent's, so that their scores show which of the
+two is better. Both learn from all plays. (In the paper's form, --paper, they explore and learn otherwise:
+docs/paper_vs_code.md.)
 
 Shapes: N blocks of text to mask (a context is one block or more), B rows of a forward pass, L tokens each
-(padded), K actions, H hidden units of the LM.
+(padded), K actions.
 """
 import copy
 import importlib
@@ -47,7 +48,7 @@ PLAYERS = ("random", "opponent", "learner")
 FORMS = {
     False: "Exploring among policies: an episode adds a random policy to the learner's logits and subtracts "
            "it from the opponent's; both agents move towards the policies that won and away from the others.",
-    True: "The paper's exact form: players explore token by token, and the loss has the ratio of the new "
+    True: "The paper's form: players explore token by token, and the loss has the ratio of the new "
           "and the old policy; it has learned nothing in any task tried so far."}
 
 
@@ -55,9 +56,9 @@ FORMS = {
 class PlayConfig(Columns):
     """The flags of a play (one player masks, an LM is trained, it is scored): the task, a sub-task of it, and
     the inner loop. Some files in tools/ have the same flags."""
-    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in nmg/toy.py. A flag that is None
-    # depends on the task; its comment has the values for classification (cls) and question answering (qa).
-    # They come from INNER_LOOP in finetune_cls.py or finetune_qa.py; that of max_len from Data.block_len.
+    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in nmg/toy.py. Where a comment has
+    # values for classification (cls) and question answering (qa), None becomes one of them: INNER_LOOP in
+    # finetune_cls.py or finetune_qa.py, and Data.block_len for max_len.
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
@@ -80,14 +81,14 @@ class PlayConfig(Columns):
     metric: str | None = None       # what is rewarded (METRICS of the task); None: cls accuracy, qa em
     fast: bool = True               # bf16 or fp16 where that is fast, cheaper attention on a CPU
     # the run
-    seed: int = 0                   # seeds everything random except the split into D_tr and D_val
+    seed: int = 0                   # seeds everything random except what is cut from train (D_val, dev)
 
 
 @dataclass
 class Config(PlayConfig):
     # the outer loop
-    paper: bool = False             # True: the paper's exact form, which has learned nothing yet (`losses`)
-    noise: float = 4.0              # exploration step in logits, without --paper; 2 sd of the policy or more
+    paper: bool = False             # True: the paper's reward and loss, which have learned nothing yet
+    noise: float = 4.0              # exploration step in logits, without --paper; at least 2 sd of the logits
     episodes: int = 200             # the paper has at most 200; a finished run can be made longer
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     continual: bool = False         # True, the paper's: an episode starts from the LM of the last (Table 3);
@@ -108,7 +109,7 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
                cfg: PlayConfig) -> tuple[torch.nn.Module, dict[str, float]]:
     """Algorithm 1, InnerLoop after the masking (`act`): pre-trains a copy of the LM under `mask` (N, L),
     fine-tunes a copy of that, and scores it on D_val'. Returns the adapted LM and its scores by name: those
-    of `task.summary`, in percent, and the mean log likelihood of the right answers.
+    of `task.summary`, in percent, and if METRICS has it, the mean log likelihood of the right answers.
 
     task: finetune_cls, finetune_qa, or another file with their interface
     With the same `subtask.seed` the players of an episode share order, corruption, dropout and head, so
@@ -124,6 +125,7 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr, **training)
     lines = task.predictions(model, subtask.val)
     scores = task.summary(lines)
+    # Nothing to report in a table, but it may be rewarded.
     if "likelihood" in task.METRICS:
         scores["likelihood"] = float(np.mean([line["likelihood"] for line in lines]))
     loop.check_numbers(scores, "a play")
@@ -173,6 +175,7 @@ def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
     if direction is not None:
         # The step must outweigh what the policy already prefers, or it could never unlearn an early mistake.
+        # (The direction has a standard deviation of 1.)
         finite = np.ma.masked_invalid(logits)
         sd = (finite - finite.mean(1, keepdims=True)).std()
         step = max(noise, 2 * sd)
@@ -224,14 +227,14 @@ def paper_rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.
 
 # ---------------------------------------------------------------- replay and learning
 
-# A masked token, as replay remembers it. (torch.tensor needs aligned fields.)
+# A masked token, as replay remembers it.
 ACTION = np.dtype([
     ("episode", "i4"), ("block", "i4"), ("position", "i8"),         # which token it was
     ("R", "f4"),            # its reward
     ("log_prob", "f4"),     # log π_old
     ("rarity", "f4"),       # 1 / square root of the token's frequency in its block
     ("value", "f4"),        # V, for the priority: from the player's network at first, updated when drawn
-    ], align=True)
+    ], align=True)          # torch.tensor needs aligned fields
 
 
 def priority(R: np.ndarray, value: np.ndarray, rarity: np.ndarray) -> np.ndarray:
@@ -279,6 +282,7 @@ class Agent:
         count = 0
         for _ in range(cfg.updates_per_episode):
             # Drawn without replacement, with probabilities by priority: the highest after Gumbel noise.
+            # (A priority of 0 comes last.)
             with np.errstate(divide="ignore"):
                 keys = np.log(priority(R_scaled, self.replay["value"], self.replay["rarity"]))
             keys += rng.gumbel(size=len(self.replay))
@@ -305,7 +309,7 @@ class Agent:
         return {name: loss / count for name, loss in total.items()}
 
 
-# A token that lost is not pushed below this share of its probability under the uniform policy.
+# The policy loss pushes a token that lost no further than to this share of its uniform probability.
 FLOOR = 0.01
 
 
@@ -320,18 +324,18 @@ def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, lo
     π is a distribution over the tokens of one block, the softmax of its logits. An action a is one masked
     token. π_old is the policy that masked it, and α is `entropy_coef`.
 
-    Why not the paper's ratio? All tokens of a play have the same R (in the paper's form those that only this
-    player masked, which are most of them at p = 0.05). For tokens a drawn from π_old, the
-    expected gradient of the first term is
+    Why not the paper's ratio? For a fixed R and tokens a drawn from π_old, the expected step is
 
         E[(R - V) ∇π(a) / π_old(a)] = (R - V) Σ_a ∇π(a) = (R - V) ∇ Σ_a π(a) = 0,
 
-    whatever π_old was. Dividing by π_old removes the information on WHICH policy was played, and only the
-    noise of the draw is left. With log π(a) the expected gradient in the logits is (R - V) (π_old - π):
-    towards policies that won, away from those that lost (reward-weighted regression, Peters and Schaal 2007;
-    evolution strategies, Salimans et al. 2017). This teaches something only if the players draw from
-    different policies (`random_direction`). And as log π(a) has no lower bound, tokens that lost would be
-    pushed away forever: that ends where π(a) is FLOOR = 1/100 of the uniform probability.
+    whatever π_old was: dividing by π_old removes the information on WHICH policy was played. What is left
+    is how R depends on each single draw, and nearly all tokens of a play share one noisy R. With log π(a)
+    the expected step in the logits is (R - V) (π_old - π): towards policies that won, away from those that
+    lost (reward-weighted regression, Peters and Schaal 2007; evolution strategies, Salimans et al. 2017). This
+    teaches something only if the players draw from different policies (`random_direction`). And as log π(a)
+    has no lower bound, tokens that lost would be pushed away forever: that ends where π(a) is FLOOR = 1/100
+    of the uniform probability. (Replay draws tokens by priority, not evenly. That changes the weights of
+    these sums, but not which policy they point to.)
 
     As in the official code, π_old(a) is the probability of a single draw, although tokens are drawn without
     replacement. The ratio is not clipped; clipping (PPO) would go where policy_loss is computed.
@@ -515,7 +519,7 @@ def open_task(cfg: PlayConfig, spacy_model: str | None = None) -> tuple[Data, to
 
 
 def main(cfg: Config) -> None:
-    # A flag that only the other form reads would do nothing.
+    # A flag that only the other form reads would do nothing, so it must have its default.
     unread = "noise" if cfg.paper else "explore"
     if getattr(cfg, unread) != getattr(Config, unread):
         raise UserError(f"--{unread}: is not read with --paper={cfg.paper}; leave it out")
@@ -533,7 +537,7 @@ def main(cfg: Config) -> None:
     if runs.is_main_process():
         policy.save(run.folder)
         run.finish()
-        print(f"saved {run.folder}: metrics.jsonl, curves.png, and the policy for --masker=nmg:{run.folder}")
+        print(f"saved {run.folder}: metrics.jsonl, curves.png, policy for --masker=sampled:{run.folder}")
 
 
 if __name__ == "__main__":

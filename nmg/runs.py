@@ -179,7 +179,7 @@ class RowRandom:
     """Random numbers for the rows of a batch, each row with a stream of its own, whatever batch it comes in.
 
     Number j of a call is a hash of (seed, name, round, index of the row, call, j): shuffling, batch size,
-    padding and the number of processes change nothing. round: the epoch, episode or pair of plays. A numpy
+    padding and the number of processes change nothing. round: the epoch or episode. A numpy
     generator for each row would do the same, but takes 10 to 40 µs to make, several times a step."""
 
     def __init__(self, seed: int, name: str, round: int, indices: np.ndarray):

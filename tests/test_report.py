@@ -30,7 +30,7 @@ def add(folder, masker="random", seed=0, score=75.0, dataset="reviews", lm="mini
     """Appends a line of results; score: accuracy, or (EM, F1)."""
     before = {"lm": lm, "masker": masker, "seed": seed, "policy": policy}
     if masker != "none":
-        before |= {"p": 0.15, "epochs": 1, "masker_code": None}
+        before |= {"p": 0.15, "epochs": 1, "masker_file": None}
     line = {"dataset": dataset, "lm": lm, "masker": masker, "seed": seed, "split": "test",
             "seconds": {"pretrain": None if masker == "none" else 1800.0, "train": 1200.0, "score": 600},
             "config": {"lm": f"runs/{masker}-{seed}", "lr": 2e-4, "epochs": 3, "data": "abc", "seed": seed,
@@ -344,7 +344,7 @@ def test_the_same_settings_with_another_score(tmp_path):
 
 @pytest.mark.parametrize(("before", "after", "name"), [
     ({"config": {"labelled": None}}, {"config": {"labelled": 100}}, "labelled"),
-    ({"pretraining": {"masker_code": "a"}}, {"pretraining": {"masker_code": "b"}}, "pretraining.masker_code"),
+    ({"pretraining": {"masker_file": "a"}}, {"pretraining": {"masker_file": "b"}}, "pretraining.masker_file"),
     ({"policy": {"checksum": "a"}}, {"policy": {"checksum": "b"}}, "pretraining.policy.checksum")])
 def test_a_run_that_was_repeated_with_other_settings(before, after, name, tmp_path):
     """None is a setting like any other; so are the code of a masker, and a policy."""
@@ -438,7 +438,7 @@ def test_settings_that_differ_are_named_with_their_rows(tmp_path):
     for seed in range(2):
         add(tmp_path, "none", seed)
         add(tmp_path, "random", seed, config={"labelled": None})
-        add(tmp_path, "my.py:rare", seed, pretraining={"masker_code": "a"})
+        add(tmp_path, "my.py:rare", seed, pretraining={"masker_file": "a"})
     assert notes_of(tmp_path)[1] == []
     add(tmp_path, "nmg:a", 0, pretraining={"p": 0.05}, policy={"self_play": True})
     add(tmp_path, "whole", 0, config={"lr": 1e-3, "labelled": 100})

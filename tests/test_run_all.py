@@ -52,7 +52,7 @@ def test_every_row_of_the_papers_tables():
         assert row.count(f"--seed={seed} ") == row.count(".py ")
     assert sum("--self_play=False" in c for c in policies) == 3
     assert sum("--continual=False" in c for c in policies) == 3
-    assert sum("--paper=True" in c for c in policies) == 3 * 8
+    assert sum("--paper=True" in c for c in policies) == 3 * (8 + 2)
     assert sum("--row=random,--p=0.05,--epochs=3" in row for row in rows) == 3 * 8
     made = {c.partition("--out=")[2] for c in policies}
     used = {row.partition("--masker=nmg:")[2].partition(" ")[0] for row in rows}
@@ -137,9 +137,10 @@ def test_what_is_learned_and_its_flags():
     learn, rows = commands[:3], commands[3:]
     given = "train_nmg.py --dataset=newsqa --lm=x --seed=0 --mlm_lr=3e-4 --self_play=True"
     where = "--out=runs/tables/policy-newsqa-x"
-    assert learn[0].endswith(f"{given} --continual=True {where}-nmg-0")
-    assert learn[1].endswith(f"{given} --continual=True --self_play=False {where}-nmg-alone-0")
-    assert learn[2].endswith(f"{given} --continual=False {where}-nmg-fresh-0")
+    paper = "--paper=True --updates_per_episode=10"
+    assert learn[0].endswith(f"{given} --paper=False {where}-nmg-0")
+    assert learn[1].endswith(f"{given} {paper} --continual=True --self_play=False {where}-nmg-alone-0")
+    assert learn[2].endswith(f"{given} {paper} --continual=False {where}-nmg-fresh-0")
     for command, row in zip(learn, rows, strict=False):
         assert f"--masker=nmg:{command.partition('--out=')[2]} " in row
     assert "--masker=random " in rows[3] and " --p=0.3 --epochs=2 " in rows[3].partition("&&")[0]

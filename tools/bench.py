@@ -66,10 +66,10 @@ def play(cfg: Config, lm: torch.nn.Module, task: ModuleType, subtask: SubTask) -
     yield
     adapted = copy.deepcopy(lm)
     pretrain.pretrain(adapted, subtask.contexts, maskers.random, p=cfg.p, epochs=cfg.mlm_epochs,
-                      lr=cfg.mlm_lr, batch_size=cfg.batch_size)
+                      lr=cfg.mlm_lr, batch_size=cfg.batch_size, micro_batch=cfg.micro_batch)
     yield adapted
     model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr,
-                          batch_size=cfg.batch_size)
+                          batch_size=cfg.batch_size, micro_batch=cfg.micro_batch)
     yield model
     yield task.predictions(model, subtask.val)
 

@@ -28,7 +28,7 @@ from pretrain import mask_batch
 
 @dataclass
 class Config(train_nmg.PlayConfig):
-    val_share: float = 0.5              # the share of train documents to validate on
+    val_share: float = 0.5              # the share of train to validate on
     maskers: str = "random,none,punct,frequent,rare,label,marked"   # all are compared with random
     seeds: int = 6                      # sub-tasks, with seeds from --seed on
     spacy_model: str | None = None      # finds entities
