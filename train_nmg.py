@@ -331,11 +331,11 @@ def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, lo
     whatever π_old was: dividing by π_old removes the information on WHICH policy was played. What is left
     is how R depends on each single draw, and nearly all tokens of a play share one noisy R. With log π(a)
     the expected step in the logits is (R - V) (π_old - π): towards policies that won, away from those that
-    lost (reward-weighted regression, Peters and Schaal 2007; evolution strategies, Salimans et al. 2017). This
-    teaches something only if the players draw from different policies (`random_direction`). And as log π(a)
-    has no lower bound, tokens that lost would be pushed away forever: that ends where π(a) is FLOOR = 1/100
-    of the uniform probability. (Replay draws tokens by priority, not evenly. That changes the weights of
-    these sums, but not which policy they point to.)
+    lost (reward-weighted regression, Peters and Schaal 2007; evolution strategies, Salimans et al. 2017).
+    This teaches something only if the players draw from different policies (`random_direction`). And as
+    log π(a) has no lower bound, tokens that lost would be pushed away forever: that ends where π(a) is
+    FLOOR = 1/100 of the uniform probability. (Replay draws tokens by priority, so that rare tokens and
+    surprising plays have more weight in these sums.)
 
     As in the official code, π_old(a) is the probability of a single draw, although tokens are drawn without
     replacement. The ratio is not clipped; clipping (PPO) would go where policy_loss is computed.
