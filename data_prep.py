@@ -54,10 +54,12 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     "qa"), None for all; columns: what is read of a table. Raises UserError; whether labels can be used,
     Data.check_labels tells."""
     source = find_source(name)
+    parts = list(itertools.chain(*source.splits.values()))
+    files = [part for part in parts if isinstance(part, Path)]
+    records = [part for part in parts if not isinstance(part, Path)]
     if columns:
         source.columns = Columns(columns.text, columns.label, columns.doc)
-        parts = itertools.chain(*source.splits.values())
-        if source.columns != Columns() and not any(isinstance(part, Path) for part in parts):
+        if source.columns != Columns() and not files:
             raise UserError(f"--dataset={name}: is not read from files, so that --text, --label and --doc "
                             "name nothing there")
     if dev_share is not None and "dev" not in source.splits:
@@ -71,9 +73,9 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     how = [FORMAT, asdict(source.columns), source.cut, list(source.splits), source.kind]
     how.append(tokenizer.backend_tokenizer.to_str())
     with error_context(f"--dataset={name}"):
-        how += [(file.name, runs.checksum(file)) for file in source.files]
-    if not source.files:
-        how.append(runs.digest(source.splits))
+        how += [(file.name, runs.checksum(file)) for file in [*files, *source.code]]
+    if records:
+        how.append(runs.digest(records))
     key = hashlib.sha256(json.dumps(how).encode()).hexdigest()
     folder = CACHE / "prepared" / f"{Path(name).stem}-{key[:12]}"
     with lock_of(folder):

@@ -7,7 +7,7 @@
 import math
 import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,31 +64,22 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
                 if not isinstance(line[metric], int | float) or not math.isfinite(line[metric]):
                     raise runs.UserError(f"{file}:{n}: {metric} is {line[metric]!r}, which is no score; "
                                          "remove this line, and run it again")
-            # Policies of one kind are one row, whatever their folders are; old lines have search:FOLDER.
-            row = re.sub(r"^(nmg|search|sampled):[^,]*", r"\1", line.get("row") or line["masker"])
             seconds = [s for s in line["seconds"].values() if s]
             # The LM that pre-training began with; plays of tools/ have no other one.
             base = line["config"].get("pretraining") or line["config"]
-            found.append(line | {"row": row, "hours": sum(seconds) / 3600, "where": f"{file}:{n}",
-                                 "settings": settings_of(line), "weights": base.get("weights"),
-                                 "data": line["config"].get("data")})
+            found.append(line | {"row": line.get("row") or line["masker"], "hours": sum(seconds) / 3600,
+                                 "where": f"{file}:{n}", "settings": settings_of(line),
+                                 "weights": base.get("weights"), "data": line["config"].get("data")})
     if not found:
         raise runs.UserError(f"--results={','.join(files)}: holds no line of results yet")
     refuse_other_weights(found)
     shorten(found, "lm", "weights")
     shorten(found, "dataset", "data")
-
-    splits = sorted({line["split"] for line in found})
-    if split is None:
-        split = "test" if "test" in splits else splits[0]
-    if split not in splits:
-        raise runs.UserError(f"--split={split}: no line of this split in {', '.join(files)}; there is "
-                             f"{', '.join(splits)}")
+    found = of_split(found, split)
+    name_policies(found)
 
     firsts = {}
     for line in found:
-        if line["split"] != split:
-            continue
         # The same said again is left out, but not what was run again with other flags.
         first = firsts.setdefault((line["dataset"], line["lm"], line["row"], line["seed"]), line)
         before = first["settings"]
@@ -102,6 +93,35 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
     # In the paper's order; what is not in the paper has no place, and comes last.
     place = {row: i for i, row in enumerate(PAPER.columns)}
     return lines.assign(place=lines["row"].map(place)).sort_values(["place", "seed"])
+
+
+def of_split(found: list[dict], split: str | None) -> list[dict]:
+    """The lines of one split; None: of each data set those of test, or else of what there is."""
+    splits = defaultdict(set)
+    for line in found:
+        splits[line["dataset"]].add(line["split"])
+    known = set.union(*splits.values())
+    if split and split not in known:
+        raise runs.UserError(f"--split={split}: no line of this split; there is {', '.join(sorted(known))}")
+    wanted = {}
+    for dataset, there in splits.items():
+        best = "test" if "test" in there else min(there)
+        wanted[dataset] = split or best
+    return [line for line in found if line["split"] == wanted[line["dataset"]]]
+
+
+def name_policies(found: list[dict]) -> None:
+    """Makes one row of all policies of a kind, whose folders differ by seed. Where two of them have a seed in
+    common, they are compared and keep the names of their folders."""
+    folders = defaultdict(set)
+    for line in found:
+        # Old lines have search:FOLDER.
+        line["kind"] = re.sub(r"^(nmg|search|sampled):[^,]*", r"\1", line["row"])
+        folders[line["kind"], line["dataset"], line["lm"], line["seed"]].add(line["row"])
+    compared = {kind for (kind, *_), rows in folders.items() if len(rows) > 1}
+    for line in found:
+        if line["kind"] not in compared:
+            line["row"] = line["kind"]
 
 
 def refuse_other_weights(found: list[dict]) -> None:

@@ -60,7 +60,7 @@ table() {
         place=${data//[\/,:]/-}-${lm//[\/,:]/-}
         name=$place-${row//[\/,:]/-}-$seed
         # Finished are those that have also added their line of results.
-        if [ -e $OUT/score-$name/run.json ] && grep -qsF "$OUT/score-$name/" $OUT/results.jsonl; then
+        if [ -e $OUT/score-$name/run.json ] && grep -qsF "score-$name/" $OUT/results.jsonl; then
             continue
         fi
 

@@ -472,13 +472,13 @@ def mrqa_answers(qa: dict, context: str) -> dict:
 
 @dataclass
 class Source:
-    """Where the records of a data set come from. It is prepared again when one of its files changes (if you
-    edit a reader, remove the folder that load() names)."""
+    """Where the records of a data set come from. It is prepared again when one of them changes (if you edit
+    a reader, remove the folder that load() names)."""
     splits: dict[str, list[Path | dict]]                        # split -> its files, or its records
-    files: list[Path] = field(default_factory=list)             # what its checksum is made of; none: records
     cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> its share
     kind: str | None = None                                     # None: found by the fields (KIND_OF_FIELD)
     columns: Columns = field(default_factory=Columns)           # what is read of the files
+    code: list[Path] = field(default_factory=list)              # of readers; edited, it is prepared again
 
     def records(self, split: str) -> Iterator[dict]:
         """The records of a split, read anew from its files each time; none where there is no such split."""
@@ -547,7 +547,7 @@ def emrqa() -> Source:
                         "Annotations') gives out under a data-use agreement")
     source = from_files({"train": [folder / "data.json"]}, test=0.2)
     # What counts as an answer is decided by the code of this file: edited, its notes are prepared anew.
-    source.files.append(Path(__file__))
+    source.code.append(Path(__file__))
     return source
 
 
@@ -587,7 +587,7 @@ def from_files(files: dict[str, list[Path]], **cut: float) -> Source:
     """The source of some files; cut: the share of train for each split that is cut from it where it has no
     file."""
     missing = {split: share for split, share in cut.items() if split not in files}
-    return Source(files, list(itertools.chain(*files.values())), missing)
+    return Source(files, missing)
 
 
 def hub_files(name: str) -> dict[str, list[Path]]:

@@ -154,6 +154,20 @@ def test_shards_are_read_in_order_and_all_of_them(tmp_path, tok):
         load(str(tmp_path), tok)
 
 
+def test_a_source_of_files_and_records_is_prepared_again_when_either_changes(tmp_path, tok, monkeypatch):
+    write_rows(tmp_path / "train.jsonl", [{"text": "a", "label": "x"}] * 3)
+    checksums = set()
+    for text in ("more text", "other text"):
+        source = sources.Source({"train": [tmp_path / "train.jsonl"], "corpus": [{"text": text}]})
+        monkeypatch.setitem(sources.DATASETS, "mine", lambda source=source: source)
+        data = load("mine", tok)
+        assert texts_of(data.corpus) == [text]
+        checksums.add(data.checksum)
+    write_rows(tmp_path / "train.jsonl", [{"text": "b", "label": "x"}] * 3)
+    data = load("mine", tok)
+    assert texts_of(data["train"]) == ["b"] * 3 and len(checksums | {data.checksum}) == 3
+
+
 def test_each_toy_task_has_a_checksum_of_its_own(tok):
     """By it tables know that two names are one data set."""
     assert load("toycls", tok).checksum != load("toyqa", tok).checksum
@@ -947,7 +961,7 @@ def test_a_data_set_is_downloaded_whole_or_not_at_all(server, tmp_path, monkeypa
     assert sorted(source.splits) == ["test", "train"]
     assert (folder / "train.jsonl").read_bytes() == b"x" * 100_000
     (tmp_path / "www/f.bin").unlink()
-    assert sources.downloaded("squad").files == source.files
+    assert sources.downloaded("squad").splits == source.splits
 
 
 def test_named_sets_download_what_they_read(server, tmp_path, tok, monkeypatch):

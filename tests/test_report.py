@@ -285,6 +285,15 @@ def test_what_a_search_found_is_no_row_of_the_papers_nmg(tmp_path):
     assert all(cells["seeds"] == "2 of 2" for cells in found.values())
 
 
+def test_two_policies_of_one_seed_are_compared(tmp_path):
+    """As `MASKERS="sampled:A sampled:B" bash run_all.sh` asks for, or what_matters.py."""
+    for seed in range(2):
+        for folder in ("A/policy", "B/policy"):
+            add(tmp_path, f"sampled:{folder}", seed, row=f"sampled:{folder}")
+        add(tmp_path, f"nmg:{seed}", seed)
+    assert set(table_of(tmp_path)) == {"nmg", "sampled:A/policy", "sampled:B/policy"}
+
+
 def test_each_metric_has_its_own_differences(tmp_path):
     for masker, f1 in (("random", 50.0), ("whole", 70.0)):
         for seed in range(2):
@@ -349,7 +358,7 @@ def test_the_same_settings_with_another_score(tmp_path):
 def test_a_run_that_was_repeated_with_other_settings(before, after, name, tmp_path):
     """None is a setting like any other; so are the code of a masker, and a policy."""
     add(tmp_path, "nmg:a", 0, **before)
-    add(tmp_path, "nmg:b", 0, **after)
+    add(tmp_path, "nmg:a", 0, **after)
     assert f"but differ in {name};" in refused(tmp_path)
 
 
@@ -478,7 +487,7 @@ def test_splits_and_several_files(tmp_path):
     add(tmp_path / "b", "random", 1, 70.0)
     add(tmp_path / "b", "whole", 0, 90.0, split="dev")
     both = ("a/results.jsonl", "b/results.jsonl")
-    assert "--split=train: no line of this split in" in refused(tmp_path, split="train", files=both)
+    assert "no line of this split; there is dev, test" in refused(tmp_path, split="train", files=both)
     scores = report.scores_of(read(tmp_path, files=both), "accuracy")
     assert scores.loc["random"].to_dict() == {0: 50.0, 1: 70.0}
     assert list(read(tmp_path, "dev", both)["row"]) == ["whole"]
@@ -657,6 +666,10 @@ def test_dev_is_shown_where_nothing_is_of_test(tmp_path):
     pd.testing.assert_frame_equal(read(tmp_path, split=None), read(tmp_path, split="dev"))
     add(tmp_path, "whole", 0)
     assert list(read(tmp_path, split=None)["row"]) == ["whole"]
+    # Of another data set there is still no test.
+    add(tmp_path, "punct", 0, dataset="my.csv", split="dev", config={"data": "mine"})
+    assert sorted(read(tmp_path, split=None)["row"]) == ["punct", "whole"]
+    assert list(read(tmp_path, split="test")["row"]) == ["whole"]
 
 
 # ---------------------------------------------------------------- the script

@@ -758,6 +758,8 @@ def test_killed_at_any_moment_it_ends_the_same(finished, tmp_path):
     assert refused[0].returncode == 2 and "another process is at work on it" in refused[0].stderr
     assert refused[0].stderr.count("\n") == 1
     assert call(*command, "--seed=1", cwd=tmp_path).returncode == 2
+    fewer = call(*command, "--episodes=1", cwd=tmp_path)
+    assert fewer.returncode == 2 and "--episodes=1: o holds" in fewer.stderr
     result = call(*command, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert ends_as(tmp_path, finished[0])

@@ -261,6 +261,8 @@ def main(cfg: Config) -> None:
     text_of_token = np.repeat(np.arange(len(split)), np.diff(split.token_start))
     doc = pd.Series(split.doc[text_of_token[features.index]], features.index)
     tables = {name: preferences(features, doc, mask) for name, mask in masked.items() if mask.any()}
+    if not tables:
+        raise UserError(f"--maskers={cfg.maskers}: none of them masks anything")
     for name, table in tables.items():
         print(f"{name}: masked minus text, in standard deviations, with the 95 % interval over "
               f"{doc.nunique()} documents")

@@ -44,27 +44,23 @@ def choose_masks(contexts: Pieces, masker: maskers.Masker, p: float, seed: int, 
     return masks
 
 
-def row_of(masker: str) -> str:
-    """The row of a masker: a policy is called like its folder, and says so where its masks are not drawn."""
-    row = Path(masker).name
-    return f"greedy {row}" if masker.startswith("nmg:") else row
-
-
 def main(cfg: Config) -> None:
     data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model)
     chosen = {name: maskers.find(name) for name in cfg.maskers.split(",")}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     settings = runs.log_settings(cfg, ("maskers", "seeds", "seed"), data=data.checksum,
                                  weights=weights_of(cfg.lm))
-    lines = runs.read_rows(Path(cfg.log))
-    if any(line.get("config") != settings for line in lines):
-        raise UserError(f"--log={cfg.log}: holds plays with other flags; choose another file")
-    # Plays of a policy or file that changed since then do not count.
+    log = Path(cfg.log)
     files = {name: maskers.checksum_of(name) for name in chosen}
-    lines = [line for line in lines if line["file"] == files.get(line["masker"], line["file"])]
+    # Several of these commands may share a log. What fails here would else fail after a play.
+    with runs.locked(log):
+        lines = runs.read_rows(log)
+        if any(line.get("config") != settings for line in lines):
+            raise UserError(f"--log={cfg.log}: holds plays with other flags; choose another file")
+        # Plays of a policy or file that changed since then do not count.
+        lines = [line for line in lines if line["file"] == files.get(line["masker"], line["file"])]
+        runs.write_rows(log, lines)
     done = {(line["seed"], line["masker"]) for line in lines}
-    # Fails now where it would fail after a play.
-    runs.write_rows(Path(cfg.log), lines)
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
     with tqdm(total=len(seeds) * len(chosen), unit="play", disable=None) as bar:
         for seed in seeds:
@@ -80,11 +76,11 @@ def main(cfg: Config) -> None:
                 # In hundredths of a nat, beside points.
                 if "likelihood" in scores:
                     scores["likelihood"] *= 100
-                lines.append({"dataset": settings["dataset"], "lm": settings["lm"], "masker": name,
-                              "row": row_of(name), "seed": seed, "split": "val", "metrics": list(scores),
-                              **scores, "seconds": {"play": time.time() - started}, "file": files[name],
-                              "config": settings})
-                runs.write_rows(Path(cfg.log), lines)
+                line = {"dataset": settings["dataset"], "lm": settings["lm"], "masker": name, "row": name,
+                        "seed": seed, "split": "val", "metrics": list(scores), **scores,
+                        "seconds": {"play": time.time() - started}, "file": files[name], "config": settings}
+                with runs.locked(log):
+                    runs.write_rows(log, [*runs.read_rows(log), line])
     report.main(report.Config(results=cfg.log))
 
 
