@@ -812,7 +812,7 @@ def test_three_processes_learn_what_one_does(finished, tmp_path):
     result = torchrun(3, "train_nmg.py", *SMALL, "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert ends_as(tmp_path, finished[0])
-    assert result.stdout.count("--masker=nmg:o") == 1
+    assert result.stdout.count("--masker=sampled:o") == 1
 
 
 @pytest.mark.slow
@@ -889,9 +889,9 @@ def test_the_first_commands_of_a_user(tmp_path, monkeypatch):
     result = call("train_nmg.py", "--dataset=newsqa", "--lm=bert-base-uncased", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     policy = "runs/nmg-newsqa-bert-base-uncased-0"
-    assert f"--masker=nmg:{policy}" in result.stdout
+    assert f"--masker=sampled:{policy}" in result.stdout
     assert runs.read_run(tmp_path / policy)["settings"]["max_len"] == 66
-    result = call("pretrain.py", "--dataset=newsqa", "--lm=bert-base-uncased", f"--masker=nmg:{policy}",
+    result = call("pretrain.py", "--dataset=newsqa", "--lm=bert-base-uncased", f"--masker=sampled:{policy}",
                   "--p=0.05", "--epochs=3", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     [adapted] = (tmp_path / "runs").glob("pretrain-*")
@@ -899,7 +899,7 @@ def test_the_first_commands_of_a_user(tmp_path, monkeypatch):
     assert result.returncode == 0, result.stderr
     [row] = runs.read_rows(tmp_path / "results.jsonl")
     origin = row["config"]["pretraining"]
-    assert row["masker"] == f"nmg:{policy}" and row["lm"] == "bert-base-uncased"
+    assert row["masker"] == f"sampled:{policy}" and row["lm"] == "bert-base-uncased"
     assert origin["policy"]["episodes"] == 2 and origin["policy"]["self_play"]
     assert (origin["p"], origin["epochs"]) == (0.05, 3)
 
