@@ -103,8 +103,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
 
     # 4. one line of results
     if not evaluated.split.has_gold:
-        print(f"WARNING: {cfg.split} has no labels, so that nothing is scored, and no line of results is "
-              f"written; its predictions are in {run.folder}, and --split=dev scores dev")
+        print(f"WARNING: {cfg.split} has no labels, so that nothing is scored (predictions: {run.folder})")
     elif runs.is_main_process():
         add_result(Path(cfg.results), run, cfg.row)
 
