@@ -304,9 +304,7 @@ def pick(score: np.ndarray, batch: Batch, budget: np.ndarray) -> np.ndarray:
 
     Sampling without replacement from a softmax policy is pick(logits + gumbel noise); its greedy choice is
     pick(logits). Raises UserError if a score is NaN."""
-    score = np.where(batch.maskable, score, -np.inf)
-    if np.isnan(score).any():
-        raise UserError("a masker's score of a token is NaN; is it the log of a negative number?")
+    score = maskable_scores(score, batch)
     best_first = np.argsort(-score, 1, kind="stable")
     mask = np.zeros(score.shape, bool)
     np.put_along_axis(mask, best_first, np.arange(score.shape[1]) < budget[:, None], 1)
@@ -318,7 +316,7 @@ def pick_units(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.nda
     unit that no longer fits into the budget is passed over for the next that does.
 
     unit: (B, L), for each token the column where its unit starts (`units_of`)"""
-    score = np.where(batch.maskable, score, -np.inf)
+    score = maskable_scores(score, batch)
     # Size and best score of each unit, in arrays (B, L) of row and unit; `cell` is the flat index there.
     rows = np.arange(len(score))
     cell = (rows[:, None] * score.shape[1] + unit).ravel()
@@ -336,6 +334,14 @@ def pick_units(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.nda
         if not left.any():
             break
     return taken.reshape(-1)[cell].reshape(score.shape) & batch.maskable
+
+
+def maskable_scores(score: np.ndarray, batch: Batch) -> np.ndarray:
+    """The scores (B, L), -inf where nothing may be masked. Raises UserError if one of the others is NaN."""
+    score = np.where(batch.maskable, score, -np.inf)
+    if np.isnan(score).any():
+        raise UserError("a masker's score of a token is NaN; is it the log of a negative number?")
+    return score
 
 
 def checked_word_ids(batch: Batch) -> np.ndarray:

@@ -126,7 +126,8 @@ run_one() {
 }
 export -f run_one
 # Each of several would by itself take all cores.
-[ $JOBS = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((($(getconf _NPROCESSORS_ONLN) - 1) / JOBS + 1))}
+cores=$(getconf _NPROCESSORS_ONLN)
+[ $JOBS = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > JOBS ? cores / JOBS : 1))}
 export OUT
 
 echo "$(each "${policies[@]}" | wc -l) policies and ${#rows[@]} rows are left; they print to $OUT/logs"

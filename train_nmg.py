@@ -428,8 +428,9 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         metrics = load_checkpoint(folder / "checkpoint.pt", lm, agents, states_of)
         if len(metrics) > cfg.episodes:
             raise UserError(f"--episodes={cfg.episodes}: {folder} holds {len(metrics)} already; give more")
-        # After a kill, the log has more than the checkpoint.
-        runs.write_rows(folder / "metrics.jsonl", metrics)
+        if runs.is_main_process():
+            # After a kill, the log has more than the checkpoint.
+            runs.write_rows(folder / "metrics.jsonl", metrics)
     bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not runs.is_main_process())
 
     for episode in bar:

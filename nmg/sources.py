@@ -129,8 +129,9 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
             cells = next(table, None)
             if cells is None:
                 return
-            # The second of two files that were joined may begin with a byte order mark.
-            cells[:1] = [cell.lstrip("\ufeff") for cell in cells[:1]]
+            if cells:
+                # The second of two files that were joined may begin with a byte order mark.
+                cells[0] = cells[0].lstrip("\ufeff")
             if len(cells) > len(header):
                 raise ValueError("more cells than columns; put cells that hold a separator in double quotes")
             if delimiter == "\t" and any("\n" in cell for cell in cells):

@@ -206,6 +206,9 @@ def test_pick_takes_the_highest_scores(batch, seed, p):
     if batch.maskable.any():
         with pytest.raises(UserError, match="score of a token is NaN"):
             maskers.pick(np.where(batch.maskable, np.nan, score), batch, budget)
+        with pytest.raises(UserError, match="score of a token is NaN"):
+            units = maskers.units_of(batch.word_ids)
+            maskers.pick_units(np.where(batch.maskable, np.nan, score), batch, budget, units)
 
 
 @given(batch=batches(), seed=st.integers(0, 10_000))
