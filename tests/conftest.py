@@ -23,7 +23,8 @@ from types import ModuleType
 os.environ.setdefault("NMG_TEST_CACHE", tempfile.mkdtemp(prefix="nmg-test-"))
 os.environ["NMG_CACHE"] = os.environ["NMG_TEST_CACHE"]
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# On a GPU only where that is asked for: CUDA_VISIBLE_DEVICES=0 pytest
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # Two tests run side by side, each on one core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
