@@ -152,7 +152,7 @@ def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iter
 
 def length_batches(length: np.ndarray) -> Iterator[np.ndarray]:
     """Indices of all pieces once, longest first, in batches of about as many tokens each."""
-    tokens = 2048 if device().type == "cpu" else 8192
+    tokens = 2048 if device().type == "cpu" else 32_768
     order = np.argsort(-length, kind="stable")
     while len(order):
         size = max(1, tokens // max(1, int(length[order[0]])))

@@ -68,7 +68,7 @@ def fit(model, make_batch=make_batch, loss_fn=tagger_loss, **changed):
 
 
 def weights(model):
-    return {name: weight.clone() for name, weight in model.state_dict().items()}
+    return {name: weight.to("cpu", copy=True) for name, weight in model.state_dict().items()}
 
 
 def same(a, b):
@@ -102,7 +102,7 @@ def test_the_optimiser_is_that_of_the_paper(max_steps, steps, warmup, decay):
     assert max(norms) > 1 > min(norms)
     assert len(norms) == steps
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+        torch.testing.assert_close(a.cpu(), b, atol=1e-5, rtol=0)
 
 
 def test_a_batch_without_labels_changes_nothing():
@@ -118,8 +118,9 @@ def test_frozen_parameters_stay():
     model.embed.requires_grad_(False)
     before = weights(model)
     fit(model)
-    assert torch.equal(before["embed.weight"], model.embed.weight)
-    assert not torch.equal(before["head.weight"], model.head.weight)
+    after = weights(model)
+    assert torch.equal(before["embed.weight"], after["embed.weight"])
+    assert not torch.equal(before["head.weight"], after["head.weight"])
 
 
 def test_training_is_with_dropout():
@@ -462,7 +463,8 @@ def test_evaluation_batches_cover_all_pieces_longest_first():
     order = np.concatenate(batches)
     assert sorted(order) == list(range(500))
     assert (np.diff(length[order]) <= 0).all()
-    assert max(length[indices].max() * len(indices) for indices in batches) <= 2048
+    most = 2048 if loop.device().type == "cpu" else 32768
+    assert max(length[indices].max() * len(indices) for indices in batches) <= most
 
 
 def test_a_piece_longer_than_a_batch_comes_alone():
@@ -759,5 +761,6 @@ def test_products_are_in_bf16_on_the_fast_path_where_that_is_native(kind, fast, 
     monkeypatch.setattr(loop, "has_bf16", lambda: native)
     loop.use_fast_path(fast)
     with loop.autocast(random_lm(kind)):
-        product = torch.ones(2, 2) @ torch.ones(2, 2)
+        ones = torch.ones(2, 2, device=loop.device())
+        product = ones @ ones
     assert product.dtype == (torch.bfloat16 if half else torch.float32)

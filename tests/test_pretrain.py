@@ -75,7 +75,7 @@ def gradients(model, loss):
 
 
 def weights(model):
-    return {name: weight.clone() for name, weight in model.state_dict().items()}
+    return {name: weight.to("cpu", copy=True) for name, weight in model.state_dict().items()}
 
 
 def same(a, b):
@@ -124,7 +124,7 @@ def test_the_loss_on_held_out_text_is_the_mean_over_masked_tokens(tokenizer, pie
     monkeypatch.setattr(pretrain, "length_batches", lambda length: np.array_split(np.arange(len(length)), 3))
     model = bert(tokenizer, dropout=0.3).train()
     ours = pretrain.held_out_loss(model, pieces)
-    theirs = huggingface_loss(model.eval(), *mask_batch(pieces, "random", n=len(pieces)))
+    theirs = huggingface_loss(model.cpu().eval(), *mask_batch(pieces, "random", n=len(pieces)))
     assert ours == pytest.approx(theirs.item(), rel=1e-5)
 
 
@@ -259,7 +259,7 @@ def test_one_rate_is_a_number():
 
 def by_lm(batch, budget, rng, lm=None):
     """A masker that reads the LM."""
-    return maskers.pick(lm(batch)[:, :, 0].numpy(), batch, budget)
+    return maskers.pick(lm(batch)[:, :, 0].cpu().numpy(), batch, budget)
 
 
 def surprise(logits, input_ids):
@@ -276,7 +276,8 @@ def test_a_masker_reads_the_lm_without_dropout(training, tokenizer, pieces):
     hidden, scores = lm(batch), lm.per_token(batch, surprise)
     assert model.training == training
     assert hidden.shape == (*batch.input_ids.shape, 32) and not hidden.requires_grad
-    torch.testing.assert_close(hidden, model.eval().bert(**batch.tensors()).last_hidden_state)
+    model.cpu().eval()
+    torch.testing.assert_close(hidden.cpu(), model.bert(**batch.tensors()).last_hidden_state)
     with torch.no_grad():
         expected = surprise(model(**batch.tensors()).logits, torch.tensor(batch.input_ids))
     np.testing.assert_allclose(scores, expected, rtol=1e-5)

@@ -265,6 +265,7 @@ def test_contexts_run_together_as_each_alone(monkeypatch):
     rng, policy, weights = np.random.default_rng(0), Policy(8), torch.randn(12)
     lengths = rng.integers(2, 30, (2, 5))
     memory = [some_states(rng, of_episode) for of_episode in lengths]
+    monkeypatch.setattr(policies, "device", lambda: torch.device("cpu"))
     # Chunks of 40 tokens.
     monkeypatch.setattr(policies, "length_batches", lambda length: np.array_split(np.argsort(-length), 4))
 
@@ -300,7 +301,8 @@ def test_states_are_the_lms_of_each_context_alone(tmp_path):
     for i in range(len(pieces)):
         alone = collate(pieces, np.array([i]))
         hidden, maskable = states[i]
-        torch.testing.assert_close(hidden.float(), models.LMReader(lm)(alone)[0], atol=2e-3, rtol=2e-3)
+        expected = models.LMReader(lm)(alone)[0].cpu()
+        torch.testing.assert_close(hidden.float(), expected, atol=2e-3, rtol=2e-3)
         assert maskable.tolist() == alone.maskable[0].tolist()
 
 
@@ -325,8 +327,8 @@ def test_log_probabilities_are_those_of_the_policy_that_acts(subtask):
     """The policy's own; uniform in the paper's exploration, and of the random player."""
     batch, states, agent, play = acting(subtask, uniform=False)
     logits, values = train_nmg.policy_forward(agent.policy, states)
-    torch.testing.assert_close(torch.from_numpy(play.log_prob), logits.detach().log_softmax(1))
-    torch.testing.assert_close(torch.from_numpy(play.value), values.detach())
+    torch.testing.assert_close(torch.from_numpy(play.log_prob), logits.detach().cpu().log_softmax(1))
+    torch.testing.assert_close(torch.from_numpy(play.value), values.detach().cpu())
     uniform = np.where(batch.maskable, -np.log(batch.maskable.sum(1))[:, None], -np.inf)
     for uniformly, has_agent in ((True, True), (False, False)):
         _, _, _, play = acting(subtask, uniformly, has_agent)
@@ -339,7 +341,8 @@ def test_a_direction_is_played_but_not_the_policys_own(subtask):
     batch, states, agent, plain = acting(subtask, uniform=False)
     direction = train_nmg.random_direction(states, 0, 0)
     _, _, _, play = acting(subtask, uniform=False, direction=direction)
-    logits = train_nmg.policy_forward(agent.policy, states)[0].detach() + 4 * torch.from_numpy(direction)
+    logits, _ = train_nmg.policy_forward(agent.policy, states)
+    logits = logits.detach().cpu() + 4 * torch.from_numpy(direction)
     torch.testing.assert_close(torch.from_numpy(play.log_prob), logits.log_softmax(1))
     assert play.entropy == plain.entropy
     # Twice as far as the logits differ: of a policy that is sure of itself, the direction is played, too.
@@ -402,6 +405,7 @@ def test_an_inner_loop_trains_a_copy_on_its_own_masks(subtask, monkeypatch):
     assert tuned == [(adapted, subtask.train, flags)]
     # F1 of a is 2/3, of b 0.
     assert scored == {"accuracy": 50, "macro_f1": pytest.approx(100 / 3), "likelihood": -1.75}
+    adapted.cpu()
     for name, weight in lm.state_dict().items():
         assert torch.equal(weight, before[name])
     assert not torch.equal(adapted.base_model.embeddings.word_embeddings.weight,
@@ -415,7 +419,8 @@ def test_without_a_mask_the_lm_stays_as_it_is(subtask, monkeypatch):
     pretrain.pretrain(trained, subtask.contexts, maskers.fixed(mask), epochs=1)
     monkeypatch.setattr(train_nmg, "pretrain", None)
     adapted, _ = train_nmg.inner_loop(lm, subtask, mask, finetune_cls, some_config())
-    for name, weight in adapted.state_dict().items():
+    trained.cpu()
+    for name, weight in adapted.cpu().state_dict().items():
         assert torch.equal(weight, lm.state_dict()[name]) and torch.equal(weight, trained.state_dict()[name])
 
 
@@ -446,7 +451,7 @@ def small_agent(lr):
 
 def value_of(agent, memory):
     with torch.no_grad():
-        return train_nmg.policy_forward(agent.policy, memory[0])[1].numpy()
+        return train_nmg.policy_forward(agent.policy, memory[0])[1].cpu().numpy()
 
 
 @pytest.mark.parametrize("paper", [True, False])
