@@ -137,7 +137,8 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
     total, count = 0.0, 0
     training = model.training
     model.to(device()).eval()
-    for indices in progress([*length_batches(pieces.length)], "held-out loss"):
+    # Small batches, as a masked token needs a logit for each word of the vocabulary.
+    for indices in progress([*length_batches(pieces.length, tokens=2048)], "held-out loss"):
         batch, mask, corrupted = mask_batch(pieces, maskers.random, 0.15, 0, 0, indices)
         tensors = to_device(mlm_tensors(batch, mask, corrupted))
         with autocast(model):

@@ -268,7 +268,7 @@ def truncated(split: Split, max_len: int) -> Pieces:
     return Pieces(split, np.arange(len(split)), begin, np.minimum(split.token_start[1:], begin + room))
 
 
-def windows(split: Split, max_len: int, overlap: int, max_question: int, max_answer: int = 30) -> Pieces:
+def windows(split: Split, max_len: int, overlap: int, max_question: int, max_answer: int) -> Pieces:
     """Every question with its text, in windows of at most max_len tokens that share `overlap` text tokens."""
     special = split.special
     question = np.minimum(np.diff(split.question_start), max_question)                          # (Q,)

@@ -150,9 +150,12 @@ def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iter
             yield epoch, order[start:start + batch_size]
 
 
-def length_batches(length: np.ndarray) -> Iterator[np.ndarray]:
-    """Indices of all pieces once, longest first, in batches of about as many tokens each."""
-    tokens = 2048 if device().type == "cpu" else 32_768
+def length_batches(length: np.ndarray, tokens: int | None = None) -> Iterator[np.ndarray]:
+    """Indices of all pieces once, longest first, in batches of at most so many tokens each.
+
+    tokens: None: 2,048 on a CPU and 32,768 on a GPU, where each batch costs a fixed time"""
+    if tokens is None:
+        tokens = 2048 if device().type == "cpu" else 32_768
     order = np.argsort(-length, kind="stable")
     while len(order):
         size = max(1, tokens // max(1, int(length[order[0]])))

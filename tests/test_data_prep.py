@@ -763,7 +763,7 @@ def test_blocks_keep_every_token_once(kind, tmp_path):
 def test_windows_are_those_of_hugging_face(kind, tmp_path):
     tok, context = fast_tokenizer(kind), " ".join(TEXTS * 3)
     write_json(tmp_path / "d/train.json", squad([context, TEXTS[0]], ["many pieces", "mat"]))
-    pieces = windows(load(str(tmp_path / "d"), tok)["train"], 48, 8, 64)
+    pieces = windows(load(str(tmp_path / "d"), tok)["train"], 48, 8, 64, max_answer=30)
     batch = all_of(pieces)
     theirs = tok(["What is number 0?", "What is number 1?"], [context, TEXTS[0]], truncation="only_second",
                  max_length=48, stride=8, return_overflowing_tokens=True, padding=True, return_tensors="np",
@@ -780,7 +780,7 @@ def test_a_window_without_room_for_its_text(tmp_path, tok):
     write_json(tmp_path / "d/train.json", squad([" ".join(TEXTS)], ["mat"]))
     split = load(str(tmp_path / "d"), tok)["train"]
     with pytest.raises(UserError, match="leaves no room"):
-        windows(split, 16, 8, 64)
+        windows(split, 16, 8, 64, max_answer=30)
 
 
 def test_a_tokenizer_that_puts_nothing_around_its_texts(tmp_path):

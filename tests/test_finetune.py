@@ -154,7 +154,7 @@ def test_targets_follow_their_questions(questions, tok, monkeypatch):
 
 def test_targets_point_at_the_answer(qa_folder):
     split = load(str(qa_folder), fast_tokenizer("bpe"))["train"]
-    pieces = windows(split, 48, 12, 20)
+    pieces = windows(split, 48, 12, 20, max_answer=30)
     batch = collate(pieces, np.arange(len(pieces)))
     found = set()
     for row, (first, last) in enumerate(finetune_qa.targets(batch, pieces).tolist()):
@@ -270,7 +270,7 @@ def test_likelihood_of_answers(max_len, overlap, questions, tok):
                 log_probs.append((log_p[first, 0] + log_p[last, 1]).item())
         expected.append(np.mean(log_probs) if log_probs else 0)
     assert (0 in expected) == (overlap == 0)
-    pieces = windows(split, max_len, overlap, 32)
+    pieces = windows(split, max_len, overlap, 32, max_answer=30)
     found = metrics_of(finetune_qa, model, pieces)
     np.testing.assert_allclose(found["likelihood"], expected, rtol=1e-4)
 

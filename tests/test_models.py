@@ -405,7 +405,7 @@ def test_a_longformer_reads_a_text_with_its_separator(tmp_path):
     paragraph = {"context": "the cat [SEP] sat", "qas": [question]}
     (tmp_path / "train.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
     train = data_prep.load(str(tmp_path / "train.json"), tokenizer)["train"]
-    pieces = windows(train, 60, 5, 30)
+    pieces = windows(train, 60, 5, 30, max_answer=30)
     lm = random_lm("longformer", len(tokenizer))
     model = finetune_qa.finetune(lm, pieces, epochs=1, lr=1e-4, batch_size=2)
     assert len(finetune_qa.predictions(model, pieces)) == 1

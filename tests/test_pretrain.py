@@ -121,7 +121,8 @@ def test_the_loss_leaves_the_model_as_it_was(tokenizer, pieces):
 
 def test_the_loss_on_held_out_text_is_the_mean_over_masked_tokens(tokenizer, pieces, monkeypatch):
     """Of all blocks, however they come in batches, without dropout, in a model that was in training."""
-    monkeypatch.setattr(pretrain, "length_batches", lambda length: np.array_split(np.arange(len(length)), 3))
+    monkeypatch.setattr(pretrain, "length_batches",
+                        lambda length, tokens: np.array_split(np.arange(len(length)), 3))
     model = bert(tokenizer, dropout=0.3).train()
     ours = pretrain.held_out_loss(model, pieces)
     theirs = huggingface_loss(model.cpu().eval(), *mask_batch(pieces, "random", n=len(pieces)))
@@ -478,8 +479,8 @@ def test_every_architecture_end_to_end(kind, tmp_path, cls_folder, qa_folder):
     predicted = finetune_cls.predictions(model, finetune_cls.pieces_of(data["test"], 32))
     assert len(predicted) == 9
     data = data_prep.load(str(qa_folder), tokenizer)
-    model = finetune_qa.finetune(lm, windows(data["train"], 48, 12, 20), **settings)
-    answers = finetune_qa.predictions(model, windows(data["test"], 48, 12, 20))
+    model = finetune_qa.finetune(lm, windows(data["train"], 48, 12, 20, max_answer=30), **settings)
+    answers = finetune_qa.predictions(model, windows(data["test"], 48, 12, 20, max_answer=30))
     assert len(answers) == 5
 
 
