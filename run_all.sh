@@ -12,7 +12,7 @@
 #   LMS, SEEDS     LMs and seeds
 #   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
 #                  are masked), sampled (tokens are drawn from the same policy), nmg-paper (the paper's form),
-#                  nmg-alone and nmg-fresh (table 3: that without self-play, without continual adaptation);
+#                  nmg-alone and nmg-fresh (the same without self-play, or continual adaptation: table 3);
 #                  flags for one row follow after commas: random,--p=0.3
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
 #   JOBS=1         commands at once

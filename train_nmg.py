@@ -10,10 +10,10 @@ Each pre-trains a copy of the LM on its masks, fine-tunes it, and is scored on h
 player masked is rewarded by how it did against the others. Opponent and learner, which are two policies,
 learn from replay.
 
-The learner's policy is the result. The opponent is its sparring partner: in each episode a random direction
-is added to the learner's logits and subtracted from the opponent's, so that their scores show which of the
-two is better. Both learn from all plays. (In the paper's form, --paper, they explore and learn otherwise:
-docs/paper_vs_code.md.)
+The learner's policy is the result; the opponent's is a second one that learns in the same way, from the same
+plays. In each episode a random direction is added to the learner's logits and subtracted from the opponent's,
+so that their scores show which way is better. (In the paper's form, --paper, they explore and learn
+otherwise: nmg/paper_form.py.)
 
 Shapes: N blocks of text to mask (a context is one block or more), B rows of a forward pass, L tokens each
 (padded), K actions.
@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 import data_prep
 import maskers
-from nmg import loop, runs, toy
+from nmg import loop, paper_form, runs, toy
 from nmg.data import Batch, Data, collate
 from nmg.loop import all_gather, broadcast, device, rank_and_world, torch_seed
 from nmg.models import load_lm, load_tokenizer, max_len_of, weights_of
@@ -92,7 +92,7 @@ class Config(PlayConfig):
     episodes: int = 200             # the paper has at most 200; a finished run can be made longer
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     continual: bool = False         # True, the paper's: an episode starts from the LM of the last (Table 3);
-                                    # False is like test time: the policy masks for the original LM
+                                    # False: from the original LM, as pretrain.py does with the policy
     explore: int = 2                # with --paper: first episodes, in which both agents choose uniformly
     rl_lr: float = 1e-4             # Adam's, for both agents
     updates_per_episode: int = 40   # minibatches that an agent learns from; 10 in the paper
@@ -125,7 +125,7 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr, **training)
     lines = task.predictions(model, subtask.val)
     scores = task.summary(lines)
-    # Nothing to report in a table, but it may be rewarded.
+    # The likelihood stands in no table, but it may be what is rewarded.
     if "likelihood" in task.METRICS:
         scores["likelihood"] = float(np.mean([line["likelihood"] for line in lines]))
     loop.check_numbers(scores, "a play")
@@ -156,14 +156,22 @@ def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray
     return (centred / centred.std()).filled(0)
 
 
+def explore(logits: np.ndarray, direction: np.ndarray, noise: float) -> np.ndarray:
+    """The logits (N, L) of a player that explores: a step in a direction (N, L) is added, so that it prefers
+    the same other words in all blocks (parameter space noise, Plappert et al. 2018). The step is `noise`, or
+    more: it must outweigh what the policy already prefers, or an early mistake could never be unlearned."""
+    finite = np.ma.masked_invalid(logits)
+    sd = (finite - finite.mean(1, keepdims=True)).std()
+    return logits + max(noise, 2 * sd) * direction
+
+
 @torch.no_grad()
 def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom, p: float,
         direction: np.ndarray | None = None, noise: float = 0.0, uniform: bool = False) -> Play:
     """Masks the blocks of a batch (N, L). Tokens are drawn without replacement: uniformly for random (agent
     None), else from the agent's policy (section 3.2).
 
-    direction: to explore among policies, `noise` times this (N, L) is added to the logits, so that the player
-        prefers the same other words in all blocks (parameter space noise, Plappert et al. 2018)
+    direction, noise: if given, the player explores (`explore`)
     uniform: the agent also draws uniformly, which is the paper's exploration at the start"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     value = np.zeros(len(logits))
@@ -174,12 +182,7 @@ def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom
             logits = policy_logits.cpu().numpy()
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
     if direction is not None:
-        # The step must outweigh what the policy already prefers, or it could never unlearn an early mistake.
-        # (The direction has a standard deviation of 1.)
-        finite = np.ma.masked_invalid(logits)
-        sd = (finite - finite.mean(1, keepdims=True)).std()
-        step = max(noise, 2 * sd)
-        logits = logits + step * direction
+        logits = explore(logits, direction, noise)
     # The highest logits after Gumbel noise are draws from their softmax, without replacement.
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
     return Play(mask, log_softmax(logits, 1), value, entropy)
@@ -201,30 +204,6 @@ def rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.ndarra
     return np.full(own.shape, R), own & ~masked_by_all
 
 
-def paper_rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.ndarray, np.ndarray]:
-    """R and which actions count in the paper's form (Algorithm 1, OuterLoop); `player` is one of the agents,
-    and its rival is the other agent.
-
-    A comparison is 1 (won), -1 (lost) or 0 (a tie). Which of them rewards a token depends on who masked it:
-        only this player                the worse of its two comparisons
-        this player and random          the comparison with the rival
-        this player and the rival       the comparison with random
-        all three                       none: the token is skipped"""
-    own, random = plays[player].mask, plays["random"].mask
-    score = {name: play.scores[cfg.metric] for name, play in plays.items()}
-    beats_random = np.sign(score[player] - score["random"])
-    rival = {"learner": "opponent", "opponent": "learner"}[player]
-    if rival not in plays:
-        # Without self-play (Table 3) there is no rival, and the player is compared with random alone.
-        return np.full(own.shape, beats_random), own & ~random
-    beats_rival = np.sign(score[player] - score[rival])
-    rival_mask = plays[rival].mask
-    R = np.full(own.shape, min(beats_random, beats_rival))
-    R[random & ~rival_mask] = beats_rival
-    R[rival_mask & ~random] = beats_random
-    return R, own & ~(random & rival_mask)
-
-
 # ---------------------------------------------------------------- replay and learning
 
 # A masked token, as replay remembers it.
@@ -234,7 +213,7 @@ ACTION = np.dtype([
     ("log_prob", "f4"),     # log π_old
     ("rarity", "f4"),       # 1 / square root of the token's frequency in its block
     ("value", "f4"),        # V, for the priority: from the player's network at first, updated when drawn
-    ], align=True)          # torch.tensor needs aligned fields
+    ])
 
 
 def priority(R: np.ndarray, value: np.ndarray, rarity: np.ndarray) -> np.ndarray:
@@ -274,26 +253,26 @@ class Agent:
         total = {"policy_loss": 0.0, "value_loss": 0.0}
         if not len(self.replay):
             return total
-        R_scaled = self.replay["R"]
-        if not cfg.paper and R_scaled.any():
+        reward = self.replay["R"]
+        if not cfg.paper and reward.any():
             # The root mean square becomes 1, so that rl_lr and entropy_coef suit scores of any unit. V
             # predicts these scaled rewards.
-            R_scaled = R_scaled / np.sqrt(np.mean(R_scaled**2))
+            reward = reward / np.sqrt(np.mean(reward**2))
         count = 0
         for _ in range(cfg.updates_per_episode):
             # Drawn without replacement, with probabilities by priority: the highest after Gumbel noise.
             # (A priority of 0 comes last.)
             with np.errstate(divide="ignore"):
-                keys = np.log(priority(R_scaled, self.replay["value"], self.replay["rarity"]))
+                keys = np.log(priority(reward, self.replay["value"], self.replay["rarity"]))
             keys += rng.gumbel(size=len(self.replay))
             chosen = np.argsort(-keys, kind="stable")[:cfg.minibatch]
-            a = self.replay[chosen]
+            actions = self.replay[chosen]
             # One row per action, so that a block may be there several times.
-            states = [states_of[action["episode"]][action["block"]] for action in a]
+            states = [states_of[action["episode"]][action["block"]] for action in actions]
             logits, value = policy_forward(self.policy, states)
-            position = torch.tensor(a["position"], device=device())
-            log_prob_old = torch.tensor(a["log_prob"], device=device())
-            R = torch.tensor(R_scaled[chosen], device=device())
+            position = torch.tensor(actions["position"], device=device())
+            log_prob_old = torch.tensor(actions["log_prob"], device=device())
+            R = torch.tensor(reward[chosen], device=device())
             policy_loss, value_loss = losses(logits, value, position, log_prob_old, R, cfg)
             self.optimizer.zero_grad()
             (policy_loss + value_loss).backward()
@@ -309,7 +288,7 @@ class Agent:
         return {name: loss / count for name, loss in total.items()}
 
 
-# The policy loss pushes a token that lost no further than to this share of its uniform probability.
+# A token that lost is pushed away until it has this share of its probability under the uniform policy.
 FLOOR = 0.01
 
 
@@ -317,28 +296,17 @@ def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, lo
            R: torch.Tensor, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
     """L_policy and L_value, summed over a minibatch (section 3.3).
 
-        L_policy = - (R - V) log π(a) - α H(π)                  the policy approaches what won
-        L_policy = - (R - V) π(a) / π_old(a) - α H(π)           the paper's, with --paper
+        L_policy = - (R - V) log π(a) - α H(π)
         L_value  = 1/2 (R - V)^2
 
     π is a distribution over the tokens of one block, the softmax of its logits. An action a is one masked
-    token. π_old is the policy that masked it, and α is `entropy_coef`.
+    token, and α is `entropy_coef`. The policy approaches those that won and leaves those that lost
+    (reward-weighted regression, Peters and Schaal 2007; evolution strategies, Salimans et al. 2017). That
+    teaches something only if the players draw from different policies (`explore`). As log π(a) has no lower
+    bound, tokens that lost would be pushed away forever; hence FLOOR. (Replay draws tokens by priority, so
+    that rare tokens and surprising plays have more weight in these sums.)
 
-    Why not the paper's ratio? For a fixed R and tokens a drawn from π_old, the expected step is
-
-        E[(R - V) ∇π(a) / π_old(a)] = (R - V) Σ_a ∇π(a) = (R - V) ∇ Σ_a π(a) = 0,
-
-    whatever π_old was: dividing by π_old removes the information on WHICH policy was played. What is left
-    is how R depends on each single draw, and nearly all tokens of a play share one noisy R. With log π(a)
-    the expected step in the logits is (R - V) (π_old - π): towards policies that won, away from those that
-    lost (reward-weighted regression, Peters and Schaal 2007; evolution strategies, Salimans et al. 2017).
-    This teaches something only if the players draw from different policies (`random_direction`). And as
-    log π(a) has no lower bound, tokens that lost would be pushed away forever: that ends where π(a) is
-    FLOOR = 1/100 of the uniform probability. (Replay draws tokens by priority, so that rare tokens and
-    surprising plays have more weight in these sums.)
-
-    As in the official code, π_old(a) is the probability of a single draw, although tokens are drawn without
-    replacement. The ratio is not clipped; clipping (PPO) would go where policy_loss is computed.
+    With --paper, `paper_form.ratio` takes the place of log π(a).
 
     logits (B, L), -inf at tokens that must not be masked; position (of a), value, log_prob_old, R (B,)."""
     log_probs = logits.log_softmax(1)
@@ -346,7 +314,7 @@ def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, lo
     entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
     advantage = R - value.detach()
     if cfg.paper:
-        objective = (log_prob - log_prob_old).exp()
+        objective = paper_form.ratio(log_prob, log_prob_old)
     else:
         # Below the floor there is no gradient.
         lowest = (FLOOR / logits.isfinite().sum(1)).log()
@@ -417,7 +385,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
     Under torchrun each process runs the inner loops of some players. The first process also does everything
     else; the policy that the others return is not trained."""
     players = PLAYERS if cfg.self_play else ("random", "learner")
-    reward_fn = paper_rewards if cfg.paper else rewards
+    reward_fn = paper_form.rewards if cfg.paper else rewards
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     agents, states_of = {}, {}
     metrics = []
@@ -503,8 +471,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 def open_task(cfg: PlayConfig, spacy_model: str | None = None) -> tuple[Data, torch.nn.Module, ModuleType]:
     """The data, the LM, and the task's module. Fills in the flags of `cfg` that are None (INNER_LOOP), and
     lowers lengths to what the LM takes."""
-    # In a model as small as `tiny`, casts to bf16 cost more than they gain.
-    loop.use_fast_path(cfg.fast and cfg.lm != "tiny")
+    loop.use_fast_path(cfg.fast)
     tokenizer = load_tokenizer(cfg.lm)
     lm = load_lm(cfg.lm, cfg.seed).to(device())
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model, columns=cfg)
@@ -532,7 +499,7 @@ def main(cfg: Config) -> None:
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     sources = {"data": data.checksum, "weights": weights_of(cfg.lm)}
-    # Of a finished run, only `episodes` may grow.
+    # Results do not depend on the two flags that are left out, and a finished run may be made longer.
     settings = runs.settings_of(cfg, without=("save_every", "micro_batch"), **sources)
     run = Run(cfg.out, settings, longer="episodes")
     if run.done:

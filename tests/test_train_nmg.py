@@ -34,7 +34,7 @@ import finetune_qa
 import maskers
 import pretrain
 import train_nmg
-from nmg import models, policies, runs, sources, toy
+from nmg import models, paper_form, policies, runs, sources, toy
 from nmg.data import blocks, collate
 from nmg.policies import Policy, load_policy
 from nmg.runs import RowRandom, UserError
@@ -86,7 +86,7 @@ def plays_of(seed, names):
 @pytest.mark.parametrize("seed", range(8))
 def test_rewards_are_the_papers_outer_loop(seed, player):
     plays = plays_of(seed, ["random", "opponent", "learner"])
-    R, counts = train_nmg.paper_rewards(plays, player, Config(metric="em"))
+    R, counts = paper_form.rewards(plays, player, Config(metric="em"))
     other = {"learner": "opponent", "opponent": "learner"}[player]
     r, r_random, r_other = (plays[name].scores["em"] for name in (player, "random", other))
     for s, a in itertools.product(range(6), range(9)):
@@ -105,7 +105,7 @@ def test_rewards_are_the_papers_outer_loop(seed, player):
 @pytest.mark.parametrize("seed", range(4))
 def test_rewards_without_self_play(seed):
     plays = plays_of(seed, ["random", "learner"])
-    R, counts = train_nmg.paper_rewards(plays, "learner", Config(metric="em"))
+    R, counts = paper_form.rewards(plays, "learner", Config(metric="em"))
     assert (counts == (plays["learner"].mask & ~plays["random"].mask)).all()
     difference = plays["learner"].scores["em"] - plays["random"].scores["em"]
     assert (R[counts] == np.sign(difference)).all()
@@ -608,7 +608,7 @@ def test_the_papers_own_rule_learns(sign):
             plays[name] = train_nmg.act(agents.get(name), memory[e], batch, stream, 2 / L)
             plays[name].scores["em"] = sign * (plays[name].mask & good).sum()
         for name, agent in agents.items():
-            R, counts = train_nmg.paper_rewards(plays, name, cfg)
+            R, counts = paper_form.rewards(plays, name, cfg)
             ids = np.arange(N * L).reshape(N, L)
             actions = train_nmg.actions_of(e, plays[name], R, counts, ids)
             agent.replay = np.concatenate((agent.replay, actions))[-300:]
