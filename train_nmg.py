@@ -325,10 +325,10 @@ def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, lo
 
 # ---------------------------------------------------------------- checkpoints
 
-def save_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
+def save_checkpoint(file: Path, adapted_lm: dict[str, torch.Tensor] | None, agents: dict[str, Agent],
                     states_of: dict[int, list[State]], metrics: list[dict]) -> None:
-    """All that the next episode depends on."""
-    state = {"lm": lm.state_dict(), "states": states_of, "metrics": metrics, "agents": {}}
+    """All that the next episode depends on. adapted_lm: with continual adaptation, the weights of the LM."""
+    state = {"lm": adapted_lm, "states": states_of, "metrics": metrics, "agents": {}}
     for name, agent in agents.items():
         # Replay is saved as a tensor of bytes, since torch.load with weights_only reads no numpy arrays.
         state["agents"][name] = {"policy": agent.policy.state_dict(),
@@ -341,7 +341,8 @@ def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
                     states_of: dict[int, list[State]]) -> list[dict]:
     """Restores a checkpoint in place; returns the metrics of the episodes that were done."""
     with loop.loaded_state(file) as state:
-        lm.load_state_dict(state["lm"])
+        if state["lm"]:
+            lm.load_state_dict(state["lm"])
         states_of.update(state["states"])
         for name, saved in state["agents"].items():
             agents[name].policy.load_state_dict(saved["policy"])
@@ -462,7 +463,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             bar.set_postfix_str(f"learner {won_lost(metrics)}")
             if (episode + 1) % cfg.save_every == 0 or episode + 1 == cfg.episodes:
                 curves(metrics, folder / "curves.png")
-                save_checkpoint(folder / "checkpoint.pt", lm, agents, states_of, metrics)
+                save_checkpoint(folder / "checkpoint.pt", learners_lm, agents, states_of, metrics)
     return agents["learner"].policy
 
 

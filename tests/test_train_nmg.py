@@ -1023,7 +1023,7 @@ def test_one_step_with_a_learning_rate_without_sense(flags, tmp_path):
 def test_a_checkpoint_that_is_cut_short_is_one_sentence(tmp_path):
     agents = {"learner": Agent(Policy(32), 1e-3)}
     lm = random_lm("bert")
-    train_nmg.save_checkpoint(tmp_path / "checkpoint.pt", lm, agents, {}, [])
+    train_nmg.save_checkpoint(tmp_path / "checkpoint.pt", lm.state_dict(), agents, {}, [])
     assert train_nmg.load_checkpoint(tmp_path / "checkpoint.pt", lm, agents, {}) == []
     whole = (tmp_path / "checkpoint.pt").read_bytes()
     (tmp_path / "checkpoint.pt").write_bytes(whole[:-100])
