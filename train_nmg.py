@@ -245,9 +245,18 @@ class Agent:
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
         self.replay = np.zeros(0, ACTION)
 
+    def draw(self, reward: np.ndarray, rng: np.random.Generator, n: int) -> np.ndarray:
+        """Indices of at most n actions of replay, drawn without replacement, with probabilities by priority.
+        reward: of every action in replay"""
+        # As in `act`, the highest after Gumbel noise are the draws. A priority of 0 comes last.
+        with np.errstate(divide="ignore"):
+            keys = np.log(priority(reward, self.replay["value"], self.replay["rarity"]))
+        keys += rng.gumbel(size=len(keys))
+        return np.argsort(-keys, kind="stable")[:n]
+
     def learn(self, states_of: dict[int, list[State]], rng: np.random.Generator,
               cfg: Config) -> dict[str, float]:
-        """Updates on prioritised minibatches (section 3.3); returns the losses per action, for the log.
+        """Updates on minibatches from replay (section 3.3); returns the losses per action, for the log.
 
         states_of: episode -> the states of its blocks, for each episode that has actions in replay"""
         total = {"policy_loss": 0.0, "value_loss": 0.0}
@@ -260,12 +269,7 @@ class Agent:
             reward = reward / np.sqrt(np.mean(reward**2))
         count = 0
         for _ in range(cfg.updates_per_episode):
-            # Drawn without replacement, with probabilities by priority: the highest after Gumbel noise.
-            # (A priority of 0 comes last.)
-            with np.errstate(divide="ignore"):
-                keys = np.log(priority(reward, self.replay["value"], self.replay["rarity"]))
-            keys += rng.gumbel(size=len(self.replay))
-            chosen = np.argsort(-keys, kind="stable")[:cfg.minibatch]
+            chosen = self.draw(reward, rng, cfg.minibatch)
             actions = self.replay[chosen]
             # One row per action, so that a block may be there several times.
             states = [states_of[action["episode"]][action["block"]] for action in actions]
