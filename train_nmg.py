@@ -88,16 +88,16 @@ class PlayConfig(Columns):
 class Config(PlayConfig):
     # the outer loop
     paper: bool = False             # True: the paper's reward and loss, which have learned nothing yet
-    noise: float = 4.0              # exploration step in logits, without --paper; at least 2 sd of the logits
+    noise: float = 4.0              # exploration step in logits, without --paper; or 2 sd of them if more
     episodes: int = 200             # the paper has at most 200; a finished run can be made longer
     self_play: bool = True          # False: the learner competes with random only (Table 3)
-    continual: bool = False         # True, the paper's: an episode starts from the LM of the last (Table 3);
-                                    # False: from the original LM, as pretrain.py does with the policy
-    explore: int = 2                # with --paper: first episodes, in which both agents choose uniformly
+    continual: bool = False         # True, the paper's: an episode starts from the LM that the learner of the
+                                    # last one pre-trained (Table 3); False: from the original LM
+    uniform_episodes: int = 2       # with --paper: the first ones, in which both agents draw uniformly
     rl_lr: float = 1e-4             # Adam's, for both agents
     updates_per_episode: int = 40   # minibatches that an agent learns from; 10 in the paper
     minibatch: int = 64             # actions
-    replay_size: int = 50_000       # actions that an agent remembers
+    replay_size: int = 50_000       # actions that an agent remembers; without --paper, of all three players
     entropy_coef: float = 0.01      # higher values explore longer; falling entropy alone shows no learning
     save_every: int = 10            # episodes between two checkpoints
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
@@ -141,7 +141,8 @@ class Play:
     log_prob: np.ndarray        # (N, L) log π_old of each token; only --paper reads it
     value: np.ndarray           # (N,) V of each block, by the player's own network (0 for random)
     entropy: float              # of its distribution before a direction is added, mean over blocks, in nats
-    scores: dict[str, float] = field(default_factory=dict)      # on D_val', by metric; higher is better
+    # On D_val', by metric; higher is better.
+    scores: dict[str, float] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -157,9 +158,9 @@ def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray
 
 
 def explore(logits: np.ndarray, direction: np.ndarray, noise: float) -> np.ndarray:
-    """The logits (N, L) of a player that explores: a step in a direction (N, L) is added, so that it prefers
-    the same other words in all blocks (parameter space noise, Plappert et al. 2018). The step is `noise`, or
-    more: it must outweigh what the policy already prefers, or an early mistake could never be unlearned."""
+    """The logits (N, L) of a player that explores: a step in a direction (N, L) is added. So it prefers other
+    words than its policy, and the same ones in all blocks (parameter space noise, Plappert et al. 2018). The
+    step is `noise` or more: it must outweigh what the policy prefers, or no mistake could be unlearned."""
     finite = np.ma.masked_invalid(logits)
     sd = (finite - finite.mean(1, keepdims=True)).std()
     return logits + max(noise, 2 * sd) * direction
@@ -186,6 +187,25 @@ def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom
     # The highest logits after Gumbel noise are draws from their softmax, without replacement.
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
     return Play(mask, log_softmax(logits, 1), value, entropy)
+
+
+def mask_contexts(agents: dict[str, "Agent"], players: tuple[str, ...], states: list[State], batch: Batch,
+                  episode: int, cfg: Config) -> dict[str, Play]:
+    """All players mask the blocks of a batch (N, L), each with its own random stream; their plays by name.
+
+    The agents explore in opposite directions, so that one of them is likely to beat the other, and both learn
+    from it which direction is better. In the paper's form they draw uniformly at first."""
+    uniform = cfg.paper and episode < cfg.uniform_episodes
+    directions = {}
+    if not cfg.paper:
+        direction = random_direction(states, cfg.seed, episode)                             # (N, L)
+        directions = {"learner": direction, "opponent": -direction}
+    plays = {}
+    for name in players:
+        row_random = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
+        plays[name] = act(agents.get(name), states, batch, row_random, cfg.p, directions.get(name),
+                          cfg.noise, uniform)
+    return plays
 
 
 # ---------------------------------------------------------------- rewards
@@ -237,6 +257,42 @@ def actions_of(episode: int, play: Play, R: np.ndarray, rewarded: np.ndarray,
     return actions
 
 
+# Tokens with R < V are pushed away, but no further than to this share of their uniform probability.
+FLOOR = 0.01
+
+
+def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, log_prob_old: torch.Tensor,
+           R: torch.Tensor, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
+    """L_policy and L_value, summed over a minibatch (section 3.3).
+
+        L_policy = - (R - V) log π(a) - α H(π)
+        L_value  = 1/2 (R - V)^2
+
+    π is a distribution over the tokens of one block, the softmax of its logits. An action a is one masked
+    token, and α is `entropy_coef`. The policy approaches those that won and leaves those that lost
+    (reward-weighted regression, Peters and Schaal 2007; evolution strategies, Salimans et al. 2017). That
+    teaches something only if the players draw from different policies (`explore`). As log π(a) has no lower
+    bound, tokens with R < V would be pushed away forever; hence FLOOR. (Replay draws tokens by priority, so
+    that rare tokens and surprising plays have more weight in these sums.)
+
+    With --paper, `paper_form.ratio` takes the place of log π(a).
+
+    logits (B, L), -inf at tokens that must not be masked, the block of each of B actions; position (of a),
+    value, log_prob_old, R (B,)."""
+    log_probs = logits.log_softmax(1)
+    log_prob = log_probs.gather(1, position[:, None]).squeeze(1)
+    entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
+    advantage = R - value.detach()
+    if cfg.paper:
+        objective = paper_form.ratio(log_prob, log_prob_old)
+    else:
+        # Below the floor there is no gradient.
+        lowest = (FLOOR / logits.isfinite().sum(1)).log()
+        objective = torch.where(advantage < 0, torch.maximum(log_prob, lowest), log_prob)
+    policy_loss = -(advantage * objective).sum() - cfg.entropy_coef * entropy.sum()
+    return policy_loss, 0.5 * (R - value).square().sum()
+
+
 class Agent:
     """A policy, its optimizer, and its replay: an array of ACTION, oldest first."""
 
@@ -286,45 +342,10 @@ class Agent:
             total["policy_loss"] += policy_loss.item()
             total["value_loss"] += value_loss.item()
             count += len(chosen)
-        # A policy checks that its outputs are finite. So it runs once more, after the last update.
+        # Run once more, as the policy fails where its outputs are not finite: also after the last update.
         with torch.no_grad():
             policy_forward(self.policy, states)
         return {name: loss / count for name, loss in total.items()}
-
-
-# A token that lost is pushed away until it has this share of its probability under the uniform policy.
-FLOOR = 0.01
-
-
-def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, log_prob_old: torch.Tensor,
-           R: torch.Tensor, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """L_policy and L_value, summed over a minibatch (section 3.3).
-
-        L_policy = - (R - V) log π(a) - α H(π)
-        L_value  = 1/2 (R - V)^2
-
-    π is a distribution over the tokens of one block, the softmax of its logits. An action a is one masked
-    token, and α is `entropy_coef`. The policy approaches those that won and leaves those that lost
-    (reward-weighted regression, Peters and Schaal 2007; evolution strategies, Salimans et al. 2017). That
-    teaches something only if the players draw from different policies (`explore`). As log π(a) has no lower
-    bound, tokens that lost would be pushed away forever; hence FLOOR. (Replay draws tokens by priority, so
-    that rare tokens and surprising plays have more weight in these sums.)
-
-    With --paper, `paper_form.ratio` takes the place of log π(a).
-
-    logits (B, L), -inf at tokens that must not be masked; position (of a), value, log_prob_old, R (B,)."""
-    log_probs = logits.log_softmax(1)
-    log_prob = log_probs.gather(1, position[:, None]).squeeze(1)
-    entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
-    advantage = R - value.detach()
-    if cfg.paper:
-        objective = paper_form.ratio(log_prob, log_prob_old)
-    else:
-        # Below the floor there is no gradient.
-        lowest = (FLOOR / logits.isfinite().sum(1)).log()
-        objective = torch.where(advantage < 0, torch.maximum(log_prob, lowest), log_prob)
-    policy_loss = -(advantage * objective).sum() - cfg.entropy_coef * entropy.sum()
-    return policy_loss, 0.5 * (R - value).square().sum()
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -412,22 +433,12 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         subtask_rng = stream(cfg.seed, f"sub-task {episode}")
         subtask = sampler.sample(subtask_rng, cfg.contexts, cfg.docs, cfg.examples, cfg.validation)
 
-        # 2. Random, opponent and learner mask the same contexts, each with its own random stream.
+        # 2. Random, opponent and learner mask the same contexts.
         plays = {}
         if runs.is_main_process():
-            states = states_of[episode] = encode(lm, subtask.contexts)
+            states_of[episode] = encode(lm, subtask.contexts)
             batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (N, L)
-            # The agents explore in opposite directions, so that one of them is likely to beat the other, and
-            # both learn from it which direction is better. In the paper's form they are random at first.
-            uniform = cfg.paper and episode < cfg.explore
-            directions = {}
-            if not cfg.paper:
-                direction = random_direction(states, cfg.seed, episode)                     # (N, L)
-                directions = {"learner": direction, "opponent": -direction}
-            for name in players:
-                row_random = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
-                plays[name] = act(agents.get(name), states, batch, row_random, cfg.p,
-                                  directions.get(name), cfg.noise, uniform)
+            plays = mask_contexts(agents, players, states_of[episode], batch, episode, cfg)
         plays = broadcast(plays)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
@@ -496,15 +507,16 @@ def open_task(cfg: PlayConfig, spacy_model: str | None = None) -> tuple[Data, to
 
 
 def main(cfg: Config) -> None:
-    # A flag that only the other form reads would do nothing, so it must have its default.
-    unread = "noise" if cfg.paper else "explore"
+    # A flag of the other form would have no effect, so it is refused.
+    unread = "noise" if cfg.paper else "uniform_episodes"
     if getattr(cfg, unread) != getattr(Config, unread):
         raise UserError(f"--{unread}: is not read with --paper={cfg.paper}; leave it out")
     data, lm, task = open_task(cfg)
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     sources = {"data": data.checksum, "weights": weights_of(cfg.lm)}
-    # Results do not depend on the two flags that are left out, and a finished run may be made longer.
+    # A killed run may go on with other values of the two flags that are left out; a finished one may be made
+    # longer.
     settings = runs.settings_of(cfg, without=("save_every", "micro_batch"), **sources)
     run = Run(cfg.out, settings, longer="episodes")
     if run.done:

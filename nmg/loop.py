@@ -254,7 +254,8 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     length: (M,) tokens of each piece
     make_batch: (step, epoch, indices) -> tensors, "labels" among them, where -100 is no label
     loss_fn: (model, tensors) -> the SUM of the losses of the labels; steps follow the mean
-    micro_batch: rows of one forward pass; None: the whole batch. The gradient is the same, with less memory
+    micro_batch: rows of one forward pass; None: the whole batch. Fewer need less memory; but for dropout, the
+        gradient is the same
     warmup: the share of the steps in which the learning rate rises
     distributed: the processes of torchrun share every batch, and follow the gradient of the whole
     checkpoint: a file to resume from after a kill; the result is the same

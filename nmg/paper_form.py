@@ -1,8 +1,10 @@
 """The reward and the loss of the paper, which train_nmg.py uses with --paper; why they are not its default.
 
-In this form the players explore token by token: they draw from their own policies, in the first episodes
-uniformly. An agent learns from its own plays only. The rest, network, critic, replay and priorities, is the
-same in both forms.
+What differs with --paper, besides what is below:
+    exploration     players draw tokens from their own policies, uniformly in the first --uniform_episodes;
+                    no direction is added to a policy
+    replay          an agent learns from its own plays only, and rewards are not scaled
+Network, critic, priorities and self-play are the same.
 """
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +40,7 @@ def rewards(plays: Mapping[str, Any], player: str, cfg: Any) -> tuple[np.ndarray
 
 
 def ratio(log_prob: torch.Tensor, log_prob_old: torch.Tensor) -> torch.Tensor:
-    """π(a) / π_old(a) of K actions a, which the paper's loss has in place of log π(a) (section 3.3):
+    """π(a) / π_old(a) of B actions a, which the paper's loss has in place of log π(a) (section 3.3):
 
         L_policy = - (R - V) π(a) / π_old(a) - α H(π)
 
@@ -53,5 +55,5 @@ def ratio(log_prob: torch.Tensor, log_prob_old: torch.Tensor) -> torch.Tensor:
     whatever π_old was: dividing by π_old removes the information on WHICH policy was played. What is left is
     how R depends on each single draw, and nearly all tokens of a play share one noisy R. With log π(a) the
     expected step in the logits is (R - V) (π_old - π): towards a policy that won, away from one that lost.
-    (If π_old is π, this is zero, too. So the players must differ from the policy that learns.)"""
+    (If π_old is π, that is zero, too. So the players must differ from the policy that learns.)"""
     return (log_prob - log_prob_old).exp()

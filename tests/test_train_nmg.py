@@ -553,7 +553,7 @@ def test_episodes_are_the_papers(self_play, cls_folder, lm_folder, tmp_path, mon
     monkeypatch.setattr(train_nmg, "actions_of", store)
     monkeypatch.setattr(train_nmg, "losses", watch_losses)
     monkeypatch.setattr(Agent, "learn", watch_learn)
-    flags = {"paper": True, "episodes": 3, "contexts": 12, "val_share": 0.3, "p": 0.3, "explore": 3,
+    flags = {"paper": True, "episodes": 3, "contexts": 12, "val_share": 0.3, "p": 0.3, "uniform_episodes": 3,
              "minibatch": 8,
              "updates_per_episode": 2, "entropy_coef": 0.3, "mlm_epochs": 2, "mlm_lr": 1e-4, "ft_epochs": 4,
              "ft_lr": 2e-4, "batch_size": 6, "max_len": 32, "ft_max_len": 24, "metric": "likelihood",
@@ -998,7 +998,7 @@ def test_chemprot_with_a_real_lm(tmp_path):
     (["--episodes=0"], "--episodes=0: must be 1 or more"),
     (["--val_share=2"], "--val_share=2: a share must be above 0"),
     (["--selfplay=False"], "did you mean 'self_play'?"),
-    (["--explore=5"], "--explore: is not read with --paper=False; leave it out"),
+    (["--uniform_episodes=5"], "--uniform_episodes: is not read with --paper=False; leave it out"),
     (["--paper", "--noise=2"], "--noise: is not read with --paper=True; leave it out"),
     (["--dataset=corpus.txt"], "has no labelled examples to learn a policy from"),
 ])
