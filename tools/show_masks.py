@@ -218,7 +218,8 @@ def draw(percent: pd.DataFrame, title: str, file: Path) -> None:
 
 def main(cfg: Config) -> None:
     # 1. the maskers, the text and the LM
-    loop.use_fast_path(True)
+    # As pretrain.py does, so that these are the masks that it makes.
+    loop.use_fast_path(not runs.is_tiny(cfg.lm))
     found = {name: maskers.find(name) for name in cfg.maskers.split(",")}
     nlp = None
     if cfg.spacy_model:
