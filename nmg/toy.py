@@ -3,10 +3,11 @@
     python -m tools.toy_compare                  # test accuracy after each way of masking, and a picture
 
 There are two families of things, each of three classes. A thing has a *name* ("tanumu"), which belongs to one
-class and stands before an *attribute* of its class ("futor"); all other words are *fillers* ("nas"), which
-tell nothing, and neither does punctuation, which is drawn at random. Old names make up the general text that
-the embedded LM has seen (`tiny/`, made by tools/make_tiny.py), new names make up the tasks. A context of a
-task's unlabelled corpus holds one new name of each family:
+class and stands before an *attribute* of its class ("futor"); all other words are *fillers* ("nas"), of three
+kinds, which tell nothing, and neither does punctuation, which is drawn at random. Old names make up the
+general text that the embedded LM has seen (`tiny/`, made by tools/make_tiny.py), new names make up the tasks.
+A context of a task's unlabelled corpus holds one new name of each family. Each of the nine kinds of tokens
+(`KINDS`) makes up one ninth of it:
 
     {"text": "tanumu futor nas; dilebo sivul lar ser!", "doc": 17}
 
@@ -35,7 +36,8 @@ TINY = Path(__file__).resolve().parent / "tiny"
 
 CLASSES = ["bird", "fish", "tree"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-MARKS = ",;:!?."
+MARKS = ",;:"                          # within a sentence
+END_MARKS = "!?."
 CONSONANTS = "bdfklmnrstvz"
 VOWELS = "aeiou"
 ENDINGS = "lmnrs"
@@ -51,9 +53,11 @@ def make_words(pattern: list[str], n: int, seed: int) -> list[str]:
 
 
 # The patterns differ in length, so no word is of two kinds.
-FILLERS = make_words([CONSONANTS, VOWELS, ENDINGS], 60, 1)
+ALL_FILLERS = make_words([CONSONANTS, VOWELS, ENDINGS], 60, 1)
 ALL_ATTRIBUTES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, ENDINGS], 2 * 18, 2)
 ALL_NAMES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, CONSONANTS, VOWELS], 2 * 220, 3)
+# A list for each kind of fillers.
+FILLERS = [ALL_FILLERS[kind::3] for kind in range(3)]
 # A list for each family. Attribute and name i of a family belong to its class i % 3.
 ATTRIBUTES = [ALL_ATTRIBUTES[family::2] for family in range(2)]
 NAMES = [ALL_NAMES[family::2] for family in range(2)]
@@ -69,11 +73,11 @@ def thing(rng: random.Random, family: int, i: int, n: int) -> list[str]:
 
 def sentence(rng: random.Random, things: list[list[str]], n_fillers: int) -> str:
     """Things and fillers in random order, with a punctuation mark within and one at the end."""
-    parts = things + [[filler] for filler in rng.choices(FILLERS, k=n_fillers)]
+    parts = things + [[filler] for filler in rng.choices(ALL_FILLERS, k=n_fillers)]
     rng.shuffle(parts)
     words = [*itertools.chain(*parts)]
     words[rng.randrange(len(words) - 1)] += rng.choice(MARKS)
-    return " ".join(words) + rng.choice(MARKS)
+    return " ".join(words) + rng.choice(END_MARKS)
 
 
 def general_text(seed: int = 0) -> list[str]:
@@ -150,8 +154,8 @@ TASKS = {"toycls": classification, "toyqa": question_answering}
 def tokenizer() -> PreTrainedTokenizerFast:
     """Lower-cased WordPiece; each word of the world is one token, any other word is spelled in letters."""
     letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces = [*SPECIAL, *MARKS, *letters, *("##" + x for x in letters), "which", "one", "is"]
-    vocabulary = {piece: i for i, piece in enumerate([*pieces, *FILLERS, *ALL_ATTRIBUTES, *ALL_NAMES])}
+    pieces = [*SPECIAL, *MARKS, *END_MARKS, *letters, *("##" + x for x in letters), "which", "one", "is"]
+    vocabulary = {piece: i for i, piece in enumerate([*pieces, *ALL_FILLERS, *ALL_ATTRIBUTES, *ALL_NAMES])}
     backend = Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -164,10 +168,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
         model_input_names=["input_ids", "token_type_ids", "attention_mask"])
 
 
-# What kinds of words there are; the informative ones come first.
+# What kinds of tokens there are; the informative ones come first.
 KINDS = {
-    "attributes": ATTRIBUTES[0], "names": NAMES[0], "decoy attributes": ATTRIBUTES[1],
-    "decoy names": NAMES[1], "fillers": FILLERS, "punctuation": list(MARKS)}
+    "attributes": ATTRIBUTES[0], "names": NAMES[0], "decoy attributes": ATTRIBUTES[1], "decoy names": NAMES[1],
+    "fillers 1": FILLERS[0], "fillers 2": FILLERS[1], "fillers 3": FILLERS[2],
+    "inner marks": list(MARKS), "end marks": list(END_MARKS)}
 
 
 @functools.cache
@@ -198,10 +203,10 @@ def entity_pipeline():
 # What the scripts use instead of their own values where the LM is `tiny` and a flag is not given. They were
 # found by looking at test accuracy in this world: the gap between maskers is a property of it, not a result.
 # (fast=False, as in so small a model casts to bf16 cost more than they gain.)
-PRETRAIN = {"p": 0.05, "epochs": 1, "lr": 1e-3, "batch_size": 32, "max_len": 128, "fast": False}
+PRETRAIN = {"p": 0.05, "epochs": 2, "lr": 5e-4, "batch_size": 32, "max_len": 128, "fast": False}
 FINETUNE_CLS = {"epochs": 3, "lr": 1e-3, "batch_size": 16, "max_len": 128, "fast": False}
 FINETUNE_QA = {"epochs": 9, "lr": 1e-3, "batch_size": 16, "max_len": 128, "fast": False}
 # Meta-training: sub-tasks of 6 documents, half of them labelled. Accuracy is what is compared here, as a few
 # wrong answers dominate the log likelihood. (Question answering needs --ft_epochs=9.)
-TRAIN_NMG = {"contexts": 360, "docs": 6, "val_share": 0.5, "mlm_lr": 4e-3, "ft_epochs": 3, "ft_lr": 1e-3,
-             "batch_size": 16, "max_len": 128, "ft_max_len": 128, "fast": False, "episodes": 24}
+TRAIN_NMG = {"contexts": 360, "docs": 6, "val_share": 0.5, "mlm_epochs": 4, "mlm_lr": 2e-3, "ft_epochs": 3,
+             "ft_lr": 1e-3, "batch_size": 16, "max_len": 128, "ft_max_len": 128, "fast": False, "episodes": 24}

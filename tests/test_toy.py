@@ -78,7 +78,7 @@ def test_the_lm_has_seen_no_name_of_a_task():
     words = set(words_of(" ".join(toy.general_text())))
     for names in toy.NAMES:
         assert not words & set(names[:toy.N_TASK]) and words >= set(names[toy.N_TASK:])
-    assert words >= set(toy.ALL_ATTRIBUTES + toy.FILLERS)
+    assert words >= set(toy.ALL_ATTRIBUTES + toy.ALL_FILLERS)
 
 
 def test_it_is_the_same_everywhere():
@@ -91,7 +91,7 @@ def test_it_is_the_same_everywhere():
 
 def test_every_word_is_one_token():
     tok = toy.tokenizer()
-    for word in [*toy.FILLERS, *toy.ALL_ATTRIBUTES, *toy.ALL_NAMES, "which", "one", "is"]:
+    for word in [*toy.ALL_FILLERS, *toy.ALL_ATTRIBUTES, *toy.ALL_NAMES, "which", "one", "is"]:
         assert tok.tokenize(word) == [word]
     corpus = data_prep.load("toycls", tok).corpus
     assert (np.diff(corpus.token_start) == 9).all() and tok.unk_token_id not in corpus.input_ids

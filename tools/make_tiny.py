@@ -33,7 +33,7 @@ def untrained() -> BertForMaskedLM:
     embeddings = model.bert.embeddings.word_embeddings.weight
     tokenizer = toy.tokenizer()
     with torch.no_grad():
-        for words in (toy.FILLERS, list(toy.MARKS), *toy.ATTRIBUTES, *toy.NAMES):
+        for words in toy.KINDS.values():
             embeddings[tokenizer.convert_tokens_to_ids(words)] += 0.2 * torch.randn(config.hidden_size)
     return model
 
