@@ -80,8 +80,8 @@ table() {
                 --seed=$number $NMG_FLAGS $learn --out=$policy")
         fi
 
-        # 2. Pre-train. Learned maskers mask 5 % in three epochs, as when they were learned. (With tiny all
-        # rows have one epoch: there three of random masks gain more than the best masks in one.)
+        # 2. Pre-train. Learned maskers mask 5 % in three epochs, as when they were learned. (With tiny the
+        # toy world's own values serve all rows.)
         pretrain="" adapted=$lm as_learned=""
         [[ ! $masker =~ ^(nmg|sampled): || $lm = tiny ]] || as_learned="--p=0.05 --epochs=3"
         if [ $masker != none ]; then
