@@ -3,11 +3,10 @@
     python -m tools.toy_compare                  # test accuracy after each way of masking, and a picture
 
 There are two families of things, each of three classes. A thing has a *name* ("tanumu"), which belongs to one
-class and stands before an *attribute* of its class ("futor"); all other words are *fillers* ("nas"), of three
-kinds, which tell nothing, and neither does punctuation, which is drawn at random. Old names make up the
-general text that the embedded LM has seen (`tiny/`, made by tools/make_tiny.py), new names make up the tasks.
-A context of a task's unlabelled corpus holds one new name of each family. Each of the nine kinds of tokens
-(`KINDS`) makes up one ninth of it:
+class and stands before an *attribute* of its class ("futor"); all other words are *fillers* ("nas"), which
+tell nothing, and neither does punctuation, which is drawn at random. Old names make up the general text that
+the embedded LM has seen (`tiny/`, made by tools/make_tiny.py), new names make up the tasks. A context of a
+task's unlabelled corpus holds one new name of each family:
 
     {"text": "tanumu futor nas; dilebo sivul lar ser!", "doc": 17}
 
@@ -18,8 +17,12 @@ but a labelled sentence holds a name of the first family among fillers, and trai
 So only an LM that learned from the corpus which attributes go with a test name can tell its class. Masked
 attributes of the FIRST family teach that best, since they can be told only from the name beside them: these
 are the *informative* words. The other family is a decoy: its words are as rare, as new and as hard to
-predict, but teach nothing that is asked. With one token masked in a context (p = 0.05), a masker that finds
-the informative words scores 100 %, random masks score some 47 %, and chance is 33 %.
+predict, but teach nothing that is asked. One token of the nine in a context is masked (p = 0.05, but at least
+one): then a masker that finds the informative words scores 100 %, random masks some 47 %; chance is 33 %.
+
+There are nine kinds of tokens (`KINDS`), equally frequent in the corpus, so that a masker that prefers any
+one kind finds the informative one by luck only one time in nine. Three of them are kinds of fillers, which
+differ in nothing but the embeddings that the LM starts from.
 """
 import functools
 import itertools
@@ -56,7 +59,7 @@ def make_words(pattern: list[str], n: int, seed: int) -> list[str]:
 ALL_FILLERS = make_words([CONSONANTS, VOWELS, ENDINGS], 60, 1)
 ALL_ATTRIBUTES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, ENDINGS], 2 * 18, 2)
 ALL_NAMES = make_words([CONSONANTS, VOWELS, CONSONANTS, VOWELS, CONSONANTS, VOWELS], 2 * 220, 3)
-# A list for each kind of fillers.
+# A list for each kind of fillers; tools/make_tiny.py gives each kind its own region of embeddings.
 FILLERS = [ALL_FILLERS[kind::3] for kind in range(3)]
 # A list for each family. Attribute and name i of a family belong to its class i % 3.
 ATTRIBUTES = [ALL_ATTRIBUTES[family::2] for family in range(2)]
@@ -170,14 +173,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 # What kinds of tokens there are; the informative ones come first.
 KINDS = {
-    "attributes": ATTRIBUTES[0], "names": NAMES[0], "decoy attributes": ATTRIBUTES[1], "decoy names": NAMES[1],
+    "attributes": ATTRIBUTES[0], "names": NAMES[0],
+    "decoy attributes": ATTRIBUTES[1], "decoy names": NAMES[1],
     "fillers 1": FILLERS[0], "fillers 2": FILLERS[1], "fillers 3": FILLERS[2],
     "inner marks": list(MARKS), "end marks": list(END_MARKS)}
 
 
 @functools.cache
 def kind_of_token() -> np.ndarray:
-    """(V,) for every token id the index of its kind in KINDS; -1 of what no text of this world holds."""
+    """(V,) for every token id the index of its kind in KINDS; -1 for tokens that no context holds."""
     vocabulary = tokenizer()
     table = np.full(len(vocabulary), -1)
     for kind, words in enumerate(KINDS.values()):
@@ -201,12 +205,13 @@ def entity_pipeline():
 
 
 # What the scripts use instead of their own values where the LM is `tiny` and a flag is not given. They were
-# found by looking at test accuracy in this world: the gap between maskers is a property of it, not a result.
+# tuned on test accuracy until maskers differed clearly, so the size of the gaps says nothing about real text.
 # (fast=False, as in so small a model casts to bf16 cost more than they gain.)
 PRETRAIN = {"p": 0.05, "epochs": 2, "lr": 8e-4, "batch_size": 32, "max_len": 128, "fast": False}
 FINETUNE_CLS = {"epochs": 3, "lr": 1e-3, "batch_size": 16, "max_len": 128, "fast": False}
 FINETUNE_QA = {"epochs": 9, "lr": 1e-3, "batch_size": 16, "max_len": 128, "fast": False}
-# Meta-training: sub-tasks of 6 documents, half of them labelled. Accuracy is what is compared here, as a few
-# wrong answers dominate the log likelihood. (Question answering needs --ft_epochs=9.)
+# Meta-training: sub-tasks of 6 documents, 3 to fine-tune on and 3 to score on. What is rewarded stays the
+# accuracy, as a few wrong answers dominate the log likelihood here. (Question answering needs --ft_epochs=9.)
 TRAIN_NMG = {"contexts": 360, "docs": 6, "val_share": 0.5, "mlm_epochs": 4, "mlm_lr": 2e-3, "ft_epochs": 3,
-             "ft_lr": 1e-3, "batch_size": 16, "max_len": 128, "ft_max_len": 128, "fast": False, "episodes": 24}
+             "ft_lr": 1e-3, "batch_size": 16, "max_len": 128, "ft_max_len": 128, "fast": False,
+             "episodes": 24}

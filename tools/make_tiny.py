@@ -1,6 +1,6 @@
-"""Makes the embedded LM `tiny/`: a small BERT, pre-trained on the toy world's general text in about a minute.
+"""Makes the embedded LM: a small BERT, pre-trained on the toy world's general text in about a minute.
 
-    python -m tools.make_tiny --out=tiny
+    python -m tools.make_tiny --out=my_tiny         # without --out it replaces nmg/tiny, which is committed
 """
 import tempfile
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def untrained() -> BertForMaskedLM:
         intermediate_size=512, max_position_embeddings=128, initializer_range=0.06, hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0)
     model = BertForMaskedLM(config)
-    # Words of one kind start out alike, as they are in an LM that has read much more text.
+    # Words of one kind get a common offset: an LM that has read much more text groups them in this way.
     embeddings = model.bert.embeddings.word_embeddings.weight
     tokenizer = toy.tokenizer()
     with torch.no_grad():

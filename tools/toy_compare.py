@@ -26,7 +26,7 @@ from pretrain import mask_batch, pretrain
 @dataclass
 class Config:
     maskers: str | None = None          # comma-separated; None: random, what NMG learned, oracle
-    seeds: int = 1                      # how many: of policy, masks, order and head
+    seeds: int = 1                      # how many; a seed names the policy and draws masks, order and head
     seed: int = 0                       # the first of them
     out: str = "runs/toy.png"           # the picture
 
@@ -51,7 +51,8 @@ def shares_of_kinds(data: Data, masker: str) -> np.ndarray:
     pieces = blocks(data.corpus, 128)
     lm = LMReader(load_lm("tiny"))
     every = np.arange(len(pieces))
-    batch, mask, _ = mask_batch(pieces, maskers.find(masker), toy.PRETRAIN["p"], 0, 0, every, lm)
+    batch, mask, _ = mask_batch(pieces, maskers.find(masker), toy.PRETRAIN["p"], seed=0, epoch=0,
+                                indices=every, lm=lm)
     kinds = toy.kind_of_token()[batch.input_ids[mask]]
     return 100 * np.bincount(kinds, minlength=len(toy.KINDS)) / len(kinds)
 
@@ -107,7 +108,7 @@ def main(cfg: Config) -> None:
     loop.use_fast_path(False)
     data = data_prep.load("toycls", load_tokenizer("tiny"))
 
-    # 1. What will be compared. A policy that is missing is told before any training.
+    # 1. What will be compared. A masker that cannot be found stops it here, before any training.
     jobs = []
     for seed in range(cfg.seed, cfg.seed + cfg.seeds):
         for name, masker in maskers_shown(cfg, seed).items():
