@@ -663,9 +663,9 @@ def test_a_policy_used_in_another_way_is_warned_of_by_the_script(tmp_path, flags
     (["--lm=bert-base-uncased"], (0.15, 1, 2e-5, 16, None)),
     (["--lm=bert-base-uncased", "--masker=nmg:runs/x"], (0.15, 1, 2e-5, 16, None)),
     (["--lm=bert-base-uncased", "--p=0.2", "--epochs=9"], (0.2, 9, 2e-5, 16, None)),
-    ([], (0.05, 1, 1e-3, 32, 128)),
-    (["--lm=tiny", "--p=0.15", "--batch_size=16"], (0.15, 1, 1e-3, 16, 128)),
-    (["--lm=of_tiny"], (0.05, 1, 1e-3, 32, 128)),
+    ([], (0.05, 2, 8e-4, 32, 128)),
+    (["--lm=tiny", "--p=0.15", "--batch_size=16"], (0.15, 2, 8e-4, 16, 128)),
+    (["--lm=of_tiny"], (0.05, 2, 8e-4, 32, 128)),
     (["--lm=of_bert"], (0.15, 1, 2e-5, 16, None)),
 ])
 def test_values_of_flags_are_the_papers_or_the_toy_worlds(given, expected, tmp_path, monkeypatch):

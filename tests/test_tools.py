@@ -555,7 +555,7 @@ def test_what_nmg_learned_is_compared_by_seed(tmp_path, monkeypatch):
         runs.write_rows(folder / "metrics.jsonl", rows)
     monkeypatch.setattr(toy_compare, "score_on_test", lambda data, masker, seed: seed + len(masker) % 2)
     monkeypatch.setattr(toy_compare, "shares_of_kinds",
-                        lambda data, masker: np.array([60, 10, 10, 10, len(masker), 0]))
+                        lambda data, masker: np.array([60, 10, 10, 10, len(masker), 0, 0, 0, 0]))
     result = call("tools/toy_compare.py", "--seed=7", "--seeds=2", "--out=toy.png", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     names = ["random", "NMG, drawn", "NMG, greedy", "oracle"]
