@@ -117,6 +117,17 @@ def test_every_word_is_of_one_kind():
     assert (kinds[corpus.input_ids] >= 0).all()
 
 
+def test_the_kinds_are_equally_frequent():
+    """So whoever prefers any one kind masks the informative words no more often than random masks do."""
+    corpus = data_prep.load("toycls", toy.tokenizer()).corpus
+    share = np.bincount(toy.kind_of_token()[corpus.input_ids]) / len(corpus.input_ids)
+    assert len(share) == len(toy.KINDS) == 9
+    fillers = [name.startswith("fillers") for name in toy.KINDS]
+    # Each context has one token of every other kind; fillers are drawn.
+    assert share[np.logical_not(fillers)] == pytest.approx(1 / 9, abs=1e-12)
+    assert share[fillers] == pytest.approx(1 / 9, abs=0.01)
+
+
 @pytest.mark.slow
 def test_the_lm_can_be_made_again(tmp_path):
     """To the same loss on held-out text, though not to the same bytes on every machine."""
