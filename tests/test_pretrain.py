@@ -98,6 +98,28 @@ def test_loss_is_hugging_faces_own(kind, tokenizer, pieces):
     torch.testing.assert_close(gradients(model, ours / count), gradients(model, theirs), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
+def test_torch_compile_makes_one_graph_of_encoder_and_head(kind):
+    """The hook of the loss is no obstacle: one graph without padding, one with it, whatever the lengths."""
+    model, graphs = random_lm(kind).eval(), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    # With fullgraph, whatever would break the graph is an error.
+    compiled = torch.compile(model, backend=backend, dynamic=True, fullgraph=True)
+    for length in range(16, 28, 2):
+        tensors = {"input_ids": torch.randint(5, 100, (4, length)), "labels": torch.randint(5, 100, (3,)),
+                   "masked_at": torch.randperm(4 * length)[:3]}
+        for inputs in (tensors, tensors | {"attention_mask": torch.ones(4, length, dtype=torch.long)}):
+            expected = gradients(model, pretrain.mlm_loss(model, inputs))
+            assert torch.equal(gradients(model, pretrain.mlm_loss(compiled, inputs)), expected)
+    assert len(graphs) == 2
+    torch.compiler.reset()
+
+
 def test_a_batch_without_padding_needs_no_attention_mask(tokenizer, pieces):
     longest = pieces.take(np.flatnonzero(pieces.length == 32))
     masked = mask_batch(longest, "random", n=len(longest))
