@@ -244,6 +244,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
         file = folder / f"{name}.bin"
         if file.exists():
             file.write_bytes(offsets_of(np.fromfile(file, ARRAYS[name])))
+    # A split without a single label or answer can still be predicted, so that there is no problem then.
     return problems[0] if problems and has_gold else None
 
 

@@ -162,7 +162,8 @@ def span(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarra
     place = (np.cumsum(first_of_word, 1) - 1 + turn) % n_words                                  # (B, L)
     span_ids = np.zeros((B, L), np.int64)
     for row in range(B):
-        span_ids[row] = np.repeat(np.arange(L), length[row])[place[row]]
+        span_of_place = np.repeat(np.arange(L), length[row])                                    # 0 0 1 2 2 2
+        span_ids[row] = span_of_place[place[row]]
     # All tokens of a span share one score, and its first words come first where the budget ends within it.
     score = np.take_along_axis(rng.random((B, L)), span_ids, 1)
     return pick(score - 1e-9 * place, batch, budget)
@@ -320,7 +321,8 @@ def pick_units(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.nda
     # Size and best score of each unit, in arrays (B, L) of row and unit; `cell` is the flat index there.
     rows = np.arange(len(score))
     cell = (rows[:, None] * score.shape[1] + unit).ravel()
-    size = np.bincount(cell, batch.maskable.ravel(), score.size).reshape(score.shape).astype(np.int64)
+    size = np.bincount(cell, weights=batch.maskable.ravel(), minlength=score.size)
+    size = size.reshape(score.shape).astype(np.int64)
     best = np.full(score.shape, -np.inf)
     np.maximum.at(best.reshape(-1), cell, score.ravel())
     # Every row takes its next best unit, if that fits into what is left of its budget.

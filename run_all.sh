@@ -53,7 +53,7 @@ policies=() rows=()
 # SCRIPT LMS DATASETS MASKERS: adds what is left to do for a table
 table() {
     for lm in $2; do for data in $3; do for row in $4; do for seed in $SEEDS; do
-        # A row is MASKER or MASKER,--flag=value,...
+        # A row is NAME or NAME,--flag=value,...: what is learned first, or a --masker of pretrain.py
         masker=${row%%,*}
         flags=${row#"$masker"}
         # Names keep whole paths, as x/data and y/data are two data sets.
@@ -74,7 +74,9 @@ table() {
         esac
         if [ "$learn" ]; then
             number=$((seed % POLICIES))
+            # A policy of nmg also serves sampled.
             policy=$OUT/policy-$place-${masker/sampled/nmg}-$number
+            # nmg-paper becomes nmg:FOLDER
             masker=${masker%%-*}:$policy
             [ -e $policy/run.json ] || policies+=("$PYTHON $here/train_nmg.py --dataset=$data --lm=$lm \
                 --seed=$number $NMG_FLAGS $learn --out=$policy")
@@ -83,7 +85,9 @@ table() {
         # 2. Pre-train. Learned maskers mask 5 % in three epochs, as when they were learned. (With tiny the
         # toy world's own values serve all rows.)
         pretrain="" adapted=$lm as_learned=""
-        [[ ! $masker =~ ^(nmg|sampled): || $lm = tiny ]] || as_learned="--p=0.05 --epochs=3"
+        if [[ $masker =~ ^(nmg|sampled): && $lm != tiny ]]; then
+            as_learned="--p=0.05 --epochs=3"
+        fi
         if [ $masker != none ]; then
             adapted=$OUT/pretrain-$name
             pretrain="$PYTHON $here/pretrain.py --dataset=$data --lm=$lm --masker=$masker --seed=$seed \

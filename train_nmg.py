@@ -88,7 +88,7 @@ class PlayConfig(Columns):
 class Config(PlayConfig):
     # the outer loop
     paper: bool = False             # True: the paper's reward and loss, which have learned nothing yet
-    noise: float = 4.0              # exploration step in logits, without --paper; or 2 sd of them if more
+    noise: float = 4.0              # how far players explore, in logits (`explore`); not read with --paper
     episodes: int = 200             # the paper has at most 200; a finished run can be made longer
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     continual: bool = False         # True, the paper's: an episode starts from the LM that the learner of the
@@ -138,7 +138,7 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 class Play:
     """What one player did in an episode, and how it did."""
     mask: np.ndarray            # (N, L) bool
-    log_prob: np.ndarray        # (N, L) log π_old of each token; only --paper reads it
+    log_prob: np.ndarray        # (N, L) log π_old, by which tokens were drawn; only --paper reads it
     value: np.ndarray           # (N,) V of each block, by the player's own network (0 for random)
     entropy: float              # of its distribution before a direction is added, mean over blocks, in nats
     # On D_val', by metric; higher is better.
@@ -286,7 +286,8 @@ def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, lo
     if cfg.paper:
         objective = paper_form.ratio(log_prob, log_prob_old)
     else:
-        # Below the floor there is no gradient.
+        # A token that lost is pushed away only while it is above the floor: below it there is no gradient. A
+        # uniform policy gives each of n maskable tokens 1 / n.
         lowest = (FLOOR / logits.isfinite().sum(1)).log()
         objective = torch.where(advantage < 0, torch.maximum(log_prob, lowest), log_prob)
     policy_loss = -(advantage * objective).sum() - cfg.entropy_coef * entropy.sum()
@@ -446,7 +447,9 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         if runs.is_main_process():
             # 4. Outer loop: what was masked is rewarded by how its player did against the others, and stored.
-            # Both agents learn from the plays of all three. In the paper's form each learns from its own.
+            # Both agents learn from the plays of all three: log π(a) asks only which tokens won, not by whose
+            # policy they were drawn. The ratio of the paper's form asks for that, so there each agent learns
+            # from its own plays.
             log = {"episode": episode + 1}
             for name, agent in agents.items():
                 learns_from = [name] if cfg.paper else players

@@ -197,7 +197,7 @@ class Pieces:
 
     question_ids (M,): the question that stands before the piece; None in a task without questions
     max_question: tokens beyond which a question is cut; max_answer: of the longest answer that is predicted
-    labelled: the texts of train whose labels a masker may read; None: split.train.labelled"""
+    labelled: the texts of train whose labels a masker may read (`label` does); None: split.train.labelled"""
     split: Split
     text_ids: np.ndarray
     begin: np.ndarray

@@ -323,15 +323,6 @@ def write_rows(file: Path, rows: list[dict]) -> None:
         partial.write_text("".join(lines), encoding="utf-8")
 
 
-def check_numbered(file: Path, numbers: list[int], first: int) -> None:
-    """Raises UserError unless the rows of a log are numbered in turn: if one were missing, the next one would
-    be counted twice."""
-    for n, number in enumerate(numbers, first):
-        if number != n:
-            raise UserError(f"{file}: has a row with the number {number} where {n} is expected; put back the "
-                            "row that is missing, or remove all behind the gap")
-
-
 def checksum(file: Path) -> str:
     """sha256 of a file, in hexadecimal."""
     with open(file, "rb") as f:
@@ -363,6 +354,7 @@ class Run:
         self.longer = longer
         self.commits = [commit()]
         started, checkpoint = self.folder / "started.json", self.folder / "checkpoint.pt"
+        # The record of what is there: of a finished run, of one that was stopped after a checkpoint, or {}.
         before = read_run(self.folder)
         self.done = bool(before)
         if not before and os.path.isfile(checkpoint) and os.path.isfile(started):
@@ -461,19 +453,6 @@ def settings_of(cfg: object, without: tuple[str, ...] = (), **more: object) -> d
     """Every flag of a config but for `out` and those named, and whatever else makes this run what it is."""
     flags = {name: value for name, value in asdict(cfg).items() if name not in ("out", *without)}
     return flags | more
-
-
-def log_settings(cfg: object, without: tuple[str, ...], **more: object) -> dict:
-    """What all lines of a log of tools/what_matters.py have in common. Paths are cut to their names, so that
-    a log may move.
-
-    more: whatever else, "weights" among it (models.weights_of)"""
-    settings = settings_of(cfg, ("log", *without), **more)
-    settings["dataset"] = Path(settings["dataset"]).name
-    # An LM of the hub has no checksum of weights here: its full name tells it from others.
-    if settings["weights"]:
-        settings["lm"] = Path(settings["lm"]).name
-    return settings
 
 
 def digest(settings: object) -> str:

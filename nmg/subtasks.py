@@ -48,8 +48,6 @@ class SubTaskSampler:
         if not len(self.train_docs):
             raise UserError(f"--dataset={data.name}: too few documents for a part to train on and a part "
                             "to validate on; choose a smaller --val_share")
-        # A masker may read the labels of D_tr, and never those of D_val.
-        self.contexts.labelled = np.flatnonzero(np.isin(train.doc, self.train_docs))
 
     def sample(self, rng: np.random.Generator, n_contexts: int, n_docs: int | None, n_examples: int,
                n_validation: int) -> SubTask:
@@ -80,7 +78,7 @@ class SubTaskSampler:
             train=self.draw_examples(rng, of_train, n_examples),
             val=self.draw_examples(rng, of_val, n_validation),
             seed=int(rng.integers(2**31)))
-        # In a sub-task a masker may read the labels that fine-tuning has, and no others.
+        # A masker may read the labels that fine-tuning has, and never those of D_val.
         contexts.labelled = np.unique(subtask.train.text_ids)
         parts = {"contexts": subtask.contexts, "train": subtask.train, "val": subtask.val}
         for what, drawn in parts.items():

@@ -377,17 +377,6 @@ def test_rows_that_are_none(tmp_path):
     assert runs.read_rows(tmp_path / "nowhere") == []
 
 
-@pytest.mark.parametrize(("numbers", "said"), [
-    ([0, 1, 3], "the number 3 where 2 is expected"),
-    ([0, 0, 1], "the number 0 where 1 is expected"),
-    ([1, 2], "the number 1 where 0 is expected"),
-    ([0, None], "the number None where 1 is expected")])
-def test_a_log_with_a_gap(numbers, said, tmp_path):
-    with pytest.raises(UserError, match=f"log.jsonl: has a row with {said}; put back"):
-        runs.check_numbered(tmp_path / "log.jsonl", numbers, 0)
-    runs.check_numbered(tmp_path / "log.jsonl", [1, 2, 3], 1)
-
-
 def test_checksum_is_sha256(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -75,10 +75,7 @@ def maskers_shown(cfg: Config, seed: int) -> dict[str, str]:
 def what_was_learned(seed: int, masked: np.ndarray, text: np.ndarray) -> str:
     """The sentence that says what NMG learned: its record, and the kind of words that it masks most beyond
     their share of the text. masked, text: percentages of toy.KINDS."""
-    log = Path(folder_of(seed)) / "metrics.jsonl"
-    episodes = runs.read_rows(log)
-    runs.check_numbered(log, [row.get("episode") for row in episodes], 1)
-    last = episodes[-10:]
+    last = runs.read_rows(Path(folder_of(seed)) / "metrics.jsonl")[-10:]
     most = int(np.argmax(masked - text))
     said = f"seed {seed}: in the last {len(last)} episodes the learner {train_nmg.won_lost(last)}. It masks "
     kind = list(toy.KINDS)[most]
