@@ -57,11 +57,14 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     parts = list(itertools.chain(*source.splits.values()))
     files = [part for part in parts if isinstance(part, Path)]
     records = [part for part in parts if not isinstance(part, Path)]
+    flags = Columns()
     if columns:
-        source.columns = Columns(columns.text, columns.label, columns.doc)
-        if source.columns != Columns() and not files:
+        flags = Columns(columns.text, columns.label, columns.doc)
+    if flags != Columns():
+        if not files:
             raise UserError(f"--dataset={name}: is not read from files, so that --text, --label and --doc "
                             "name nothing there")
+        source.columns = flags
     if dev_share is not None and "dev" not in source.splits:
         if "train" not in source.splits:
             raise UserError(f"--dev_share={dev_share}: {name} has no train split to cut from; text in a "

@@ -89,7 +89,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
         scores = {}
         if evaluated.split.has_gold:
             warn_of_one_answer(lines)
-            scores = task.summary(lines)
+            scores = {name: float(score) for name, score in task.summary(lines).items()}
             loop.check_numbers(scores, "scores")
         else:
             lines = [without_scores(line, task) for line in lines]

@@ -96,10 +96,15 @@ def find(name: str) -> Masker:
     masker = getattr(module, function, None)
     if not callable(masker):
         raise UserError(f"--masker={name}: {file} has no function {function!r}")
+    if masker is SCORES.get(function):
+        # The file registers a score: its masker is meant.
+        masker = MASKERS[function]
     try:
-        inspect.signature(masker).bind("batch", "budget", "rng", "lm")
+        # Not the signature of the score that drawn_by wraps.
+        inspect.signature(masker, follow_wrapped=False).bind("batch", "budget", "rng", "lm")
     except TypeError:
-        raise UserError(f"--masker={name}: it must take (batch, budget, rng, lm)") from None
+        raise UserError(f"--masker={name}: it must take (batch, budget, rng, lm); a score, which takes "
+                        "(batch, lm), becomes a masker by @maskers.register_score") from None
     return masker
 
 

@@ -270,8 +270,8 @@ def notes(lines: pd.DataFrame, primary: str | None) -> list[str]:
     settings = pd.DataFrame(list(lines["settings"]), index=lines.index)
     for name in settings:
         rows = lines.groupby(settings[name])["row"].unique()
-        # Every row has seeds, a policy and the file of a masker of its own (old lines have masker_code).
-        if len(rows) > 1 and not re.search("seed|policy|masker_file|masker_code", name):
+        # Every row has seeds and files of its own (old lines have masker_code, policy, policy.checksum).
+        if len(rows) > 1 and not re.search("seed|masker_file|masker_code|policy$|policy.checksum", name):
             values = [f"{value} ({', '.join(names)})" for value, names in rows.items()]
             found.append(f"- {name} differs: {', '.join(values)}.")
     if primary in firsts.index:

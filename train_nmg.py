@@ -20,6 +20,7 @@ Shapes: N blocks of text to mask (a context is one block or more), B rows of a f
 """
 import copy
 import importlib
+import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,7 +125,7 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
                  lr=cfg.mlm_lr, remask=False, **training)
     model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr, **training)
     lines = task.predictions(model, subtask.val)
-    scores = task.summary(lines)
+    scores = {name: float(score) for name, score in task.summary(lines).items()}
     # The likelihood stands in no table, but it may be what is rewarded.
     if "likelihood" in task.METRICS:
         scores["likelihood"] = float(np.mean([line["likelihood"] for line in lines]))
@@ -354,7 +355,8 @@ class Agent:
 def save_checkpoint(file: Path, adapted_lm: dict[str, torch.Tensor] | None, agents: dict[str, Agent],
                     states_of: dict[int, list[State]], metrics: list[dict]) -> None:
     """All that the next episode depends on. adapted_lm: with continual adaptation, the weights of the LM."""
-    state = {"lm": adapted_lm, "states": states_of, "metrics": metrics, "agents": {}}
+    # The metrics as JSON, as in metrics.jsonl: a number of numpy among them could not be read again.
+    state = {"lm": adapted_lm, "states": states_of, "metrics": json.dumps(metrics), "agents": {}}
     for name, agent in agents.items():
         # Replay is saved as a tensor of bytes, since torch.load with weights_only reads no numpy arrays.
         state["agents"][name] = {"policy": agent.policy.state_dict(),
@@ -374,7 +376,7 @@ def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
             agents[name].policy.load_state_dict(saved["policy"])
             agents[name].optimizer.load_state_dict(saved["optimizer"])
             agents[name].replay = saved["replay"].numpy().view(ACTION)
-        return state["metrics"]
+        return json.loads(state["metrics"])
 
 
 # ---------------------------------------------------------------- the outer loop

@@ -124,7 +124,8 @@ def as_flags(values: dict) -> str:
 
 def is_tiny(lm: str) -> bool:
     """Whether an LM is `tiny`, or what pretrain.py made of it."""
-    return lm == "tiny" or read_run(lm).get("settings", {}).get("lm") == "tiny"
+    origin = read_run(lm).get("settings", {}).get("lm", lm)
+    return lm == "tiny" or (origin != lm and is_tiny(origin))
 
 
 def convert(name: str, text: str, flag_type: type) -> object:
@@ -356,20 +357,22 @@ class Run:
         started, checkpoint = self.folder / "started.json", self.folder / "checkpoint.pt"
         # The record of what is there: of a finished run, of one that was stopped after a checkpoint, or {}.
         before = read_run(self.folder)
-        self.done = bool(before)
-        if not before and os.path.isfile(checkpoint) and os.path.isfile(started):
+        finished = bool(before)
+        if not finished and os.path.isfile(checkpoint) and os.path.isfile(started):
             # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
             before = read_record(started)
+        length = ""
+        if finished and longer:
+            length = f" --{longer}={before['settings'][longer]}"
+        grows = bool(length) and before["settings"][longer] < self.settings[longer]
+        self.done = finished and not grows
         if before:
             self.refuse_others(before["settings"])
-        if self.done and longer and before["settings"][longer] < self.settings[longer]:
-            if not checkpoint.exists():
-                raise UserError(f"--out={folder}: is finished, and its checkpoint is gone, so that it "
-                                f"cannot be made longer; choose another folder, or --{longer}="
-                                f"{before['settings'][longer]}")
-            self.done = False
+        if grows and not checkpoint.exists():
+            raise UserError(f"--out={folder}: is finished, and its checkpoint is gone, so that it cannot be "
+                            f"made longer; choose another folder, or{length}")
         if self.done:
-            print(f"already done: {self.folder} (remove it to run it again)")
+            print(f"already done: {self.folder}{length} (remove it to run it again)")
             by = before.get("commits", self.commits)[-1]
             if by != self.commits[0]:
                 print(f"WARNING: it was done by commit {by}, and the code is now commit {self.commits[0]}")
@@ -405,7 +408,7 @@ class Run:
     def refuse_others(self, recorded: dict) -> None:
         changed = []
         for name, value in self.settings.items():
-            # A flag that was added since then is an edit of the code, and an unfinished run goes on with it.
+            # A flag that was added since then is an edit of the code, and a run that goes on does so with it.
             is_new = name not in recorded and not self.done
             if recorded.get(name) != value and name != self.longer and not is_new:
                 changed.append(f"{name}={recorded.get(name)} there, {value} here")
@@ -474,16 +477,21 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def commit() -> str:
-    """The commit of this repository; if files were edited since, with a checksum of the edits, as in
-    "1c1f3c3-edited-5a0e21b7"; "" where there is no git. Looked up once, as this process does not see later
-    edits."""
-    def git(*args):
-        root = Path(__file__).parent.parent
-        return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True).stdout
+    """The commit of this repository; where files were edited or added since, with a checksum of the code, as
+    in "1c1f3c3-edited-5a0e21b7"; "no-git-5a0e21b7" in a copy without git. Looked up once, as this process
+    does not see later edits."""
+    root = Path(__file__).parent.parent
 
-    try:
-        head = git("rev-parse", "--short", "HEAD").strip()
-        edits = git("diff", "HEAD", "--", "*.py")
-    except OSError:
-        return ""
-    return f"{head}-edited-{digest(edits)}" if edits else head
+    def git(*args):
+        return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True).stdout.strip()
+
+    head = edits = ""
+    # Git may not be installed.
+    with contextlib.suppress(OSError):
+        head = git("rev-parse", "--short", "HEAD")
+        edits = git("status", "--porcelain", "--", "*.py", ":!tests")
+    if head and not edits:
+        return head
+    files = sorted([*root.glob("*.py"), *root.glob("nmg/*.py"), *root.glob("tools/*.py")])
+    code = digest([checksum(file) for file in files])
+    return f"{head}-edited-{code}" if head else f"no-git-{code}"

@@ -486,6 +486,9 @@ class Source:
         for part in self.splits.get(split, []):
             if isinstance(part, Path):
                 yield from read(part, self.columns)
+            elif "label" in part:
+                # As in files, a number is the name of a class, too.
+                yield part | {"label": label_of(part["label"])}
             else:
                 yield part
 

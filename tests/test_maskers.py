@@ -440,7 +440,24 @@ def test_a_masker_from_a_file(tmp_path):
     assert masker(batch, np.array([1, 1, 1]), rng_of(batch))[:, 8].all()
 
 
+def test_a_score_from_a_file(tmp_path):
+    """Made a masker by hand, or registered; it draws tokens with weight exp(score)."""
+    source = ("import maskers\n\n@maskers.register_score\ndef eights(batch, lm=None):\n"
+              "    return 1e3 * (batch.input_ids == 8)\n\nby_hand = maskers.drawn_by(eights)\n")
+    (tmp_path / "mine.py").write_text(source)
+    batch = plain_batch(rows=3)
+    batch.input_ids[:] = 7
+    batch.input_ids[:, 4] = 8
+    try:
+        for name in ("eights", "by_hand"):
+            masker = maskers.find(f"{tmp_path}/mine.py:{name}")
+            assert masker(batch, np.array([1, 1, 1]), rng_of(batch))[:, 4].all()
+    finally:
+        del maskers.MASKERS["eights"], maskers.SCORES["eights"]
+
+
 @pytest.mark.parametrize(("name", "said"), [
+    ("mine.py:score", r"a score, which takes \(batch, lm\), becomes a masker by @maskers.register_score"),
     ("mine.py:rars", "mine.py has no function 'rars'"),
     ("mine.py:without_lm", r"it must take \(batch, budget, rng, lm\)"),
     ("none.py:rare", "no such file: none.py"),
@@ -453,7 +470,8 @@ def test_a_masker_from_a_file(tmp_path):
 ])
 def test_a_masker_that_is_not_there(name, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(MINE + "\n\ndef without_lm(batch, budget, rng):\n    pass\n")
+    (tmp_path / "mine.py").write_text(MINE + "\n\ndef without_lm(batch, budget, rng):\n    pass\n"
+                                       "\n\ndef score(batch, lm=None):\n    pass\n")
     with pytest.raises(UserError, match=said):
         maskers.find(name)
 

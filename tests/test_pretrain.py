@@ -669,6 +669,24 @@ def test_a_policy_is_to_be_used_as_it_was_learned(given, warned, tmp_path, monke
     assert capsys.readouterr().out == (said if warned else "")
 
 
+@pytest.mark.parametrize(("learned", "lm", "warned"), [
+    ({"lm": "bert", "weights": None}, "bert", False),
+    ({"lm": "bert", "weights": None}, "roberta", True),
+    ({"lm": "/elsewhere", "weights": "a"}, "a", False),
+    ({"lm": "/elsewhere", "weights": "a"}, "b", True),
+    ({"lm": "tiny", "weights": None}, "tiny", False),
+])
+def test_a_policy_reads_the_hidden_states_of_its_own_lm(learned, lm, warned, tmp_path, monkeypatch, capsys):
+    """Of the same weights, or without a folder of the same name; another one is warned of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pretrain, "weights_of", lambda name: name if name in "ab" else None)
+    runs.Run("policy", learned | {"p": 0.15, "mlm_epochs": 1}).finish()
+    pretrain.policy_settings(pretrain.Config(lm=lm, masker="nmg:policy"))
+    said = (f"WARNING: this policy was learned with the LM {learned['lm']}, whose hidden states it reads, "
+            f"and is used with {lm}\n")
+    assert capsys.readouterr().out == (said if warned else "")
+
+
 def test_a_policy_used_in_another_way_is_warned_of_by_the_script(tmp_path, flags):
     """--p=0.05 of the command line is the 0.05 of train_nmg.py."""
     runs.Run(tmp_path / "policy", {"p": 0.05, "mlm_epochs": 3}).finish()

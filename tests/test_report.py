@@ -442,6 +442,12 @@ def test_each_seed_of_a_row_may_have_a_policy_of_its_own(tmp_path):
     assert notes_of(tmp_path)[1] == []
 
 
+def test_policies_of_one_row_that_were_learned_in_other_ways(tmp_path):
+    add(tmp_path, "nmg:a", 0, policy={"seed": 0, "paper": True, "episodes": 1})
+    add(tmp_path, "nmg:b", 1, policy={"seed": 1, "paper": False, "episodes": 1})
+    assert notes_of(tmp_path)[1] == ["- pretraining.policy.paper differs: False (nmg), True (nmg)."]
+
+
 def test_settings_that_differ_are_named_with_their_rows(tmp_path):
     """Also where only the seeds of one row differ in them."""
     for seed in range(2):

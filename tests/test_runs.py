@@ -1,6 +1,7 @@
 """Flags, atomic files, and the folder of a run."""
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -122,6 +123,9 @@ def test_the_toy_worlds_values_are_those_of_flags_that_are_not_given(tmp_path, c
     for lm, lr in (("tiny", 0.5), ("bert", 2e-5)):
         Run(tmp_path / lm, {"lm": lm}).finish()
         assert parse_flags(Config, [f"--lm={tmp_path / lm}"], tiny).lr == lr
+        # And what was made of that.
+        Run(tmp_path / f"{lm}-twice", {"lm": str(tmp_path / lm)}).finish()
+        assert parse_flags(Config, [f"--lm={tmp_path / lm}-twice"], tiny).lr == lr
 
 
 def test_help_shows_the_docstring_and_all_flags(monkeypatch, capsys):
@@ -510,9 +514,17 @@ def test_an_edit_changes_the_commit(tmp_path, monkeypatch):
         found.append(runs.commit.__wrapped__())
     assert len(set(found)) == 3 and found[0] == found[3]
     assert all(commit.startswith(f"{found[0]}-edited-") for commit in found[1:3])
+    # A file that git does not know yet, and then a copy that has no git.
+    for edit in ("b = 1\n", "b = 2\n"):
+        (tmp_path / "finetune_score.py").write_text(edit)
+        found.append(runs.commit.__wrapped__())
+    shutil.rmtree(tmp_path / ".git")
+    found.append(runs.commit.__wrapped__())
+    assert found[4].startswith(f"{found[0]}-edited-") and found[5] != found[4]
+    assert found[6] == f"no-git-{found[5][-8:]}"
 
 
-def test_a_finished_run_can_be_made_longer(tmp_path):
+def test_a_finished_run_can_be_made_longer(tmp_path, capsys):
     """It goes on from its checkpoint; with fewer it is done; without its checkpoint, or with other flags, it
     is refused."""
     folder = tmp_path / "o"
@@ -522,6 +534,7 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
     assert names(folder) == ["checkpoint.pt", "run.json"]
     for episodes in (1, 3):
         assert Run(folder, SETTINGS | {"episodes": episodes}, longer="episodes").done
+        assert f"already done: {folder} --episodes=3 (remove it" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"holds another run \(seed=0 there, 1 here\)"):
         Run(folder, SETTINGS | {"seed": 1, "episodes": 5}, longer="episodes")
     run = Run(folder, SETTINGS | {"episodes": 5}, longer="episodes")
@@ -545,6 +558,10 @@ def test_a_flag_that_the_code_did_not_have_is_an_edit_of_it(tmp_path):
     Run(tmp_path / "o", SETTINGS | {"clip": 0.2}).finish()
     with pytest.raises(UserError, match=r"\(scale=None there, 10 here\)"):
         Run(tmp_path / "o", SETTINGS | {"clip": 0.2, "scale": 10})
+    # But it may go on with it, where it is made longer.
+    Run(tmp_path / "long", SETTINGS | {"episodes": 2}, longer="episodes").finish()
+    (tmp_path / "long/checkpoint.pt").touch()
+    assert not Run(tmp_path / "long", SETTINGS | {"episodes": 3, "clip": 0.2}, longer="episodes").done
 
 
 def test_a_folder_with_anything_else_is_refused(tmp_path):

@@ -13,7 +13,7 @@ def counting(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tests/third_task")
     rows = []
     for i in range(60):
-        rows.append({"text": f"text {i}: tom" + " nas" * (i % 4), "label": str(i % 4)})
+        rows.append({"text": f"text {i}: tom" + " nas" * (i % 4), "label": i % 4})
     source = sources.Source({"train": rows}, kind="score")
     monkeypatch.setitem(sources.DATASETS, "counting", lambda: source)
 
@@ -26,6 +26,12 @@ def test_a_policy_is_learned_for_a_third_kind_of_task(counting, tmp_path):
     [row] = runs.read_rows(tmp_path / "o/metrics.jsonl")
     # Minus a mean squared error.
     assert -20 < row["learner_score"] < 0 and np.isfinite(list(row.values())).all()
+
+    # Its summary returns a number of numpy, with which the run goes on all the same.
+    longer = call("train_nmg.py", "--dataset=counting", "--episodes=2", "--contexts=12", "--val_share=0.3",
+                  "--out=o", cwd=tmp_path)
+    assert longer.returncode == 0, longer.stderr
+    assert [row["episode"] for row in runs.read_rows(tmp_path / "o/metrics.jsonl")] == [1, 2]
 
 
 def test_an_lm_is_fine_tuned_and_scored(counting, tmp_path, monkeypatch):

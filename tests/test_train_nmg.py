@@ -1020,6 +1020,14 @@ def test_one_step_with_a_learning_rate_without_sense(flags, tmp_path):
     assert not (tmp_path / "o/policy.safetensors").exists() and not (tmp_path / "o/metrics.jsonl").exists()
 
 
+def test_a_checkpoint_can_be_read_whatever_a_fork_has_logged(tmp_path):
+    """Numbers of numpy, which torch.load refuses with weights_only, among them."""
+    agents, lm = {"learner": Agent(Policy(32), 1e-3)}, random_lm("bert")
+    metrics = [{"episode": 1, "learner_balanced": np.mean([0.5, 1.0])}]
+    train_nmg.save_checkpoint(tmp_path / "checkpoint.pt", None, agents, {}, metrics)
+    assert train_nmg.load_checkpoint(tmp_path / "checkpoint.pt", lm, agents, {}) == metrics
+
+
 def test_a_checkpoint_that_is_cut_short_is_one_sentence(tmp_path):
     agents = {"learner": Agent(Policy(32), 1e-3)}
     lm = random_lm("bert")

@@ -68,6 +68,17 @@ def test_an_edited_masker_is_played_again(tmp_path):
     assert logs[0]["random"] == logs[1]["random"] and logs[0]["my.py:mine"][0] != logs[1]["my.py:mine"][0]
 
 
+def test_plays_of_edited_code_are_kept_with_a_warning(tmp_path, monkeypatch):
+    """A masker of ours may have been edited, which no checksum of a file shows."""
+    said = []
+    for commit in ("aaa", "aaa", "bbb"):
+        monkeypatch.setattr(runs, "commit", lambda commit=commit: commit)
+        said.append(call(*MATTERS, "--maskers=random,rare", "--seeds=1", cwd=tmp_path).stdout)
+    assert "WARNING" not in said[0] + said[1]
+    assert "WARNING: w.jsonl has plays by commit aaa, and the code is now commit bbb;" in said[2]
+    assert len(runs.read_rows(tmp_path / "w.jsonl")) == 2
+
+
 def test_it_goes_on_and_refuses_another_log(tmp_path):
     first = call(*MATTERS, "--maskers=random,punct", "--seeds=2", cwd=tmp_path)
     assert first.returncode == 0, first.stderr

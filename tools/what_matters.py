@@ -65,6 +65,11 @@ def main(cfg: Config) -> None:
         # Plays of a policy or file that changed since then do not count.
         lines = [line for line in lines if line["file"] == files.get(line["masker"], line["file"])]
         runs.write_rows(log, lines)
+    # Logs of earlier versions say nothing of commits.
+    commits = {line.get("commit", runs.commit()) for line in lines} - {runs.commit()}
+    if commits:
+        print(f"WARNING: {cfg.log} has plays by commit {', '.join(sorted(commits))}, and the code is now "
+              f"commit {runs.commit()}; another --log plays them anew")
     done = {(line["seed"], line["masker"]) for line in lines}
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
     with tqdm(total=len(seeds) * len(chosen), unit="play", disable=None) as bar:
@@ -83,7 +88,8 @@ def main(cfg: Config) -> None:
                     scores["likelihood"] *= 100
                 line = {"dataset": settings["dataset"], "lm": settings["lm"], "masker": name, "row": name,
                         "seed": seed, "split": "val", "metrics": list(scores), **scores,
-                        "seconds": {"play": time.time() - started}, "file": files[name], "config": settings}
+                        "seconds": {"play": time.time() - started}, "file": files[name], "config": settings,
+                        "commit": runs.commit()}
                 with runs.locked(log):
                     runs.write_rows(log, [*runs.read_rows(log), line])
     report.main(report.Config(results=cfg.log))
