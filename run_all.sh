@@ -17,8 +17,8 @@
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
 #   JOBS=1         commands at once
 #   OUT            where everything goes
-#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; those that a
-#                  learned row stands for win over NMG_FLAGS
+#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script (a row's own
+#                  flags win, as --continual=False of nmg-fresh does)
 #
 # shellcheck disable=SC2086       # names have no spaces
 set -e
@@ -43,7 +43,7 @@ OUT=${OUT/#"~/"/$HOME/}
 
 [[ -z $* || $* = --list ]] || fail "$*: give --list or nothing; all else are environment variables"
 [[ $JOBS:$POLICIES =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "JOBS=$JOBS, POLICIES=$POLICIES: must be 1 or more"
-[[ "$SEEDS " =~ ^((0|[1-9][0-9]*)[[:space:]]+)+$ ]] || fail "SEEDS=$SEEDS: must be numbers, as in \"0 1 2\""
+[[ "$SEEDS " =~ ^[[:space:]]*((0|[1-9][0-9]*)[[:space:]]+)+$ ]] || fail "SEEDS=$SEEDS: must be numbers, as in \"0 1 2\""
 [[ $NMG_FLAGS != *--paper* ]] || fail "NMG_FLAGS: leave out --paper; the row nmg-paper has it"
 [[ "$OUT$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, PYTHON and this path must be without spaces"
 settings="pretrain: $PRETRAIN_FLAGS; finetune: $FINETUNE_FLAGS; nmg: $NMG_FLAGS; policies: $POLICIES"
