@@ -50,7 +50,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=task.KIND, columns=cfg)
     origin = origin_of(cfg.lm)
     pretraining = origin["settings"]
-    check_labels_of_masks(pretraining, cfg.labelled, cfg.seed)
+    check_pretraining(pretraining, cfg, data.checksum)
     cfg.max_len = max_len_of(lm, cfg.max_len)
     if cfg.split is None:
         cfg.split = "test" if "test" in data.splits else "dev"
@@ -152,15 +152,19 @@ def origin_of(lm: str) -> dict:
     return run
 
 
-def check_labels_of_masks(pretraining: dict, labelled: int | None, seed: int) -> None:
+def check_pretraining(pretraining: dict, cfg: EvaluationConfig, data: str) -> None:
     """Raises UserError if the LM's masks may have been chosen with labels that fine-tuning must not see.
+    Warns if its pre-training may have read what is scored.
 
-    pretraining: its settings. Earlier pre-training, and the data of a learned policy, are not checked."""
-    if not labelled or pretraining["masker"] != "label":
-        return
-    if (pretraining["labelled"], pretraining["seed"]) != (labelled, seed):
-        raise UserError(f"--labelled={labelled}: the masks of this LM may have read other labels; pre-train "
-                        f"it with --labelled={labelled} --seed={seed}, too")
+    pretraining: its settings; data: checksum of what is scored. Earlier pre-training, and the data of a
+    learned policy, are not checked."""
+    if pretraining.get("dataset") == cfg.dataset and pretraining["data"] != data:
+        print(f"WARNING: {cfg.dataset} was prepared in another way for the pre-training of this LM (another "
+              "--dev_share, --text, --label or --doc?), so that it may have read what is scored here")
+    labels = (pretraining.get("labelled"), pretraining.get("seed"))
+    if cfg.labelled and pretraining["masker"] == "label" and labels != (cfg.labelled, cfg.seed):
+        raise UserError(f"--labelled={cfg.labelled}: the masks of this LM may have read other labels; "
+                        f"pre-train it with --labelled={cfg.labelled} --seed={cfg.seed}, too")
 
 
 # ---------------------------------------------------------------- one line of results

@@ -4,6 +4,7 @@
     python report.py --results=here/results.jsonl,there/results.jsonl --split=dev --out=report-dev
     python report.py --plan=0.5               # how many seeds would find half a point
 """
+import itertools
 import math
 import re
 import shlex
@@ -348,7 +349,8 @@ def main(cfg: Config) -> None:
         page.append(f"## {title}")
         page.append("\n".join(notes(lines, cfg.primary)))
         compared = {}
-        for metric in lines.iloc[0]["metrics"]:
+        # A fork may have added some.
+        for metric in dict.fromkeys(itertools.chain(*lines["metrics"])):
             compared[metric] = compare(scores_of(lines, metric), cfg.primary)
         # A picture, where any row has several seeds.
         if any(map(len, compared.values())):

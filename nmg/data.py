@@ -116,6 +116,8 @@ class Split:
 
     def limit_labels(self, n: int, seed: int) -> None:
         """From now on, `labelled` are n texts, drawn by seed: the same for every masker and stage."""
+        if n > len(self.labelled):
+            raise UserError(f"--labelled={n}: train has {len(self.labelled)} labelled texts, not so many")
         self.labelled = np.sort(stream(seed, "labelled").permutation(self.labelled)[:n])
 
     @property

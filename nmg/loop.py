@@ -270,6 +270,8 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
         module = DistributedDataParallel(module, static_graph=True, forward_sync_buffers=False)
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=True)
+    # Of each group of parameters; here there is one.
+    learning_rates = [group["lr"] for group in optimizer.param_groups]
     # In fp16 small gradients would become 0: the loss is scaled up, and they are scaled down again. It does
     # nothing in other precisions.
     scaler = torch.amp.GradScaler(device().type, enabled=precision_of(model) == torch.float16)
@@ -291,8 +293,8 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
         torch_seed(seed, f"dropout {done} {rank}")
         loss = backward(module, model, parts, scaler, world)
 
-        for group in optimizer.param_groups:
-            group["lr"] = lr * schedule(done, steps, warmup)
+        for group, highest in zip(optimizer.param_groups, learning_rates, strict=True):
+            group["lr"] = highest * schedule(done, steps, warmup)
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         scaler.step(optimizer)

@@ -20,7 +20,8 @@ from nmg.runs import UserError, atomic_write
 class Policy(torch.nn.Module):
     """The Neural Mask Generator: BERT's self-attention block (no dropout), then Linear(H, 128) - gelu -
     Linear(128, 1) for each token, the logit of masking it. The value of a block comes from a separate head
-    of two layers on its mean hidden state.
+    of two layers on its mean hidden state. (A policy is never put into eval mode: a network of your own must
+    not need it, either.)
 
     hidden_size: H of the LM that it reads."""
 

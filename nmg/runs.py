@@ -146,6 +146,8 @@ def convert(name: str, text: str, flag_type: type) -> object:
         if text.lower() not in ("true", "false", "1", "0"):
             raise UserError(f"--{name} takes True or False, not {text!r}")
         return text.lower() in ("true", "1")
+    if flag_type not in (int, float):
+        raise UserError(f"--{name}: a flag must be a bool, int, float or str, or one of them | None")
     try:
         number = flag_type(text)
     except ValueError:
@@ -401,7 +403,8 @@ class Run:
             print(f"WARNING: the checkpoint in {self.folder} was written by commit {earlier[-1]}, and the "
                   f"code is now commit {self.commits[0]}; the run goes on with the code as it is now",
                   flush=True)
-            self.commits = [*earlier, *self.commits]
+            earlier = [*earlier, *self.commits]
+        self.commits = earlier or self.commits
         with atomic_write(self.folder / "started.json") as partial:
             partial.write_text(json.dumps({"settings": self.settings, "commits": self.commits}, indent=1))
 

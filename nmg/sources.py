@@ -387,7 +387,9 @@ def doc_number(value: object, column: str) -> int:
     """The number of a document, from 0; a name becomes its checksum, the same one in every file."""
     if isinstance(value, str) and value.strip():
         name = value.strip()
-        value = int(name) if name.isdecimal() else zlib.crc32(name.encode()) >> 1
+        value = zlib.crc32(name.encode()) >> 1
+        if name.isdecimal() and int(name) < 2**31:
+            value = int(name)
     if isinstance(value, float) and value.is_integer():
         # As pandas stores numbers where one is missing.
         value = int(value)

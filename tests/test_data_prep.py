@@ -14,6 +14,7 @@ import tempfile
 import threading
 import tracemalloc
 import unicodedata
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -307,6 +308,11 @@ def test_rows_with_a_question_each(form, suffix, tmp_path, tok):
     assert [question["references"] for question in data["train"].questions] == [["cat"]] * 3
     # One title is one document.
     assert len(set(data["train"].doc)) == 1
+
+
+def test_a_title_of_digits_alone_that_is_too_large_for_a_number_is_a_name():
+    assert sources.doc_number("123", "title") == 123
+    assert sources.doc_number("10000000000", "title") == zlib.crc32(b"10000000000") >> 1
 
 
 @pytest.mark.parametrize(("row", "columns", "text"), [

@@ -519,8 +519,11 @@ def test_stages_of_a_seed_use_the_same_labels(script, lm_folder, cls_folder, qa_
             assert "stop" in result.stderr, result.stderr
     assert used[:2] == used[2:] and used[0] != used[1]
     assert [len(set(texts)) for texts in used] == [7] * 4
-    call(f"{script}.py", *flags, "--labelled=1000", "--out=all", cwd=tmp_path)
-    assert used[-1] == list(range(24 if script == "finetune_cls" else 12))
+    for stage in (f"{script}.py", "pretrain.py"):
+        too_many = call(stage, *flags, "--labelled=1000", "--out=all", cwd=tmp_path)
+        assert too_many.returncode == 2 and len(used) == 4
+        n = 24 if script == "finetune_cls" else 12
+        assert f"--labelled=1000: train has {n} labelled texts, not so many" in too_many.stderr
 
 
 @pytest.mark.parametrize("script", ["finetune_cls.py", "finetune_qa.py"])
@@ -652,6 +655,21 @@ def test_masks_that_read_more_labels_are_refused(lm_folder, cls_folder, tmp_path
             assert result.returncode == 0 or "may have read other labels; pre-train it with" in result.stderr
     refused = [row for row, fine in allowed.items() if not fine]
     assert refused == [("label", "--labelled=8"), ("label", "--labelled=12", "--seed=1")]
+
+
+def test_a_dev_split_that_pretraining_may_have_read_is_warned_of(tmp_path):
+    """Where train was cut in another way for the LM."""
+    rows = [{"text": f"text {i} of many", "label": "ab"[i % 2]} for i in range(40)]
+    write_rows(tmp_path / "my.jsonl", rows)
+    made = call("pretrain.py", "--dataset=my.jsonl", "--max_steps=1", "--out=adapted", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    warned = []
+    for flags in ([], ["--dev_share=0.1"], ["--dev_share=0.5"]):
+        scored = call("finetune_cls.py", "--dataset=my.jsonl", "--lm=adapted", "--epochs=1", *flags,
+                      cwd=tmp_path)
+        assert scored.returncode == 0, scored.stderr
+        warned.append("WARNING: my.jsonl was prepared in another way for the pre-training" in scored.stdout)
+    assert warned == [False, False, True]
 
 
 # ---------------------------------------------------------------- the scripts

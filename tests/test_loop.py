@@ -105,6 +105,22 @@ def test_the_optimiser_is_that_of_the_paper(max_steps, steps, warmup, decay):
         torch.testing.assert_close(a.cpu(), b, atol=1e-5, rtol=0)
 
 
+def test_groups_of_parameters_keep_their_own_learning_rates(monkeypatch):
+    """As of a fork that freezes the encoder, or gives each layer a rate."""
+    model, adamw = Tagger(), torch.optim.AdamW
+    before, names = weights(model), [name for name, _ in model.named_parameters()]
+
+    def two_groups(params, lr, **options):
+        params = list(params)
+        return adamw([{"params": params[:1], "lr": 0.0}, {"params": params[1:]}], lr=lr, **options)
+
+    monkeypatch.setattr(torch.optim, "AdamW", two_groups)
+    fit(model)
+    after = weights(model)
+    moved = [not torch.equal(before[name], after[name]) for name in names]
+    assert not moved[0] and any(moved)
+
+
 def test_a_batch_without_labels_changes_nothing():
     model = Tagger()
     before = weights(model)

@@ -345,6 +345,17 @@ def test_two_lines_of_one_row_and_seed(tmp_path):
     assert result.stderr.startswith("error: results.jsonl:3 (results.jsonl:1): both whole on reviews")
 
 
+def test_a_metric_that_only_some_lines_have(tmp_path):
+    """As after a fork has added one: it has a table, whichever line comes first."""
+    add(tmp_path, "random")
+    add(tmp_path, "whole", metrics=["accuracy", "mcc"], mcc=12.0)
+    made = call("report.py", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    for metric in ("accuracy", "macro_f1", "mcc"):
+        assert f"| reviews, minilm | {metric} |" in made.stdout
+    assert "| whole | 12.00 |" in made.stdout
+
+
 def test_the_same_settings_with_another_score(tmp_path):
     for score in (50.0, 60.0):
         add(tmp_path, "whole", 0, score)

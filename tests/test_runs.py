@@ -128,6 +128,16 @@ def test_the_toy_worlds_values_are_those_of_flags_that_are_not_given(tmp_path, c
         assert parse_flags(Config, [f"--lm={tmp_path / lm}-twice"], tiny).lr == lr
 
 
+def test_a_flag_of_a_fork_that_is_a_list():
+    @dataclass
+    class Forked(Config):
+        weights: list[float] | None = None
+
+    assert parse_flags(Forked, []).weights is None
+    with pytest.raises(UserError, match="--weights: a flag must be a bool, int, float or str"):
+        parse_flags(Forked, ["--weights=1,2"])
+
+
 def test_help_shows_the_docstring_and_all_flags(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["x.py", "--lm=broken", "--help"])
     runs.start(main, Config)
@@ -492,6 +502,9 @@ def test_edited_code_goes_on_with_a_warning_that_names_both_commits(tmp_path, mo
     run = Run(tmp_path / "o", SETTINGS)
     said = capsys.readouterr().out
     assert "was written by commit aaa, and the code is now commit bbb" in said
+    run.lock.release()
+    # Whoever took part before is still named when the same code goes on once more.
+    run = Run(tmp_path / "o", SETTINGS)
     run.finish()
     assert runs.read_run(run.folder)["commits"] == ["aaa", "bbb"]
 
