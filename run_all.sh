@@ -43,7 +43,7 @@ OUT=${OUT/#"~/"/$HOME/}
 
 [[ -z $* || $* = --list ]] || fail "$*: give --list or nothing; all else are environment variables"
 [[ $JOBS:$POLICIES =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "JOBS=$JOBS, POLICIES=$POLICIES: must be 1 or more"
-[[ "$SEEDS " =~ ^[[:space:]]*((0|[1-9][0-9]*)[[:space:]]+)+$ ]] || fail "SEEDS=$SEEDS: must be numbers, as in \"0 1 2\""
+[[ "$SEEDS " =~ ^[[:space:]]*((0|[1-9][0-9]*)[[:space:]]+)+$ ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
 [[ $NMG_FLAGS != *--paper* ]] || fail "NMG_FLAGS: leave out --paper; the row nmg-paper has it"
 [[ "$OUT$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, PYTHON and this path must be without spaces"
 settings="pretrain: $PRETRAIN_FLAGS; finetune: $FINETUNE_FLAGS; nmg: $NMG_FLAGS; policies: $POLICIES"

@@ -355,8 +355,9 @@ class Agent:
 def save_checkpoint(file: Path, adapted_lm: dict[str, torch.Tensor] | None, agents: dict[str, Agent],
                     states_of: dict[int, list[State]], metrics: list[dict]) -> None:
     """All that the next episode depends on. adapted_lm: with continual adaptation, the weights of the LM."""
-    # The metrics as JSON, as in metrics.jsonl: a number of numpy among them could not be read again.
-    state = {"lm": adapted_lm, "states": states_of, "metrics": json.dumps(metrics), "agents": {}}
+    # Through JSON, as in metrics.jsonl: a number of numpy among the metrics could not be read again.
+    metrics = json.loads(json.dumps(metrics))
+    state = {"lm": adapted_lm, "states": states_of, "metrics": metrics, "agents": {}}
     for name, agent in agents.items():
         # Replay is saved as a tensor of bytes, since torch.load with weights_only reads no numpy arrays.
         state["agents"][name] = {"policy": agent.policy.state_dict(),
@@ -376,7 +377,7 @@ def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
             agents[name].policy.load_state_dict(saved["policy"])
             agents[name].optimizer.load_state_dict(saved["optimizer"])
             agents[name].replay = saved["replay"].numpy().view(ACTION)
-        return json.loads(state["metrics"])
+        return state["metrics"]
 
 
 # ---------------------------------------------------------------- the outer loop

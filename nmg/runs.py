@@ -123,7 +123,7 @@ def as_flags(values: dict) -> str:
 
 
 def is_tiny(lm: str) -> bool:
-    """Whether an LM is `tiny`, or what pretrain.py made of it."""
+    """Whether an LM is `tiny`, or what pretrain.py made of it in one run or several."""
     origin = read_run(lm).get("settings", {}).get("lm", lm)
     return lm == "tiny" or (origin != lm and is_tiny(origin))
 

@@ -243,8 +243,8 @@ def test_what_is_finished_is_not_listed_again(tmp_path):
     ([], {"JOBS": "0"}, "JOBS=0, POLICIES=3: must be 1 or more"),
     ([], {"JOBS": "many"}, "JOBS=many, POLICIES=3: must be 1 or more"),
     (["--list"], {"POLICIES": "0"}, "JOBS=1, POLICIES=0: must be 1 or more"),
-    (["--list"], {"SEEDS": "07 08"}, 'SEEDS=07 08: must be numbers, as in "0 1 2"'),
-    ([], {"SEEDS": "0,1,2"}, 'SEEDS=0,1,2: must be numbers, as in "0 1 2"'),
+    (["--list"], {"SEEDS": "07 08"}, "SEEDS=07 08: must be numbers: 0 1 2"),
+    ([], {"SEEDS": "0,1,2"}, "SEEDS=0,1,2: must be numbers: 0 1 2"),
     ([], {"NMG_FLAGS": "--p=0.1 --paper=True"}, "NMG_FLAGS: leave out --paper; the row nmg-paper has it"),
 ])
 def test_mistakes(flags, env, message, tmp_path):
