@@ -257,7 +257,7 @@ def planned(compared: pd.DataFrame, metric: str, points: float) -> str:
         guess = f" (a guess, from {found.n:g} seeds)" if found.n < 6 else ""
         needed.append(f"{row} {number}{guess}")
     return (f"Seeds that would find {points:g} points of {metric} (power .8, a t test at 5 % / "
-            f"rows): {', '.join(needed) or 'not known from one seed'}.")
+            f"rows): {', '.join(needed) or 'no row has two seeds in common with random'}.")
 
 
 def notes(lines: pd.DataFrame, primary: str | None) -> list[str]:

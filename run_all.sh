@@ -49,6 +49,8 @@ OUT=${OUT/#"~/"/$HOME/}
 settings="pretrain: $PRETRAIN_FLAGS; finetune: $FINETUNE_FLAGS; nmg: $NMG_FLAGS; policies: $POLICIES"
 [ "$(cat $OUT/settings 2> /dev/null || echo "$settings")" = "$settings" ] ||
     fail "$OUT/settings has other flags: choose another OUT, or remove $OUT"
+mkdir -p $OUT/logs
+echo "$settings" > $OUT/settings
 
 # ---------------------------------------------------------------- the commands
 policies=() rows=()
@@ -138,9 +140,7 @@ cores=$(getconf _NPROCESSORS_ONLN)
 export OUT
 
 echo "$(each "${policies[@]}" | wc -l) policies and ${#rows[@]} rows are left; they print to $OUT/logs"
-mkdir -p $OUT/logs
 rm -f $OUT/logs/failed
-echo "$settings" > $OUT/settings
 # Policies first. Ctrl-C ends xargs and what it runs.
 each "${policies[@]}" | tr "\n" "\0" | xargs -0 -r -n 1 -P $JOBS bash -c 'run_one "$0"'
 each "${rows[@]}" | tr "\n" "\0" | xargs -0 -r -n 1 -P $JOBS bash -c 'run_one "$0"'

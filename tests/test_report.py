@@ -659,7 +659,7 @@ def test_planned_seeds_find_the_difference(tmp_path, rng):
     assert "whole 6." in planned(alike)
     wild = lines.assign(accuracy=lines["accuracy"] * 1000)
     assert "whole more than 10,000." in planned(wild)
-    assert planned(lines[lines["row"] == "random"]).endswith("not known from one seed.")
+    assert planned(lines[lines["row"] == "random"]).endswith("no row has two seeds in common with random.")
 
 
 def test_a_plan_from_few_seeds_is_a_guess(tmp_path):

@@ -15,20 +15,20 @@ import pytest
 import spacy
 from conftest import ROOT, TEXTS, fast_tokenizer, mrqa_files, random_lm, write_rows
 
-# Empty, so that no test sees runs of the clone or of the user.
-NOWHERE = tempfile.mkdtemp(prefix="nmg-test-")
 # What the user has set for run_all.sh is not for the tests.
 CHOSEN = re.compile("QA|CLS|LMS|MASKERS|SEEDS|POLICIES|JOBS|OUT|QUICK|PYTHON|[A-Z]+_FLAGS")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not CHOSEN.fullmatch(name)}
 
 
-def run_all(*flags, cwd=NOWHERE, **env):
+def run_all(*flags, cwd=None, **env):
+    """cwd: None: an empty folder, so that no test sees runs of the clone, of the user, or of another test."""
+    cwd = cwd or tempfile.mkdtemp(prefix="nmg-test-")
     command = ["bash", str(ROOT / "run_all.sh"), *flags]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600,
                           env=ENVIRONMENT | env)
 
 
-def listed(cwd=NOWHERE, **env):
+def listed(cwd=None, **env):
     """The commands that are left to do, in a folder without runs unless it is another."""
     result = run_all("--list", cwd=cwd, **env)
     assert result.returncode == 0, result.stderr
@@ -84,10 +84,12 @@ def test_quick_runs_the_same_rows_on_the_toys():
     assert all("--episodes=2 --metric=likelihood" in c for c in learning)
 
 
-def test_the_home_directory_in_quotes():
+def test_the_home_directory_in_quotes(tmp_path):
     """As OUT="~/runs", in which the shell leaves ~ as it is."""
-    command, = listed(CLS="my.csv", LMS="x", MASKERS="none", SEEDS="0", OUT="~/runs", HOME="/home/me")
-    assert command.endswith("--results=/home/me/runs/results.jsonl --out=/home/me/runs/score-my.csv-x-none-0")
+    command, = listed(CLS="my.csv", LMS="x", MASKERS="none", SEEDS="0", OUT="~/runs",
+                      HOME=str(tmp_path))
+    out = f"{tmp_path}/runs"
+    assert command.endswith(f"--results={out}/results.jsonl --out={out}/score-my.csv-x-none-0")
 
 
 def test_seeds_take_turns_with_policies():
@@ -334,6 +336,10 @@ def test_other_flags_need_another_folder(stub, tmp_path, changed):
         assert refused.returncode == 2
         said = f"error: {out}/settings has other flags: choose another OUT, or remove {out}\n"
         assert refused.stderr == said
+    # Also where the rows were only listed, to be run by a scheduler.
+    listed_first = asked | {"OUT": str(tmp_path / "listed")}
+    assert run_all("--list", **listed_first).returncode == 0
+    assert run_all(**listed_first | {changed: "2"}).returncode == 2
     assert len((tmp_path / "log").read_text().splitlines()) == 1
     other = asked | {changed: "2", "OUT": str(tmp_path / "other")}
     assert run_all(**other).returncode == 0
