@@ -50,12 +50,12 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=task.KIND, columns=cfg)
     origin = origin_of(cfg.lm)
     pretraining = origin["settings"]
-    check_pretraining(pretraining, cfg, data.checksum)
     cfg.max_len = max_len_of(lm, cfg.max_len)
     if cfg.split is None:
         cfg.split = "test" if "test" in data.splits else "dev"
     if cfg.split not in ("dev", "test"):
         raise UserError(f"--split={cfg.split}: must be dev or test")
+    check_pretraining(pretraining, cfg, data.checksum)
     if cfg.labelled:
         data["train"].limit_labels(cfg.labelled, cfg.seed)
     data.check_labels("train", cfg.split)
@@ -154,15 +154,16 @@ def origin_of(lm: str) -> dict:
 
 def check_pretraining(pretraining: dict, cfg: EvaluationConfig, data: str) -> None:
     """Raises UserError if the LM's masks may have been chosen with labels that fine-tuning must not see.
-    Warns if its pre-training may have read what is scored.
+    Warns if dev, which may be cut from train, is scored, and was another one in pre-training.
 
-    pretraining: its settings; data: checksum of what is scored. Earlier pre-training, and the data of a
-    learned policy, are not checked."""
-    if pretraining.get("dataset") == cfg.dataset and pretraining["data"] != data:
+    pretraining: its settings; data: the checksum of the data set and of how it was prepared. Earlier
+    pre-training, and the data of a learned policy, are not checked."""
+    if cfg.split == "dev" and pretraining.get("dataset") == cfg.dataset and pretraining["data"] != data:
         print(f"WARNING: {cfg.dataset} was prepared in another way for the pre-training of this LM (another "
-              "--dev_share, --text, --label or --doc?), so that it may have read what is scored here")
-    labels = (pretraining.get("labelled"), pretraining.get("seed"))
-    if cfg.labelled and pretraining["masker"] == "label" and labels != (cfg.labelled, cfg.seed):
+              "--dev_share, other columns or files?), so that it may have read texts of dev")
+    if not cfg.labelled or pretraining["masker"] != "label":
+        return
+    if (pretraining["labelled"], pretraining["seed"]) != (cfg.labelled, cfg.seed):
         raise UserError(f"--labelled={cfg.labelled}: the masks of this LM may have read other labels; "
                         f"pre-train it with --labelled={cfg.labelled} --seed={cfg.seed}, too")
 

@@ -271,7 +271,8 @@ def notes(lines: pd.DataFrame, primary: str | None) -> list[str]:
     settings = pd.DataFrame(list(lines["settings"]), index=lines.index)
     for name in settings:
         rows = lines.groupby(settings[name])["row"].unique()
-        # Every row has seeds and files of its own (old lines have masker_code, policy, policy.checksum).
+        # Every row has seeds and files of its own, but policies should have been learned alike. (Old lines
+        # have masker_code, policy, and policy.checksum.)
         if len(rows) > 1 and not re.search("seed|masker_file|masker_code|policy$|policy.checksum", name):
             values = [f"{value} ({', '.join(names)})" for value, names in rows.items()]
             found.append(f"- {name} differs: {', '.join(values)}.")
@@ -349,7 +350,7 @@ def main(cfg: Config) -> None:
         page.append(f"## {title}")
         page.append("\n".join(notes(lines, cfg.primary)))
         compared = {}
-        # A fork may have added some.
+        # Some lines may have more metrics than others, as a fork can add them.
         for metric in dict.fromkeys(itertools.chain(*lines["metrics"])):
             compared[metric] = compare(scores_of(lines, metric), cfg.primary)
         # A picture, where any row has several seeds.

@@ -17,8 +17,8 @@
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
 #   JOBS=1         commands at once
 #   OUT            where everything goes
-#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script (a row's own
-#                  flags win, as --continual=False of nmg-fresh does)
+#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; flags after
+#                  commas win over them
 #
 # shellcheck disable=SC2086       # names have no spaces
 set -e

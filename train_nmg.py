@@ -355,7 +355,7 @@ class Agent:
 def save_checkpoint(file: Path, adapted_lm: dict[str, torch.Tensor] | None, agents: dict[str, Agent],
                     states_of: dict[int, list[State]], metrics: list[dict]) -> None:
     """All that the next episode depends on. adapted_lm: with continual adaptation, the weights of the LM."""
-    # Through JSON, as in metrics.jsonl: a number of numpy among the metrics could not be read again.
+    # Through JSON, as in metrics.jsonl: numbers of numpy, which a fork may log, could not be read again.
     metrics = json.loads(json.dumps(metrics))
     state = {"lm": adapted_lm, "states": states_of, "metrics": metrics, "agents": {}}
     for name, agent in agents.items():

@@ -355,7 +355,6 @@ class Run:
         # Through JSON and back, as recorded settings went: so the two compare equal (tuples become lists).
         self.settings = json.loads(json.dumps(settings))
         self.longer = longer
-        self.commits = [commit()]
         started, checkpoint = self.folder / "started.json", self.folder / "checkpoint.pt"
         # The record of what is there: of a finished run, of one that was stopped after a checkpoint, or {}.
         before = read_run(self.folder)
@@ -363,21 +362,22 @@ class Run:
         if not finished and os.path.isfile(checkpoint) and os.path.isfile(started):
             # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
             before = read_record(started)
+        recorded = before.get("settings", {})
+        grows = False
         length = ""
         if finished and longer:
-            length = f" --{longer}={before['settings'][longer]}"
-        grows = bool(length) and before["settings"][longer] < self.settings[longer]
+            grows = recorded[longer] < self.settings[longer]
+            length = f" --{longer}={recorded[longer]}"
         self.done = finished and not grows
-        if before:
-            self.refuse_others(before["settings"])
+        self.refuse_others(recorded)
         if grows and not checkpoint.exists():
             raise UserError(f"--out={folder}: is finished, and its checkpoint is gone, so that it cannot be "
                             f"made longer; choose another folder, or{length}")
         if self.done:
             print(f"already done: {self.folder}{length} (remove it to run it again)")
-            by = before.get("commits", self.commits)[-1]
-            if by != self.commits[0]:
-                print(f"WARNING: it was done by commit {by}, and the code is now commit {self.commits[0]}")
+            by = before.get("commits", [commit()])[-1]
+            if by != commit():
+                print(f"WARNING: it was done by commit {by}, and the code is now commit {commit()}")
         elif is_main_process():
             self.begin(before)
 
@@ -399,19 +399,20 @@ class Run:
             raise UserError(f"--out={self.folder}: cannot be written to ({e.strerror}); choose another "
                             "folder") from None
         earlier = before.get("commits", [])
-        if earlier and earlier[-1] != self.commits[0]:
+        if earlier and earlier[-1] != commit():
             print(f"WARNING: the checkpoint in {self.folder} was written by commit {earlier[-1]}, and the "
-                  f"code is now commit {self.commits[0]}; the run goes on with the code as it is now",
-                  flush=True)
-            earlier = [*earlier, *self.commits]
-        self.commits = earlier or self.commits
+                  f"code is now commit {commit()}; the run goes on with the code as it is now", flush=True)
+        # All that took part.
+        self.commits = earlier
+        if commit() not in earlier[-1:]:
+            self.commits = [*earlier, commit()]
         with atomic_write(self.folder / "started.json") as partial:
             partial.write_text(json.dumps({"settings": self.settings, "commits": self.commits}, indent=1))
 
     def refuse_others(self, recorded: dict) -> None:
         changed = []
         for name, value in self.settings.items():
-            # A flag that was added since then is an edit of the code, and a run that goes on does so with it.
+            # A flag that was added since then is an edit of the code, with which a run may go on.
             is_new = name not in recorded and not self.done
             if recorded.get(name) != value and name != self.longer and not is_new:
                 changed.append(f"{name}={recorded.get(name)} there, {value} here")

@@ -670,6 +670,14 @@ def test_a_dev_split_that_pretraining_may_have_read_is_warned_of(tmp_path):
         assert scored.returncode == 0, scored.stderr
         warned.append("WARNING: my.jsonl was prepared in another way for the pre-training" in scored.stdout)
     assert warned == [False, False, True]
+    # A test file is the same, however train is cut.
+    (tmp_path / "my").mkdir()
+    for split in ("train", "test"):
+        write_rows(tmp_path / f"my/{split}.jsonl", rows)
+    for script, *flags in (["pretrain.py", "--max_steps=1", "--out=other"],
+                           ["finetune_cls.py", "--lm=other", "--epochs=1", "--dev_share=0.5"]):
+        result = call(script, "--dataset=my", *flags, cwd=tmp_path)
+        assert result.returncode == 0 and "prepared in another way" not in result.stdout
 
 
 # ---------------------------------------------------------------- the scripts

@@ -66,8 +66,8 @@ def main(cfg: Config) -> None:
         lines = [line for line in lines if line["file"] == files.get(line["masker"], line["file"])]
         runs.write_rows(log, lines)
     # Logs of earlier versions say nothing of commits.
-    commits = {line.get("commit", runs.commit()) for line in lines} - {runs.commit()}
-    if commits:
+    commits = {line["commit"] for line in lines if "commit" in line}
+    if commits - {runs.commit()}:
         print(f"WARNING: {cfg.log} has plays by commit {', '.join(sorted(commits))}, and the code is now "
               f"commit {runs.commit()}; another --log plays them anew")
     done = {(line["seed"], line["masker"]) for line in lines}
