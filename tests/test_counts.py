@@ -499,7 +499,7 @@ def test_loss_and_entropy_are_those_of_the_lm_at_the_token_itself(name, data, lm
     for b, n in enumerate(pieces.length):
         ids = torch.from_numpy(batch.input_ids[b, None, :n].astype(np.int64))
         with torch.no_grad():
-            logits = lm.model(input_ids=ids).logits[0]
+            logits = lm.model(input_ids=ids.to(lm.model.device)).logits[0].cpu()
         nats = {"loss": torch.nn.functional.cross_entropy(logits, ids[0], reduction="none"),
                 "entropy": torch.distributions.Categorical(logits=logits).entropy()}
         expected[b, :n] = (nats[name] + 1e-3).log()

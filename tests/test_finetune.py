@@ -194,7 +194,7 @@ def test_the_best_spans_are_those_of_brute_force(questions, tok):
         for piece in np.flatnonzero(pieces.question_ids == question):
             batch = collate(pieces, np.array([piece]))
             with torch.no_grad():
-                output = model.eval()(**batch.tensors())
+                output = model.eval()(**loop.to_device(batch.tensors()))
             columns = np.flatnonzero(batch.in_text[0])
             for first in columns:
                 for last in columns[(columns >= first) & (columns < first + 7)]:
@@ -450,8 +450,10 @@ def test_the_plain_path_computes_the_same_fine_tuning(kind, texts, questions, to
     for fast in (True, False):
         loop.use_fast_path(fast)
         models.append(module.finetune(lm, pieces, epochs=1, lr=1e-3, batch_size=8))
+    # Without native bf16, the fast path of a GPU computes in fp16, and that of a CPU in fp32.
+    tolerance = 1e-3 if loop.device().type == "cpu" else 5e-3
     for a, b in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-3, rtol=0)
+        torch.testing.assert_close(a, b, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("script", ["finetune_cls", "finetune_qa"])

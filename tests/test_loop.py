@@ -101,8 +101,10 @@ def test_the_optimiser_is_that_of_the_paper(max_steps, steps, warmup, decay):
         schedule.step()
     assert max(norms) > 1 > min(norms)
     assert len(norms) == steps
+    # A GPU adds in another order than a CPU, and Adam divides by small gradients.
+    tolerance = 1e-5 if loop.device().type == "cpu" else 1e-3
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a.cpu(), b, atol=1e-5, rtol=0)
+        torch.testing.assert_close(a.cpu(), b, atol=tolerance, rtol=0)
 
 
 def test_groups_of_parameters_keep_their_own_learning_rates(monkeypatch):
@@ -484,7 +486,7 @@ def test_evaluation_batches_cover_all_pieces_longest_first():
 
 
 def test_a_piece_longer_than_a_batch_comes_alone():
-    batches = list(loop.length_batches(np.array([5000, 3])))
+    batches = list(loop.length_batches(np.array([5000, 3]), tokens=2048))
     assert [indices.tolist() for indices in batches] == [[0], [1]]
     assert not list(loop.length_batches(np.zeros(0, int)))
 
@@ -775,6 +777,8 @@ def test_every_architecture_trains_on_the_fast_path(kind, half, monkeypatch):
 ])
 def test_products_are_in_bf16_on_the_fast_path_where_that_is_native(kind, fast, native, half, monkeypatch):
     monkeypatch.setattr(loop, "has_bf16", lambda: native)
+    # A GPU without native bf16 computes in fp16 instead, which another test is about.
+    monkeypatch.setattr(loop, "device", lambda: torch.device("cpu"))
     loop.use_fast_path(fast)
     with loop.autocast(random_lm(kind)):
         ones = torch.ones(2, 2, device=loop.device())

@@ -348,7 +348,7 @@ def test_a_direction_is_played_but_not_the_policys_own(subtask):
     # Twice as far as the logits differ: of a policy that is sure of itself, the direction is played, too.
     _, _, value_head = [agent.policy.token_head[i] for i in range(3)]
     value_head.weight.data *= 1000
-    logits = train_nmg.policy_forward(agent.policy, states)[0].detach()
+    logits = train_nmg.policy_forward(agent.policy, states)[0].detach().cpu()
     centred = [row[row.isfinite()] - row[row.isfinite()].mean() for row in logits]
     spread = torch.cat(centred).std(correction=0)
     rng = RowRandom(0, "learner acts", 0, batch.indices)
