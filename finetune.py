@@ -75,7 +75,9 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
                         "choose another --out")
 
     # 3. fine-tune, and predict every example
-    if not run.done:
+    if run.done:
+        results = runs.read_run(run.folder)
+    else:
         started = time.time()
         model = task.finetune(lm, train, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size,
                               micro_batch=cfg.micro_batch, warmup=cfg.warmup,
@@ -84,28 +86,24 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
         if not runs.is_main_process():
             return
         lines = task.predictions(model, evaluated)
-        for line in lines:
-            loop.check_numbers(line, "predictions")
-        scores = {}
-        if evaluated.split.has_gold:
-            warn_of_one_answer(lines)
-            scores = {name: float(score) for name, score in task.summary(lines).items()}
-            loop.check_numbers(scores, "scores")
-        else:
+        scores = scores_of(lines, task, evaluated.split)
+        if not evaluated.split.has_gold:
             lines = [without_scores(line, task) for line in lines]
         runs.write_rows(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
             save_lm(run.folder, model, tokenizer)
         seconds = {"pretrain": origin["seconds"], "train": trained - started,
                    "score": time.time() - trained}
-        run.finish(scores=scores, examples=len(lines), seconds=seconds,
-                   held_out_loss=origin["held_out_loss"])
+        results = {"scores": scores, "examples": len(lines), "seconds": seconds,
+                   "held_out_loss": origin["held_out_loss"]}
 
-    # 4. one line of results
+    # 4. one line of results; run.json comes last, as it says that all of this is done
     if not evaluated.split.has_gold:
         print(f"WARNING: {cfg.split} has no labels, so that nothing is scored (predictions: {run.folder})")
     elif runs.is_main_process():
-        add_result(Path(cfg.results), run, cfg.row)
+        add_result(Path(cfg.results), run, results, cfg.row)
+    if not run.done:
+        run.finish(**results)
 
 
 def print_shares(cfg: EvaluationConfig, train: Pieces, evaluated: Pieces) -> None:
@@ -127,6 +125,19 @@ def seen_share(split: Split, train: Split) -> float:
     """The share of texts that also stand in train."""
     known = {hash(train.text(i)) for i in range(len(train))}
     return float(np.mean([hash(split.text(i)) in known for i in range(len(split))]))
+
+
+def scores_of(lines: list[dict], task: ModuleType, split: Split) -> dict[str, float]:
+    """The scores of all predictions of a split; none where it has no labels. Raises UserError if a prediction
+    or a score is infinite or NaN."""
+    for line in lines:
+        loop.check_numbers(line, "predictions")
+    if not split.has_gold:
+        return {}
+    warn_of_one_answer(lines)
+    scores = {name: float(score) for name, score in task.summary(lines).items()}
+    loop.check_numbers(scores, "scores")
+    return scores
 
 
 def without_scores(line: dict, task: ModuleType) -> dict:
@@ -180,19 +191,18 @@ def check_results(path: Path) -> None:
         raise UserError(f"--results={e}") from None
 
 
-def add_result(path: Path, run: Run, row: str | None = None) -> None:
-    """Appends a finished evaluation to the results, unless a line with the same "config" is there.
+def add_result(path: Path, run: Run, results: dict, row: str | None = None) -> None:
+    """Appends an evaluation to the file of results, unless a line with the same "config" is there.
 
-    row: what run_all.sh calls it."""
+    results: its "scores", "examples", "seconds" and "held_out_loss"; row: what run_all.sh calls it"""
     settings = run.settings
-    finished = runs.read_run(run.folder)
     pretraining = settings["pretraining"]
     line = {"dataset": settings["dataset"], "lm": pretraining["lm"], "masker": pretraining["masker"],
             "row": row, "seed": settings["seed"], "split": settings["split"],
-            "examples": finished["examples"], "metrics": list(finished["scores"]), **finished["scores"],
-            "held_out_loss": finished["held_out_loss"], "seconds": finished["seconds"],
+            "examples": results["examples"], "metrics": list(results["scores"]), **results["scores"],
+            "held_out_loss": results["held_out_loss"], "seconds": results["seconds"],
             "predictions": str(run.folder / "predictions.jsonl"), "config": settings,
-            "versions": finished["versions"]}
+            "versions": results.get("versions") or runs.versions()}
     with runs.locked(path):
         before = runs.read_rows(path)
         if any(other.get("config") == line["config"] for other in before):
