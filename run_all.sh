@@ -17,10 +17,10 @@
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
 #   JOBS=1         commands at once
 #   OUT            where everything goes
-#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; flags after
-#                  commas win over them
+#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; those
+#                  that belong to a row win over them
 #
-# shellcheck disable=SC2086       # names have no spaces
+# shellcheck disable=SC2016,SC2086       # names have no spaces
 set -e
 here=$(dirname "$0")
 fail() {
@@ -28,80 +28,69 @@ fail() {
     exit 2
 }
 
-# ---------------------------------------------------------------- what was not chosen
-qa="squad emrqa newsqa" cls="chemprot imdb" lms="bert-base-uncased distilbert-base-uncased"
+# ---------------------------------------------------------------- defaults and checks
 if [ "$QUICK" ]; then
-    qa=toyqa cls=toycls lms=tiny
-    JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
+    [ "$QA$CLS" ] || QA=toyqa CLS=toycls
+    LMS=${LMS:-tiny} JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
     # With so few validation examples accuracies often tie, and a tie rewards nothing.
     NMG_FLAGS=${NMG_FLAGS:-"--episodes=2 --metric=likelihood"}
 fi
-[ "${QA+set}${CLS+set}" ] || QA=$qa CLS=$cls
+[ "$QA$CLS" ] || QA="squad emrqa newsqa" CLS="chemprot imdb"
 SEEDS=${SEEDS:-0 1 2} POLICIES=${POLICIES:-3} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
-# In quotes the shell leaves ~ as it is.
-OUT=${OUT/#"~/"/$HOME/}
 
 [[ -z $* || $* = --list ]] || fail "$*: give --list or nothing; all else are environment variables"
 [[ $JOBS:$POLICIES =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "JOBS=$JOBS, POLICIES=$POLICIES: must be 1 or more"
-[[ "$SEEDS " =~ ^[[:space:]]*((0|[1-9][0-9]*)[[:space:]]+)+$ ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
-[[ $NMG_FLAGS != *--paper* ]] || fail "NMG_FLAGS: leave out --paper; the row nmg-paper has it"
-[[ "$OUT$PYTHON$here" != *[[:space:]]* ]] || fail "OUT, PYTHON and this path must be without spaces"
+[[ $SEEDS != *[!0-9[:space:]]* ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
+[[ $OUT$PYTHON$here != *[[:space:]~]* ]] || fail "OUT, PYTHON and this path must be without spaces or ~"
 settings="pretrain: $PRETRAIN_FLAGS; finetune: $FINETUNE_FLAGS; nmg: $NMG_FLAGS; policies: $POLICIES"
-[ "$(cat $OUT/settings 2> /dev/null || echo "$settings")" = "$settings" ] ||
-    fail "$OUT/settings has other flags: choose another OUT, or remove $OUT"
 mkdir -p $OUT/logs
-echo "$settings" > $OUT/settings
+[ -e $OUT/settings ] || echo "$settings" > $OUT/settings
+[ "$(cat $OUT/settings)" = "$settings" ] ||
+    fail "$OUT/settings has other flags: choose another OUT, or remove $OUT"
 
 # ---------------------------------------------------------------- the commands
-policies=() rows=()
-
-# SCRIPT LMS DATASETS MASKERS: adds what is left to do for a table
+# SCRIPT LMS DATASETS MASKERS: prints what is left to do for a table
 table() {
     for lm in $2; do for data in $3; do for row in $4; do for seed in $SEEDS; do
-        # A row is NAME or NAME,--flag=value,...: what is learned first, or a --masker of pretrain.py
+        # A row is MASKER or MASKER,--flag=value,...
         masker=${row%%,*}
         flags=${row#"$masker"}
         # Names keep whole paths, as x/data and y/data are two data sets.
         place=${data//[\/,:]/-}-${lm//[\/,:]/-}
         name=$place-${row//[\/,:]/-}-$seed
-        # Finished are those that have also added their line of results.
-        if [ -e $OUT/score-$name/run.json ] && grep -qsF "score-$name/" $OUT/results.jsonl; then
-            continue
-        fi
+        [ ! -e $OUT/score-$name/run.json ] || continue
 
-        # 1. Learn a policy. Rows and seeds that share it have the same command, which is run once.
-        learn=""
+        # 1. Learn a policy. Rows and seeds that share it print the same command.
+        number=$((10#$seed % POLICIES))
+        policy=$OUT/policy-$place-${masker/sampled/nmg}-$number
         case $masker in
-            nmg | sampled) learn="--paper=False" ;;
+            nmg | sampled) learn="" ;;
             nmg-paper) learn="--paper=True --updates_per_episode=10 --continual=True" ;;
             nmg-alone) learn="--paper=True --updates_per_episode=10 --continual=True --self_play=False" ;;
             nmg-fresh) learn="--paper=True --updates_per_episode=10 --continual=False" ;;
+            *) policy="" ;;
         esac
-        if [ "$learn" ]; then
-            number=$((seed % POLICIES))
-            # A policy of nmg also serves sampled.
-            policy=$OUT/policy-$place-${masker/sampled/nmg}-$number
+        if [ "$policy" ]; then
+            [ -e $policy/run.json ] || echo $PYTHON $here/train_nmg.py --dataset=$data --lm=$lm \
+                --seed=$number $NMG_FLAGS $learn --out=$policy
             # nmg-paper becomes nmg:FOLDER
             masker=${masker%%-*}:$policy
-            [ -e $policy/run.json ] || policies+=("$PYTHON $here/train_nmg.py --dataset=$data --lm=$lm \
-                --seed=$number $NMG_FLAGS $learn --out=$policy")
         fi
 
         # 2. Pre-train. Learned maskers mask 5 % in three epochs, as when they were learned. (With tiny the
         # toy world's own values serve all rows.)
-        pretrain="" adapted=$lm as_learned=""
+        as_learned=""
         if [[ $masker =~ ^(nmg|sampled): && $lm != tiny ]]; then
             as_learned="--p=0.05 --epochs=3"
         fi
-        if [ $masker != none ]; then
-            adapted=$OUT/pretrain-$name
-            pretrain="$PYTHON $here/pretrain.py --dataset=$data --lm=$lm --masker=$masker --seed=$seed \
-                $as_learned $PRETRAIN_FLAGS ${flags//,/ } --out=$adapted &&"
-        fi
+        adapted=$OUT/pretrain-$name
+        pretrain="$PYTHON $here/pretrain.py --dataset=$data --lm=$lm --masker=$masker --seed=$seed \
+            $as_learned $PRETRAIN_FLAGS ${flags//,/ } --out=$adapted &&"
+        [ $masker != none ] || pretrain="" adapted=$lm
 
         # 3. Fine-tune and score.
-        rows+=("$pretrain $PYTHON $here/$1 --dataset=$data --lm=$adapted --seed=$seed $FINETUNE_FLAGS \
-            --row=$row --results=$OUT/results.jsonl --out=$OUT/score-$name")
+        echo $pretrain $PYTHON $here/$1 --dataset=$data --lm=$adapted --seed=$seed $FINETUNE_FLAGS \
+            --row=$row --results=$OUT/results.jsonl --out=$OUT/score-$name
     done; done; done; done
 }
 
@@ -109,49 +98,42 @@ all="none random whole span entity punct nmg sampled nmg-paper"
 # A control for learned maskers: random masks as few as theirs, for as many epochs.
 [ "$QUICK" ] || all="$all random,--p=0.05,--epochs=3"
 # 1: question answering, EM / F1; 2: classification, accuracy; 3: ablations, on the last of QA
-table finetune_qa.py "${LMS:-$lms}" "$QA" "${MASKERS:-$all}"
-table finetune_cls.py "${LMS:-${lms%% *}}" "$CLS" "${MASKERS:-$all}"
-[ "$MASKERS" ] || table finetune_qa.py "${LMS:-${lms##* }}" "${QA##* }" "nmg-alone nmg-fresh"
+commands=$(
+    table finetune_qa.py "${LMS:-bert-base-uncased distilbert-base-uncased}" "$QA" "${MASKERS:-$all}"
+    table finetune_cls.py "${LMS:-bert-base-uncased}" "$CLS" "${MASKERS:-$all}"
+    [ "$MASKERS" ] || table finetune_qa.py "${LMS:-distilbert-base-uncased}" "${QA##* }" "nmg-alone nmg-fresh"
+)
+# WORD: prints the commands that have it, each once
+left() { grep -e $1 <<< "$commands" | awk '!seen[$0]++'; }
 
-# COMMAND ...: prints each of them once
-each() {
-    [ $# = 0 ] || printf "%s\n" "$@" | awk '{ $1 = $1 } !seen[$0]++'
-}
-if [ "$*" ]; then
-    each "${policies[@]}"
-    each "${rows[@]}"
+if [ "$1" ]; then
+    left train_nmg.py
+    left --row=
     exit
 fi
 
 # ---------------------------------------------------------------- run them
-# COMMAND: runs it, with a log named like what it makes. If it fails, the rest go on.
-run_one() {
-    name=$(basename ${1##*--out=})
-    log=$OUT/logs/$name.log
-    echo "$(date +%T) $name"
-    echo "$1" > $log
-    eval "$1" >> $log 2>&1 ||
-        echo "$name FAILED ($?), see $log: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2
-}
-export -f run_one
-# Each of several would by itself take all cores.
-cores=$(getconf _NPROCESSORS_ONLN)
-[ $JOBS = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > JOBS ? cores / JOBS : 1))}
 export OUT
+# Each of several commands would by itself take all cores.
+cores=$(getconf _NPROCESSORS_ONLN)
+[ $JOBS = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(((cores + JOBS - 1) / JOBS))}
 
-echo "$(each "${policies[@]}" | wc -l) policies and ${#rows[@]} rows are left; they print to $OUT/logs"
+# Runs the commands that it reads, each with a log named like what it makes. If one fails, the rest go on.
+# Ctrl-C ends xargs and what it runs.
+run() {
+    tr "\n" "\0" | xargs -0 -r -n 1 -P $JOBS bash -c '
+        log=$OUT/logs/$(basename ${1##*--out=}).log
+        echo "$(date +%T) $log"
+        echo "$1" > $log
+        eval "$1" >> $log 2>&1 ||
+            echo "FAILED ($?): $log: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2' run
+}
+echo "$(left train_nmg.py | wc -l) policies and $(left --row= | wc -l) rows are left"
 rm -f $OUT/logs/failed
-# Policies first. Ctrl-C ends xargs and what it runs.
-each "${policies[@]}" | tr "\n" "\0" | xargs -0 -r -n 1 -P $JOBS bash -c 'run_one "$0"'
-each "${rows[@]}" | tr "\n" "\0" | xargs -0 -r -n 1 -P $JOBS bash -c 'run_one "$0"'
-
-code=0
-$PYTHON $here/report.py --results=$OUT/results.jsonl || code=$?
+# Policies first, as rows mask with them.
+left train_nmg.py | run
+left --row= | run
+$PYTHON $here/report.py --results=$OUT/results.jsonl || echo "FAILED: report.py" >> $OUT/logs/failed
 # Printed last, where one looks first: the warnings in the logs with counts, and what failed.
-grep -hs "^WARNING" $OUT/logs/*.log | sort | uniq -c >&2 || true
-if [ -e $OUT/logs/failed ]; then
-    echo "$(grep -c "" $OUT/logs/failed) failed; the same command runs them again:" >&2
-    cat $OUT/logs/failed >&2
-    code=1
-fi
-exit $code
+grep -hs "^WARNING" $OUT/logs/*.log | sort | uniq -c >&2
+[ ! -e $OUT/logs/failed ] || fail "the same command runs these again:"$'\n'"$(cat $OUT/logs/failed)"
