@@ -17,8 +17,8 @@
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
 #   JOBS=1         commands at once
 #   OUT            where everything goes
-#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; those
-#                  that belong to a row win over them
+#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; flags after
+#                  commas, and those that make a policy nmg-paper, -alone or -fresh, win over them
 #
 # shellcheck disable=SC2016,SC2086       # names have no spaces
 set -e
@@ -55,13 +55,13 @@ table() {
         # A row is MASKER or MASKER,--flag=value,...
         masker=${row%%,*}
         flags=${row#"$masker"}
-        # Names keep whole paths, as x/data and y/data are two data sets.
+        # Names of folders keep whole paths, with - for /, as x/data and y/data are two data sets.
         place=${data//[\/,:]/-}-${lm//[\/,:]/-}
         name=$place-${row//[\/,:]/-}-$seed
         [ ! -e $OUT/score-$name/run.json ] || continue
 
         # 1. Learn a policy. Rows and seeds that share it print the same command.
-        number=$((10#$seed % POLICIES))
+        number=$((10#$seed % POLICIES))         # 10#: 08 is a number, too
         policy=$OUT/policy-$place-${masker/sampled/nmg}-$number
         case $masker in
             nmg | sampled) learn="" ;;
@@ -113,11 +113,11 @@ if [ "$1" ]; then
 fi
 
 # ---------------------------------------------------------------- run them
-export OUT
 # Each of several commands would by itself take all cores.
 cores=$(getconf _NPROCESSORS_ONLN)
 [ $JOBS = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(((cores + JOBS - 1) / JOBS))}
 
+export OUT
 # Runs the commands that it reads, each with a log named like what it makes. If one fails, the rest go on.
 # Ctrl-C ends xargs and what it runs.
 run() {
@@ -126,7 +126,7 @@ run() {
         echo "$(date +%T) $log"
         echo "$1" > $log
         eval "$1" >> $log 2>&1 ||
-            echo "FAILED ($?): $log: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2' run
+            echo "FAILED ($?): $log: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2' "$0"
 }
 echo "$(left train_nmg.py | wc -l) policies and $(left --row= | wc -l) rows are left"
 rm -f $OUT/logs/failed
