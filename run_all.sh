@@ -115,9 +115,9 @@ fi
 # ---------------------------------------------------------------- run them
 # Each of several commands would by itself take all cores.
 cores=$(getconf _NPROCESSORS_ONLN)
-[ $JOBS = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(((cores + JOBS - 1) / JOBS))}
-
+[ $JOBS = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > JOBS ? cores / JOBS : 1))}
 export OUT
+
 # Runs the commands that it reads, each with a log named like what it makes. If one fails, the rest go on.
 # Ctrl-C ends xargs and what it runs.
 run() {
@@ -136,4 +136,8 @@ left --row= | run
 $PYTHON $here/report.py --results=$OUT/results.jsonl || echo "FAILED: report.py" >> $OUT/logs/failed
 # Printed last, where one looks first: the warnings in the logs with counts, and what failed.
 grep -hs "^WARNING" $OUT/logs/*.log | sort | uniq -c >&2
-[ ! -e $OUT/logs/failed ] || fail "the same command runs these again:"$'\n'"$(cat $OUT/logs/failed)"
+if [ -e $OUT/logs/failed ]; then
+    echo "the same command runs these again:" >&2
+    cat $OUT/logs/failed >&2
+    exit 1
+fi

@@ -292,7 +292,7 @@ def stub(tmp_path):
 def test_a_failed_row_says_so_and_the_rest_go_on(stub, tmp_path):
     result = run_all(**stub | {"CLS": "bad good", "MASKERS": "none whole"})
     ran = (tmp_path / "log").read_text().splitlines()
-    assert result.returncode == 2
+    assert result.returncode == 1
     log = tmp_path / "out/logs/score-bad-x-none-0.log"
     assert f"FAILED (3): {log}: wrong\n" in result.stderr
     # What was run, and what it said.
@@ -300,7 +300,7 @@ def test_a_failed_row_says_so_and_the_rest_go_on(stub, tmp_path):
     assert "finetune_cls.py --dataset=bad " in command and said == "wrong"
     # And at the end, together.
     *_, told, none, whole = result.stderr.splitlines()
-    assert told == "error: the same command runs these again:"
+    assert told == "the same command runs these again:"
     assert none == f"FAILED (3): {log}: wrong"
     assert whole == none.replace("none", "whole")
     assert result.stderr.count("FAILED") == 4
@@ -360,13 +360,13 @@ def test_a_report_that_fails_is_told_by_the_exit_code(stub, tmp_path):
     """And it does not hide what failed before it."""
     asked = stub | {"CLS": "bad good", "MASKERS": "none", "REAL_PYTHON": sys.executable}
     result = run_all(**asked)
-    assert result.returncode == 2 and "results.jsonl: no such file" in result.stderr
+    assert result.returncode == 1 and "results.jsonl: no such file" in result.stderr
     row, report = result.stderr.splitlines()[-2:]
     assert row.endswith("score-bad-x-none-0.log: wrong") and report == "FAILED: report.py"
     # Nothing else fails.
     (tmp_path / "out/results.jsonl").write_text("no JSON\n")
     result = run_all(**asked | {"CLS": "good"})
-    assert result.returncode == 2 and "results.jsonl:1: not a JSON object" in result.stderr
+    assert result.returncode == 1 and "results.jsonl:1: not a JSON object" in result.stderr
     assert result.stderr.endswith("runs these again:\nFAILED: report.py\n")
 
 
@@ -429,7 +429,7 @@ def test_rows_of_the_toy_world_are_run_once(tmp_path):
         before = log.read_text()
         masker.write_text("from maskers import random as rare\n")
         second = run_all(cwd=tmp_path, **env | {"CLS": "toycls", "SEEDS": "0 1"})
-    assert first.returncode == 2
+    assert first.returncode == 1
     assert first.stderr.partition("runs these again:")[2].count("FAILED") == 2
     assert "| toyqa, tiny |" in first.stdout and "| toycls, tiny |" in first.stdout
     assert "no such file: my.py" in first.stderr
