@@ -375,19 +375,21 @@ class Run:
                             f"made longer; choose another folder, or{length}")
         if self.done:
             print(f"already done: {self.folder}{length} (remove it to run it again)")
-            by = before.get("commits", [commit()])[-1]
-            if by != commit():
-                print(f"WARNING: it was done by commit {by}, and the code is now commit {commit()}")
-        elif is_main_process():
-            self.begin(before)
+        # All commits that take part.
+        self.commits = before.get("commits", [commit()])
+        if self.commits[-1] != commit():
+            print(f"WARNING: what is in {self.folder} was made by commit {self.commits[-1]}, and the code is "
+                  f"now commit {commit()}", flush=True)
+            self.commits.append(commit())
+        if not self.done and is_main_process():
+            self.begin(is_ours=bool(before) or os.path.isfile(started))
 
-    def begin(self, before: dict) -> None:
-        """Takes the folder. before: what started.json or run.json says of the checkpoint there, if any."""
+    def begin(self, is_ours: bool) -> None:
+        """Takes the folder, which may hold other files only if it is ours."""
         self.lock = FileLock(self.folder / ".lock")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # Hidden files are our own.
-            is_ours = before or (self.folder / "started.json").exists()
             if not is_ours and any(self.folder.glob("[!.]*")):
                 raise UserError(f"--out={self.folder}: exists and is no run of this script; choose another "
                                 "folder")
@@ -398,14 +400,6 @@ class Run:
         except OSError as e:
             raise UserError(f"--out={self.folder}: cannot be written to ({e.strerror}); choose another "
                             "folder") from None
-        earlier = before.get("commits", [])
-        if earlier and earlier[-1] != commit():
-            print(f"WARNING: the checkpoint in {self.folder} was written by commit {earlier[-1]}, and the "
-                  f"code is now commit {commit()}; the run goes on with the code as it is now", flush=True)
-        # All that took part.
-        self.commits = earlier
-        if commit() not in earlier[-1:]:
-            self.commits = [*earlier, commit()]
         with atomic_write(self.folder / "started.json") as partial:
             partial.write_text(json.dumps({"settings": self.settings, "commits": self.commits}, indent=1))
 

@@ -501,7 +501,7 @@ def test_edited_code_goes_on_with_a_warning_that_names_both_commits(tmp_path, mo
     monkeypatch.setattr(runs, "commit", lambda: "bbb")
     run = Run(tmp_path / "o", SETTINGS)
     said = capsys.readouterr().out
-    assert "was written by commit aaa, and the code is now commit bbb" in said
+    assert "was made by commit aaa, and the code is now commit bbb" in said
     run.lock.release()
     # Whoever took part before is still named when the same code goes on once more.
     run = Run(tmp_path / "o", SETTINGS)
