@@ -57,14 +57,8 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     parts = list(itertools.chain(*source.splits.values()))
     files = [part for part in parts if isinstance(part, Path)]
     records = [part for part in parts if not isinstance(part, Path)]
-    flags = Columns()
     if columns:
-        flags = Columns(columns.text, columns.label, columns.doc)
-    if flags != Columns():
-        if not files:
-            raise UserError(f"--dataset={name}: is not read from files, so that --text, --label and --doc "
-                            "name nothing there")
-        source.columns = flags
+        source.columns = Columns(columns.text, columns.label, columns.doc)
     if dev_share is not None and "dev" not in source.splits:
         if "train" not in source.splits:
             raise UserError(f"--dev_share={dev_share}: {name} has no train split to cut from; text in a "
@@ -76,7 +70,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     how = [FORMAT, asdict(source.columns), source.cut, list(source.splits), source.kind]
     how.append(tokenizer.backend_tokenizer.to_str())
     with error_context(f"--dataset={name}"):
-        how += [(file.name, runs.checksum(file)) for file in [*files, *source.code]]
+        how += [(file.name, runs.checksum(file)) for file in files]
     if records:
         how.append(runs.digest(records))
     key = hashlib.sha256(json.dumps(how).encode()).hexdigest()
@@ -100,11 +94,11 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     data = Data(name, meta["kind"], splits, key, meta["joined"], meta["problems"])
     print(f"{name} ({data.kind}) in {folder}")
     for split in splits:
-        describe(split, splits[split], tokenizer.unk_token_id)
+        describe(split, splits[split])
     return data
 
 
-def describe(name: str, split: Split, unknown: int | None) -> None:
+def describe(name: str, split: Split) -> None:
     """Prints the counts that one should see."""
     docs = len(np.unique(split.doc))
     text = f"  {name:6} {len(split):>9,} texts  {len(split.input_ids):>11,} tokens  {docs:>9,} documents"
@@ -115,11 +109,6 @@ def describe(name: str, split: Split, unknown: int | None) -> None:
         counted = [f"{label} {n:,}" for label, n in zip(split.labels, counts, strict=True)]
         text += f"  {len(split.labels)} labels: {', '.join(counted)}"
     print(text, flush=True)
-    sample = split.input_ids[:1_000_000]
-    unknown_share = np.count_nonzero(sample == unknown) / max(1, len(sample))
-    if unknown_share > 0.2:
-        print(f"WARNING: {unknown_share:.0%} of the tokens of {name} are unknown to the tokenizer: is the LM "
-              "one for this language?", flush=True)
 
 
 # ---------------------------------------------------------------- records -> token arrays
@@ -127,14 +116,13 @@ def describe(name: str, split: Split, unknown: int | None) -> None:
 def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     """Writes the arrays of every split and, last, meta.json."""
     # Train is read at once: it tells which fields and labels there are, and other splits are cut from it.
-    with error_context(f"{name}, train"):
-        records = list(source.records("train"))
-        train = list(with_docs(records))
+    records = list(source.records("train"))
+    train = list(with_docs(records))
     first = records[0] if records else {}
     fields = set()
     for record in train:
         fields |= KIND_OF_FIELD.keys() & record.keys()
-    labels = sort_labels({record["label"] for record in train if isinstance(record.get("label"), str)})
+    labels = sort_labels({record["label"] for record in train if record.get("label")})
     if train and "label" not in fields and source.columns.label != Columns.label:
         raise UserError(f"--label={source.columns.label}: no row of train has this column")
     joined = "doc" in first and "doc" in next(iter(source.records("corpus")), {})
@@ -145,14 +133,12 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         splits |= cut_parts(train, source.cut)
     names = [split for split in SPLITS if split in splits]
     problems = {}
-    alike = look_alikes(labels)
     for split in names:
         # A corpus is text only.
         wanted = fields if split != "corpus" else set()
         what = f"{name}, {split}"
         needs_gold = split == "train" or split in source.cut
         problem = write_split(splits[split], tokenizer, folder / split, wanted, labels, what, needs_gold)
-        problem = problem or alike
         if problem:
             problems[split] = f"{what}: {problem}"
 
@@ -166,19 +152,6 @@ def sort_labels(labels: set[str]) -> list[str]:
     if all(re.fullmatch(r"-?\d+", label) for label in labels):
         return sorted(labels, key=lambda label: (int(label), label))
     return sorted(labels)
-
-
-def look_alikes(labels: list[str]) -> str | None:
-    """A sentence about two labels of which one sees no difference; None where there are none."""
-    seen = {}
-    for label in labels:
-        # What is left without invisible characters, and with one kind of accents and of white space.
-        characters = [c for c in label if unicodedata.category(c) not in ("Cc", "Cf") or c.isspace()]
-        visible = " ".join(unicodedata.normalize("NFC", "".join(characters)).split())
-        if visible in seen:
-            return f"the labels {seen[visible]!a} and {label!a} look alike; make them one"
-        seen[visible] = label
-    return None
 
 
 def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]:
@@ -224,24 +197,19 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
     has_gold = needs_gold
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
     while chunk := list(itertools.islice(records, 1000)):
-        with error_context(what):
-            arrays = text_arrays(chunk, encoder, is_punct, is_special)
-            # A task of another shape: its arrays go here, and their names into data.ARRAYS.
-            if "label" in fields:
-                arrays["label"] = [label_id(record, labels, problems) for record in chunk]
-                has_gold = has_gold or any("label" in record for record in chunk)
-            if "qas" in fields:
-                arrays |= question_arrays(chunk, arrays, encoder, folder, n, problems)
-                questions = itertools.chain(*(record["qas"] for record in chunk))
-                has_gold = has_gold or any(qa["answers"] or "problem" in qa for qa in questions)
+        arrays = text_arrays(chunk, encoder, is_punct, is_special)
+        # A task of another shape: its arrays go here, and their names into data.ARRAYS.
+        if "label" in fields:
+            arrays["label"] = [label_id(record, labels, problems) for record in chunk]
+            has_gold = has_gold or any("label" in record for record in chunk)
+        if "qas" in fields:
+            arrays |= question_arrays(chunk, arrays, encoder, folder, n, problems)
+            questions = itertools.chain(*(record["qas"] for record in chunk))
+            has_gold = has_gold or any(qa["answers"] for qa in questions)
         append(folder, arrays)
         n += len(chunk)
     if n == 0:
         raise UserError(f"{what}: there is no text in it")
-    if (folder / "input_ids.bin").stat().st_size == 0:
-        raise UserError(f"{what}: the tokenizer drops every character of it; are there letters in it?")
-    if "qas" in fields and (folder / "answer.bin").stat().st_size == 0:
-        raise UserError(f"{what}: there is no question in it")
     # Where each text, its characters and each question start, from how long they are.
     for name in ("token_start", "byte_start", "question_start"):
         file = folder / f"{name}.bin"
@@ -275,10 +243,7 @@ def text_encoder(tokenizer) -> Callable[[list[str]], list[tuple[np.ndarray, Enco
         id_in_text[tokenizer.convert_tokens_to_ids(special)] = tokenizer.unk_token_id
 
     def encode(texts: list[str]) -> list[tuple[np.ndarray, Encoding]]:
-        try:
-            encodings = backend.encode_batch(texts, add_special_tokens=False)
-        except Exception as e:
-            raise ValueError(f"the tokenizer of the LM cannot read a text ({e})") from e
+        encodings = backend.encode_batch(texts, add_special_tokens=False)
         return [(id_in_text[np.array(encoding.ids, int)], encoding) for encoding in encodings]
 
     return encode
@@ -341,11 +306,9 @@ def label_id(record: dict, labels: list[str], problems: list[str]) -> int:
         return labels.index(label)
     # One is enough.
     if not problems:
-        reason = f"the label {label!r} is not among those of train ({', '.join(labels)})"
-        if label is None:
-            reason = "there is no label"
-        elif not isinstance(label, str):
-            reason = f"a label must be text, a number, or true or false, not {label!r}"
+        reason = "there is no label"
+        if label is not None:
+            reason = f"the label {label!r} is not among those of train ({', '.join(labels)})"
         problems.append(f"{reason}, in the row with the text {record['text'][:60]!r}; fix it or remove it")
     return -1
 
@@ -383,8 +346,6 @@ def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: 
 
 
 def check_answers(text: str, qa: dict) -> None:
-    if "problem" in qa:
-        raise ValueError(qa["problem"])
     if not qa["answers"]:
         raise ValueError(f"question {qa['id']!r} has no answer: its field 'answers' must hold \"text\" and "
                          "\"answer_start\"; questions without an answer, as in SQuAD 2, are not supported")

@@ -7,6 +7,7 @@
 data_prep.py turns the records into token arrays.
 """
 import collections
+import contextlib
 import csv
 import functools
 import gzip
@@ -15,10 +16,11 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from filelock import AcquireReturnProxy, FileLock
@@ -32,13 +34,10 @@ SPLITS = ("train", "dev", "test", "corpus")
 SPLIT_NAMES = {split: split for split in SPLITS}
 SPLIT_NAMES |= {"val": "dev", "valid": "dev", "validation": "dev", "eval": "dev", "unsupervised": "corpus"}
 
-# What reading a broken or a forbidden file raises; anything else is a defect of the program.
-BROKEN = (OSError, TypeError, ValueError, AttributeError, EOFError, csv.Error, zlib.error)
-
 # A line of CoNLL: one or more columns, and a tag such as O or B-PER.
 CONLL = re.compile(r"\S.*\s(O|[BIESLUM]-[A-Za-z]\S*)")
 # One file of several, as in train-00000-of-00002.parquet or train-00000-of-00002-1a2b3c4d.parquet.
-SHARD = re.compile(r"-(\d+)-of-(\d+)[-.]")
+SHARD = re.compile(r"-\d+-of-\d+[-.]")
 
 
 @dataclass
@@ -53,27 +52,21 @@ class Columns:
 #
 # A reader gives the rows of a file, each with its place: ("file:line", {column: value}).
 
-class error_context:
-    """`with error_context(where):` turns what reading a record raises into one sentence that begins with its
-    place. A class, as contextlib would take twice the time, for every row."""
-    def __init__(self, where: object):
-        self.where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind, error, trace) -> None:
-        if isinstance(error, KeyError):
-            raise UserError(f"{self.where}: the field {error} is missing") from error
-        if isinstance(error, json.JSONDecodeError):
-            raise UserError(f"{self.where}: not valid JSON: {error}") from error
-        if isinstance(error, csv.Error):
-            raise UserError(f"{self.where}: not valid csv: {error}; is a double quote missing?") from error
-        if isinstance(error, UnicodeDecodeError):
-            raise UserError(f"{self.where}: is not UTF-8 text; save it as UTF-8, in one of the formats "
-                            f"{' '.join(READERS)}") from error
-        if isinstance(error, BROKEN):
-            raise UserError(f"{self.where}: {error}") from error
+@contextlib.contextmanager
+def error_context(where: object) -> Iterator[SimpleNamespace]:
+    """`with error_context(where) as at:` turns what reading a file raises into one sentence that begins with
+    its place; a loop moves at.where from row to row."""
+    at = SimpleNamespace(where=where)
+    try:
+        yield at
+    except KeyError as e:
+        raise UserError(f"{at.where}: the field {e} is missing") from e
+    except UnicodeDecodeError as e:
+        raise UserError(f"{at.where}: is not UTF-8 text; save it as UTF-8, in one of the formats "
+                        f"{' '.join(READERS)}") from e
+    # What a broken or a forbidden file raises; anything else is a defect of the program.
+    except (OSError, TypeError, ValueError, AttributeError, EOFError, csv.Error, zlib.error) as e:
+        raise UserError(f"{at.where}: {e}") from e
 
 
 def lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -90,8 +83,7 @@ def reader_of(path: Path) -> Callable[[Path], Iterator[tuple[str, dict]]]:
     reader = READERS.get(suffix_of(path), read_lines)
     if reader is read_lines:
         first = next((line for _, line in lines(path) if line.strip()), "")
-        # An opening brace, and then a quote, the closing brace, or the end of the line.
-        if re.match(r'\s*\{\s*(["}]|$)', first):
+        if re.match(r'\s*\{\s*"', first):
             return read_jsonl
     return reader
 
@@ -120,91 +112,72 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
     # Texts may be longer than what the csv module allows.
     csv.field_size_limit(2**31 - 1)
     table = csv.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
-    header = [name.strip() for name in next(table, [])]
-    refuse_twice(header)
-    while True:
-        # A quoted cell may run over lines: the place of a row is where it begins.
-        where = f"{path}:{table.line_num + 1}"
-        with error_context(where):
-            cells = next(table, None)
-            if cells is None:
-                return
-            if cells:
-                # The second of two files that were joined may begin with a byte order mark.
-                cells[0] = cells[0].lstrip("\ufeff")
+    with error_context(path) as at:
+        header = [name.strip() for name in next(table, [])]
+        for name, count in collections.Counter(header).items():
+            # Columns without a name are not read.
+            if count > 1 and name:
+                raise ValueError(f"the name {name!r} appears {count} times; rename all but one")
+        at.where = f"{path}:2"
+        for cells in table:
             if len(cells) > len(header):
                 raise ValueError("more cells than columns; put cells that hold a separator in double quotes")
             if delimiter == "\t" and any("\n" in cell for cell in cells):
                 raise ValueError("a quoted cell runs over several lines; double quotes that are plain "
                                  "characters, or use jsonl")
-            if cells and cells[0] in header and set(cells) == set(header):
+            if cells == header:
                 raise ValueError("the header is repeated here; remove this line (were two files joined?)")
-        if cells:
-            yield where, dict(zip(header, cells, strict=False))
-
-
-def refuse_twice(names: Iterable[str]) -> None:
-    """Raises ValueError if two columns or fields have one name; those without a name are not read."""
-    for name, count in collections.Counter(names).items():
-        if count > 1 and name:
-            raise ValueError(f"the name {name!r} appears {count} times; rename all but one")
-
-
-def one_object(pairs: list[tuple[str, object]]) -> dict:
-    """A JSON object; json alone would keep the last of two fields with one name."""
-    refuse_twice(name for name, _ in pairs)
-    return dict(pairs)
+            if cells:
+                yield at.where, dict(zip(header, cells, strict=False))
+            # A quoted cell may run over lines: the place of a row is where it begins.
+            at.where = f"{path}:{table.line_num + 1}"
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict]]:
-    hook = one_object
-    for where, line in lines(path):
-        if not line.strip():
-            continue
-        with error_context(where):
-            row = json.loads(line.strip(), object_pairs_hook=hook)
-        # What names a field twice does so in its first row; to look at all of them takes time.
-        hook = None
-        # MRQA begins with a header.
-        if not isinstance(row, dict) or row.keys() != {"header"}:
-            yield where, row
+    with error_context(path) as at:
+        for at.where, line in lines(path):
+            if not line.strip():
+                continue
+            row = json.loads(line.strip())
+            # MRQA begins with a header.
+            if [*row] != ["header"]:
+                yield at.where, row
 
 
 def read_json(path: Path) -> Iterator[tuple[str, dict]]:
     """SQuAD 1.1, where articles are documents; emrQA, where notes are; or a table, as pandas writes it."""
-    try:
-        found = json.loads("".join(line for _, line in lines(path)), object_pairs_hook=one_object)
-    except json.JSONDecodeError as e:
-        # One object per line, under another name.
-        if e.msg == "Extra data" and e.lineno > 1:
+    with error_context(path) as at:
+        try:
+            found = json.loads("".join(line for _, line in lines(path)))
+        except json.JSONDecodeError as e:
+            # One object per line, under another name.
+            if e.msg != "Extra data":
+                raise
             yield from read_jsonl(path)
             return
-        raise
-    name = ""
-    if isinstance(found, dict) and "data" in found:
-        name, found = "data", found["data"]
-    elif isinstance(found, dict):
-        # A table by columns, whose rows pandas numbers, or else a single row.
-        if all(isinstance(column, dict) for column in found.values()):
-            found = {column: [*rows.values()] for column, rows in found.items()}
-        found = as_list(found)
-    for n, row in enumerate(found):
-        where = f"{path}: {name}[{n}]"
-        if not isinstance(row, dict) or "paragraphs" not in row:
-            yield where, row
-            continue
-        with error_context(where):
+        if isinstance(found, dict):
+            found = found.get("data", found)
+        if isinstance(found, dict):
+            # A table by columns, whose rows pandas numbers, or else a single row.
+            if all(isinstance(column, dict) for column in found.values()):
+                found = {column: [*rows.values()] for column, rows in found.items()}
+            found = as_list(found)
+        for n, row in enumerate(found):
+            at.where = f"{path}[{n}]"
+            if "paragraphs" not in row:
+                yield at.where, row
+                continue
             for paragraph in row["paragraphs"]:
                 if "note_id" in paragraph:
                     paragraph = note_row(paragraph)
                     # A note that no question is about says nothing.
                     if paragraph["qas"]:
-                        yield where, paragraph
+                        yield at.where, paragraph
                 elif len(found) > 1:
-                    yield where, paragraph | {"article": n}
+                    yield at.where, paragraph | {"article": n}
                 else:
                     # Where there is one article, its paragraphs are documents.
-                    yield where, paragraph
+                    yield at.where, paragraph
 
 
 def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
@@ -213,31 +186,22 @@ def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
     import datasets
     import pyarrow
     from pyarrow import parquet
-    try:
+    with error_context(path) as at:
         if path.suffix.lower() == ".parquet":
             file = parquet.ParquetFile(path)
             schema, batches = file.schema_arrow, file.iter_batches(1000)
         else:
             batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
             schema = batches.schema
-    except (OSError, ValueError) as e:
-        raise ValueError(f"is cut short, or not of the format that its name says ({e})") from e
-    refuse_twice(schema.names)
-    features = datasets.Features.from_arrow_schema(schema)
-    names = {column: kind.names for column, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
-    n = 0
-    for batch in batches:
-        for row in batch.to_pylist():
-            n += 1
-            for column, known in names.items():
-                number = row[column]
-                if number in (None, -1):
-                    row[column] = None
-                elif number < len(known):
-                    row[column] = known[number]
-                else:
-                    raise ValueError(f"row {n}: {column} is {number}, but there are {len(known)} classes")
-            yield f"{path}, row {n}", row
+        features = datasets.Features.from_arrow_schema(schema)
+        classes = {column: kind for column, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
+        rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+        for n, row in enumerate(rows, 1):
+            at.where = f"{path}, row {n}"
+            for column, kind in classes.items():
+                has_class = row[column] not in (None, -1)
+                row[column] = kind.int2str(row[column]) if has_class else None
+            yield at.where, row
 
 
 def note_row(note: dict) -> dict:
@@ -259,8 +223,7 @@ def note_row(note: dict) -> dict:
         if not found:
             continue
         answer = {"text": found[0], "answer_start": found.start()}
-        questions = [qa["question"]] if isinstance(qa["question"], str) else qa["question"]
-        for j, question in enumerate(questions):
+        for j, question in enumerate(qa["question"]):
             if question.strip():
                 qas.append({"id": f"{note['note_id']}-{i}-{j}", "question": question, "answers": [answer]})
     return {"context": text, "qas": qas}
@@ -285,33 +248,24 @@ READERS = {".json": read_json, ".jsonl": read_jsonl, ".csv": read_table,
 #
 # A record is one text: {"text"}, {"text", "label"}, or {"text", "qas"} with a list of questions
 # {"id", "question", "answers": [{"text", "start" (characters)}]}, and "references" where predictions are to
-# be compared with other texts, or "problem" where its answers cannot be used. A record without "label", or a
-# question without answers, can be predicted. "doc" numbers the documents: what is cut from train shares none
-# with the rest. "article" is the same within one file of questions: articles of two files are never the same.
+# be compared with other texts. A record without "label", or a question without answers, can be predicted.
+# "doc" numbers the documents: what is cut from train shares none with the rest. "article" is the same within
+# one file of questions: articles of two files are never the same.
 
 def read(path: Path, columns: Columns) -> Iterator[dict]:
     """The records of one file in any of the formats. Empty rows are skipped, with a count."""
-    first = last = None
+    last = None
     empty = []
-    with error_context(path):
-        if runs.is_lfs_pointer(path):
-            raise UserError(f"{path}: is not the data, but a pointer of Git LFS to them; `git lfs pull` in "
-                            "its folder fetches them")
+    with error_context(path) as at:
         reader = reader_of(path)
         if reader is read_lines:
             # Plain text has no columns.
             columns = Columns()
-        for where, row in reader(path):
-            with error_context(where):
-                record = record_of(row, columns)
-                if record is None:
-                    empty.append(where)
-                    continue
-                first = first or record
-                for name in ("doc", "qas"):
-                    if (name in record) != (name in first):
-                        raise ValueError(f"its fields are {', '.join(record)}, but before it "
-                                         f"{', '.join(first)}")
+        for at.where, row in reader(path):
+            record = record_of(row, columns)
+            if record is None:
+                empty.append(at.where)
+                continue
             # Rows with one question each, about the same text, are one record.
             if last and "qas" in record and "qas" not in row and record["text"] == last["text"]:
                 last["qas"] += record["qas"]
@@ -336,7 +290,8 @@ def record_of(row: dict, columns: Columns) -> dict | None:
         raise missing_field(columns.text, row)
     else:
         label = label_of(row.get(columns.label))
-        if label is None and is_missing(row[columns.text]) and is_missing(row.get(columns.doc)):
+        # An empty row has neither a text nor a label.
+        if label is None and not str(row[columns.text] or "").strip():
             return None
         record = {"text": nonempty(row, columns.text)}
         if label is not None:
@@ -360,20 +315,13 @@ def is_question(row: dict, columns: Columns) -> bool:
     return "question" in row and ("context" in row or "answers" in row) and not is_text
 
 
-def label_of(value: object) -> object:
+def label_of(value: object) -> str | None:
     """The name of a class: text, also of numbers and of true and false as JSON writes them; None where there
-    is none. What cannot be one, such as a list, stays as it is."""
+    is none, such as for the NaN of pandas or for a list."""
     if isinstance(value, str):
         return value.strip() or None
-    if is_missing(value):
-        return None
-    return json.dumps(value) if isinstance(value, int | float) else value
-
-
-def is_missing(value: object) -> bool:
-    """Whether a cell is empty: None, the NaN of pandas, or blank text."""
-    is_blank = isinstance(value, str) and not value.strip()
-    return value is None or value != value or is_blank
+    is_number = isinstance(value, int | float) and value == value
+    return json.dumps(value) if is_number else None
 
 
 def nonempty(row: dict, name: str) -> str:
@@ -385,18 +333,15 @@ def nonempty(row: dict, name: str) -> str:
 
 def doc_number(value: object, column: str) -> int:
     """The number of a document, from 0; a name becomes its checksum, the same one in every file."""
-    if isinstance(value, str) and value.strip():
-        name = value.strip()
-        value = zlib.crc32(name.encode()) >> 1
-        if name.isdecimal() and int(name) < 2**31:
-            value = int(name)
     if isinstance(value, float) and value.is_integer():
         # As pandas stores numbers where one is missing.
         value = int(value)
-    if not isinstance(value, int) or not 0 <= value < 2**31:
-        raise ValueError(f"the field {column!r} must be a number from 0 to {2**31 - 1}, or a name, "
-                         f"not {value!r}")
-    return value
+    name = "" if value is None else str(value).strip()
+    if not name:
+        raise ValueError(f"the field {column!r} must be a number or a name, not {value!r}")
+    if name.isdecimal() and int(name) < 2**31:
+        return int(name)
+    return zlib.crc32(name.encode()) >> 1
 
 
 def qa_record(row: dict, columns: Columns) -> dict:
@@ -410,15 +355,8 @@ def qa_record(row: dict, columns: Columns) -> dict:
         # MRQA has qid.
         name = "qid" if "qid" in qa else "id"
         asked = {"id": str(qa[name]), "question": nonempty(qa, "question")}
-        try:
-            if "detected_answers" in qa:
-                asked |= mrqa_answers(qa, text)
-            else:
-                asked |= squad_answers(qa)
-        except ValueError as e:
-            # Who needs no answers reads the text and the question.
-            asked |= {"answers": [], "problem": f"question {asked['id']!r}: {e}"}
-        record["qas"].append(asked)
+        answers = mrqa_answers(qa, text) if "detected_answers" in qa else squad_answers(qa)
+        record["qas"].append(asked | answers)
     # Not "doc", which would say that train and corpus number their documents alike (Data.joined).
     if isinstance(row.get("article"), int):
         record["article"] = row["article"]
@@ -429,16 +367,11 @@ def qa_record(row: dict, columns: Columns) -> dict:
 
 def squad_answers(qa: dict) -> dict:
     """The answers of a question: a list of objects, or an object of lists, as the hub has it; none where
-    there is no such field."""
+    there is no such field, or where it does not say where they begin."""
     answers = []
-    if isinstance(qa.get("answers"), str):
-        raise ValueError("the field 'answers' must be a list or an object, not text; a csv file cannot hold "
-                         "it, but jsonl and parquet can")
     for found in as_list(qa.get("answers") or []):
-        if not isinstance(found, dict) or not isinstance(found.get("answer_start"), int):
-            raise ValueError('the field \'answers\' must hold "text" and "answer_start" of each answer, a '
-                             f"number, not {found!r}")
-        answers.append({"text": nonempty(found, "text"), "start": found["answer_start"]})
+        if isinstance(found, dict) and isinstance(found.get("answer_start"), int):
+            answers.append({"text": found["text"], "start": found["answer_start"]})
     return {"answers": answers}
 
 
@@ -454,10 +387,6 @@ def as_list(value: object) -> list:
 
 def mrqa_answers(qa: dict, context: str) -> dict:
     """The answers of a question of MRQA, where the last character of an answer belongs to its span."""
-    references = qa["answers"]
-    if not isinstance(references, list) or not all(isinstance(answer, str) for answer in references):
-        raise ValueError(f"the field 'answers' beside 'detected_answers' must be a list of texts, not "
-                         f"{references!r}")
     answers = []
     for found in as_list(qa["detected_answers"]):
         for span in as_list(found["char_spans"]):
@@ -468,7 +397,7 @@ def mrqa_answers(qa: dict, context: str) -> dict:
                 raise ValueError(f"the answer {found['text']!r} does not stand at {first} to {last} of its "
                                  f"context (found {text[:60]!r})")
             answers.append({"text": text, "start": first})
-    return {"answers": answers, "references": references}
+    return {"answers": answers, "references": qa["answers"]}
 
 
 # ---------------------------------------------------------------- data sets by name or path
@@ -481,7 +410,6 @@ class Source:
     cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> its share
     kind: str | None = None                                     # None: found by the fields (KIND_OF_FIELD)
     columns: Columns = field(default_factory=Columns)           # what is read of the files
-    code: list[Path] = field(default_factory=list)              # of readers; edited, it is prepared again
 
     def records(self, split: str) -> Iterator[dict]:
         """The records of a split, read anew from its files each time; none where there is no such split."""
@@ -519,9 +447,8 @@ DOWNLOADS = {
 def lock_of(path: Path) -> AcquireReturnProxy:
     """`with lock_of(path):` makes a file or folder of the cache in one of the processes that torchrun starts;
     the others wait."""
-    with error_context(f"NMG_CACHE={CACHE}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(f"{path}.lock").acquire()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(f"{path}.lock").acquire()
 
 
 def downloaded(name: str) -> Source:
@@ -551,10 +478,7 @@ def emrqa() -> Source:
     if not (folder / "data.json").exists():
         raise UserError(f"emrqa: needs {folder}/data.json, which the n2c2 portal (DBMI, Harvard, 'Community "
                         "Annotations') gives out under a data-use agreement")
-    source = from_files({"train": [folder / "data.json"]}, test=0.2)
-    # What counts as an answer is decided by the code of this file: edited, its notes are prepared anew.
-    source.code.append(Path(__file__))
-    return source
+    return from_files({"train": [folder / "data.json"]}, test=0.2)
 
 
 def toy_source(name: str) -> Source:
@@ -575,18 +499,14 @@ def find_source(name: str) -> Source:
     if name.startswith("hf:"):
         return from_files(hub_files(name), dev=0.1)
     path = Path(name)
-    with error_context(f"--dataset={name}"):
-        if path.is_dir():
-            return from_files(find_splits(path), dev=0.1)
-        if not path.is_file():
-            raise UserError(f"--dataset={name}: no such file or folder, nor a known name"
-                            f"{runs.nearest(name, DATASETS)}")
-        shard = SHARD.search(path.name)
-        if shard and int(shard[2]) > 1:
-            raise UserError(f"--dataset={name}: is one of {int(shard[2])} files; give the folder of them all")
-        if reader_of(path) is read_lines:
-            return from_files({"corpus": [path]})
-        return from_files({"train": [path]}, dev=0.1)
+    if path.is_dir():
+        return from_files(find_splits(path), dev=0.1)
+    if not path.is_file():
+        raise UserError(f"--dataset={name}: no such file or folder, nor a known name"
+                        f"{runs.nearest(name, DATASETS)}")
+    if reader_of(path) is read_lines:
+        return from_files({"corpus": [path]})
+    return from_files({"train": [path]}, dev=0.1)
 
 
 def from_files(files: dict[str, list[Path]], **cut: float) -> Source:
@@ -601,8 +521,6 @@ def hub_files(name: str) -> dict[str, list[Path]]:
     no code of strangers."""
     import datasets
     repo, _, configuration = name.removeprefix("hf:").partition(":")
-    if not repo:
-        raise UserError(f"--dataset={name}: which one? hf:OWNER/NAME, or hf:OWNER/NAME:CONFIGURATION")
     try:
         found = datasets.load_dataset(repo, configuration or None)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as e:
@@ -655,26 +573,10 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
     if found and ignored:
         print(f"{folder}: not read, as their names are not train, dev, test or corpus: {', '.join(ignored)}")
     for split, files in found.items():
-        check_shards(folder, split, files)
+        if len(files) > 1 and not all(SHARD.search(file.name) for file in files):
+            raise UserError(f"{folder}: {files[0].name} and {files[1].name} could be {split}; join them, or "
+                            "keep one")
     if not found:
-        inside = [f"{path.name}/" for path in sorted(folder.iterdir()) if path.is_dir()]
         raise UserError(f"{folder}: no file named train, dev, test or corpus ({' '.join(READERS)}, also "
-                        f".gz) in this folder; or give the path of one file, or of a folder in it: "
-                        f"{', '.join(inside) or 'there is none'}")
+                        ".gz) in this folder; or give the path of one file, or of a folder in it")
     return dict(found)
-
-
-def check_shards(folder: Path, split: str, files: list[Path]) -> None:
-    """Raises UserError unless the files of a split are one file, or all shards of one, such as
-    train-00000-of-00002.parquet."""
-    shards = [SHARD.search(file.name) for file in files]
-    if len(files) > 1 and not all(shards):
-        raise UserError(f"{folder}: {files[0].name} and {files[1].name} could be {split}; join them, or "
-                        "keep one")
-    if not all(shards):
-        return
-    numbers = sorted(int(shard[1]) for shard in shards)
-    totals = {int(shard[2]) for shard in shards}
-    if totals != {len(files)} or numbers != list(range(len(files))):
-        raise UserError(f"{folder}: {files[0].name} is one of {max(totals)} files, but here are {len(files)} "
-                        f"for {split}; all of them are needed, and no others")

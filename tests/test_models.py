@@ -349,15 +349,6 @@ def test_special_tokens_are_found_in_any_vocabulary(letters, processor, expected
     assert (special.prefix, special.middle, special.suffix) == expected
 
 
-def test_a_text_that_a_tokenizer_cannot_read_is_told(tmp_path):
-    backend = Tokenizer(tokenizer_models.Unigram([(piece, -3.0) for piece in [*SPECIAL, *"ACDE"]]))
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]", mask_token="[MASK]")
-    (tmp_path / "c.txt").write_text("ACxx")
-    with pytest.raises(UserError, match=r"c\.txt, corpus: the tokenizer of the LM cannot read a text"):
-        data_prep.load(str(tmp_path / "c.txt"), tokenizer)
-
-
 def tokenizer_of(kind):
     """One of fast_tokenizer, or one of those whose special tokens are also pieces or words of the model."""
     if kind in ("wordpiece", "bpe", "unigram"):
