@@ -94,11 +94,11 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     data = Data(name, meta["kind"], splits, key, meta["joined"], meta["problems"])
     print(f"{name} ({data.kind}) in {folder}")
     for split in splits:
-        describe(split, splits[split])
+        describe(split, splits[split], tokenizer.unk_token_id)
     return data
 
 
-def describe(name: str, split: Split) -> None:
+def describe(name: str, split: Split, unknown: int | None) -> None:
     """Prints the counts that one should see."""
     docs = len(np.unique(split.doc))
     text = f"  {name:6} {len(split):>9,} texts  {len(split.input_ids):>11,} tokens  {docs:>9,} documents"
@@ -109,6 +109,10 @@ def describe(name: str, split: Split) -> None:
         counted = [f"{label} {n:,}" for label, n in zip(split.labels, counts, strict=True)]
         text += f"  {len(split.labels)} labels: {', '.join(counted)}"
     print(text, flush=True)
+    unknown_share = np.mean(split.input_ids[:1_000_000] == unknown)
+    if unknown_share > 0.2:
+        print(f"WARNING: {unknown_share:.0%} of the tokens of {name} are unknown to the tokenizer: is the LM "
+              "one for this language?", flush=True)
 
 
 # ---------------------------------------------------------------- records -> token arrays
@@ -204,7 +208,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
             has_gold = has_gold or any("label" in record for record in chunk)
         if "qas" in fields:
             arrays |= question_arrays(chunk, arrays, encoder, folder, n, problems)
-            questions = itertools.chain(*(record["qas"] for record in chunk))
+            questions = itertools.chain(*(record.get("qas", []) for record in chunk))
             has_gold = has_gold or any(qa["answers"] for qa in questions)
         append(folder, arrays)
         n += len(chunk)
@@ -320,7 +324,7 @@ def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: 
     found = {"question_text": [], "answer": []}
     questions = []
     for i, record in enumerate(chunk):
-        for qa in record["qas"]:
+        for qa in record.get("qas", []):
             try:
                 check_answers(record["text"], qa)
                 answer = qa["answers"][0]

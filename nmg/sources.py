@@ -93,19 +93,15 @@ def suffix_of(path: Path) -> str:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
-    refuse_conll(path)
+    first = [line.strip() for _, line in itertools.islice(lines(path), 1000) if line.strip()]
+    tagged = [line for line in first if CONLL.fullmatch(line)]
+    # Tags would be read as text.
+    if len(tagged) > len(first) / 2:
+        raise ValueError("looks like CoNLL (a token and its tag per line), but token classification is not "
+                         "built in; convert it to .jsonl with the field text, or to one text per line")
     for where, line in lines(path):
         if line.strip():
             yield where, {"text": line.strip()}
-
-
-def refuse_conll(path: Path) -> None:
-    """Raises UserError if most of the first lines are a token and its tag: tags would be read as text."""
-    first = [line.strip() for _, line in itertools.islice(lines(path), 1000) if line.strip()]
-    tagged = [line for line in first if CONLL.fullmatch(line)]
-    if len(tagged) > len(first) / 2 or (first and first[0].startswith("-DOCSTART-")):
-        raise UserError(f"{path}: looks like CoNLL (a token and its tag per line), but token classification "
-                        "is not built in; convert it to .jsonl with the field text, or to one text per line")
 
 
 def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:

@@ -894,6 +894,17 @@ def test_punctuation(tmp_path, tok):
     assert signs("é 日本 a, 5", fast_tokenizer("bpe")) == ","
 
 
+def test_text_that_the_tokenizer_does_not_know(tmp_path, tok, capsys):
+    (tmp_path / "known.txt").write_text("\n".join(TEXTS))
+    (tmp_path / "zh.txt").write_text("the cat 日本語 中文 字\n")
+    load(str(tmp_path / "known.txt"), tok)
+    assert "WARNING" not in capsys.readouterr().out
+    # Where it was prepared before, too.
+    for _ in range(2):
+        load(str(tmp_path / "zh.txt"), tok)
+        assert "WARNING: 75% of the tokens of corpus are unknown" in capsys.readouterr().out
+
+
 # ---------------------------------------------------------------- downloads
 
 @pytest.fixture
@@ -1028,7 +1039,6 @@ BAD = [
     ("none.csv", "", "none.csv, train: there is no text in it"),
     ("conll.txt", CONLL, "conll.txt: looks like CoNLL"),
     ("wnut.bio", "Anna\tB-person\nsings\tO\n\nwell\tO\n", "wnut.bio: looks like CoNLL"),
-    ("docstart.txt.gz", gzip.compress(b"-DOCSTART- x\n\nAnna NP PER\n"), "docstart.txt.gz: looks like"),
     ("header.jsonl", jsonl({"header": {}}), "there is no text in it"),
     ("binary.txt", b"\x89PNG\xff\xfe", "binary.txt: is not UTF-8 text; save it as UTF-8, in one"),
     ("latin.csv", "text,label\ncafé,a\n".encode("latin-1"), "latin.csv: is not UTF-8 text; save it as"),
