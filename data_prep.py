@@ -31,7 +31,7 @@ from nmg.counts import WORD
 from nmg.data import ARRAYS, Data, SpecialTokens, Split, cut_docs, offsets_of
 from nmg.models import load_tokenizer
 from nmg.runs import UserError
-from nmg.sources import CACHE, SPLITS, Columns, Source, error_context, find_source, lock_of
+from nmg.sources import CACHE, SPLITS, Columns, Source, error_context, find_source, make_once
 
 FORMAT = 4              # goes up when the arrays change, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
@@ -64,6 +64,8 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
             raise UserError(f"--dev_share={dev_share}: {name} has no train split to cut from; text in a "
                             "file named train.txt, in a folder, is one")
         source.cut["dev"] = dev_share
+    # A split is cut from train only where it has no files of its own.
+    source.cut = {split: share for split, share in source.cut.items() if split not in source.splits}
     special = SpecialTokens.of(tokenizer)
 
     # What was prepared is found by the checksum of all that went into it.
@@ -75,10 +77,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
         how.append(runs.digest(records))
     key = hashlib.sha256(json.dumps(how).encode()).hexdigest()
     folder = CACHE / "prepared" / f"{Path(name).stem}-{key[:12]}"
-    with lock_of(folder):
-        if not folder.exists():
-            with runs.atomic_write(folder) as partial:
-                prepare(source, tokenizer, partial, name)
+    make_once(folder, lambda partial: prepare(source, tokenizer, partial, name))
 
     meta = json.loads((folder / "meta.json").read_text())
     if kind not in (None, meta["kind"]):
@@ -369,10 +368,7 @@ def find_entities(split: Split, model: str) -> np.ndarray:
     spaCy reads the raw texts once; the result is kept in the split's folder."""
     nlp = toy.entity_pipeline() if model == "toy" else load_spacy(model, exclude=NOT_FOR_ENTITIES)
     file = split.folder / f"ent-{Path(model).name}-{runs.digest(nlp.meta)}.bin"
-    with lock_of(file):
-        if not file.exists():
-            with runs.atomic_write(file) as partial:
-                partial.write_bytes(run_spacy(split, nlp))
+    make_once(file, lambda partial: partial.write_bytes(run_spacy(split, nlp)))
     return np.memmap(file, np.int32, "r")
 
 

@@ -1,7 +1,7 @@
 """Raw files in, records out: the formats, and the data sets that have a name.
 
     def my_data():                          # then --dataset=my_data
-        return from_files({"train": [Path("my_data.csv")]}, dev=0.1)
+        return Source({"train": [Path("my_data.csv")]}, cut={"dev": 0.1})
     DATASETS["my_data"] = my_data
 
 data_prep.py turns the records into token arrays.
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from filelock import AcquireReturnProxy, FileLock
+from filelock import FileLock
 
 from nmg import runs, toy
 from nmg.runs import UserError
@@ -403,7 +403,7 @@ class Source:
     """Where the records of a data set come from. It is prepared again when one of them changes (if you edit
     a reader, remove the folder that load() names)."""
     splits: dict[str, list[Path | dict]]                        # split -> its files, or its records
-    cut: dict[str, float] = field(default_factory=dict)         # split to cut from train -> its share
+    cut: dict[str, float] = field(default_factory=dict)         # split -> share of train, where it has none
     kind: str | None = None                                     # None: found by the fields (KIND_OF_FIELD)
     columns: Columns = field(default_factory=Columns)           # what is read of the files
 
@@ -440,32 +440,31 @@ DOWNLOADS = {
 }
 
 
-def lock_of(path: Path) -> AcquireReturnProxy:
-    """`with lock_of(path):` makes a file or folder of the cache in one of the processes that torchrun starts;
-    the others wait."""
+def make_once(path: Path, make: Callable[[Path], object]) -> None:
+    """Makes a file or folder of the cache by make(path), unless it is there: in one of the processes that
+    torchrun starts, while the others wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(f"{path}.lock").acquire()
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            with runs.atomic_write(path) as partial:
+                make(partial)
 
 
 def downloaded(name: str) -> Source:
     """A data set of DOWNLOADS. Whoever has its files already puts them into the folder of that name."""
     folder = CACHE / "raw" / name
-    with lock_of(folder):
-        if not folder.exists():
-            with runs.atomic_write(folder) as partial:
-                partial.mkdir()
-                for file, (url, sha256) in DOWNLOADS[name].items():
-                    download(url, partial / file, sha256, folder)
-    return from_files(find_splits(folder))
 
+    def download(partial):
+        partial.mkdir()
+        for file, (url, sha256) in DOWNLOADS[name].items():
+            try:
+                torch.hub.download_url_to_file(url, str(partial / file), hash_prefix=sha256)
+            except (OSError, RuntimeError, HTTPException) as e:
+                raise UserError(f"{url}: cannot be downloaded ({e}); files of your own go into {folder}, or "
+                                "use --dataset=PATH") from e
 
-def download(url: str, file: Path, sha256: str | None, folder: Path) -> None:
-    """Fetches a file with a progress bar, and checks it. folder: where files of one's own would go"""
-    try:
-        torch.hub.download_url_to_file(url, str(file), hash_prefix=sha256)
-    except (OSError, RuntimeError, HTTPException) as e:
-        raise UserError(f"{url}: cannot be downloaded ({e}); files of your own go into {folder}, or use "
-                        "--dataset=PATH") from e
+    make_once(folder, download)
+    return Source(find_splits(folder))
 
 
 def emrqa() -> Source:
@@ -474,7 +473,7 @@ def emrqa() -> Source:
     if not (folder / "data.json").exists():
         raise UserError(f"emrqa: needs {folder}/data.json, which the n2c2 portal (DBMI, Harvard, 'Community "
                         "Annotations') gives out under a data-use agreement")
-    return from_files({"train": [folder / "data.json"]}, test=0.2)
+    return Source({"train": [folder / "data.json"]}, cut={"test": 0.2})
 
 
 def toy_source(name: str) -> Source:
@@ -493,23 +492,16 @@ def find_source(name: str) -> Source:
     if name in DATASETS:
         return DATASETS[name]()
     if name.startswith("hf:"):
-        return from_files(hub_files(name), dev=0.1)
+        return Source(hub_files(name), cut={"dev": 0.1})
     path = Path(name)
     if path.is_dir():
-        return from_files(find_splits(path), dev=0.1)
+        return Source(find_splits(path), cut={"dev": 0.1})
     if not path.is_file():
         raise UserError(f"--dataset={name}: no such file or folder, nor a known name"
                         f"{runs.nearest(name, DATASETS)}")
     if reader_of(path) is read_lines:
-        return from_files({"corpus": [path]})
-    return from_files({"train": [path]}, dev=0.1)
-
-
-def from_files(files: dict[str, list[Path]], **cut: float) -> Source:
-    """The source of some files; cut: the share of train for each split that is cut from it where it has no
-    file."""
-    missing = {split: share for split, share in cut.items() if split not in files}
-    return Source(files, missing)
+        return Source({"corpus": [path]})
+    return Source({"train": [path]}, cut={"dev": 0.1})
 
 
 def hub_files(name: str) -> dict[str, list[Path]]:

@@ -1131,7 +1131,7 @@ def test_files_that_cannot_be_opened_are_one_sentence(tmp_path, tok, monkeypatch
     (tmp_path / "a/train.csv").mkdir(parents=True)
     (tmp_path / "b").mkdir()
     (tmp_path / "b/train.jsonl").symlink_to(tmp_path / "gone.jsonl")
-    mine = sources.from_files({"train": [tmp_path / "mine.csv"]})
+    mine = sources.Source({"train": [tmp_path / "mine.csv"]})
     monkeypatch.setitem(sources.DATASETS, "mine", lambda: mine)
     cases = [
         (tmp_path / "a", "no file named train, dev, test or corpus"),
