@@ -57,8 +57,14 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     parts = list(itertools.chain(*source.splits.values()))
     files = [part for part in parts if isinstance(part, Path)]
     records = [part for part in parts if not isinstance(part, Path)]
+    flags = Columns()
     if columns:
-        source.columns = Columns(columns.text, columns.label, columns.doc)
+        flags = Columns(columns.text, columns.label, columns.doc)
+    if flags != Columns():
+        if not files:
+            raise UserError(f"--dataset={name}: is not read from files, so that --text, --label and --doc "
+                            "name nothing there")
+        source.columns = flags
     if dev_share is not None and "dev" not in source.splits:
         if "train" not in source.splits:
             raise UserError(f"--dev_share={dev_share}: {name} has no train split to cut from; text in a "
@@ -136,12 +142,14 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         splits |= cut_parts(train, source.cut)
     names = [split for split in SPLITS if split in splits]
     problems = {}
+    alike = look_alikes(labels)
     for split in names:
         # A corpus is text only.
         wanted = fields if split != "corpus" else set()
         what = f"{name}, {split}"
         needs_gold = split == "train" or split in source.cut
         problem = write_split(splits[split], tokenizer, folder / split, wanted, labels, what, needs_gold)
+        problem = problem or alike
         if problem:
             problems[split] = f"{what}: {problem}"
 
@@ -155,6 +163,19 @@ def sort_labels(labels: set[str]) -> list[str]:
     if all(re.fullmatch(r"-?\d+", label) for label in labels):
         return sorted(labels, key=lambda label: (int(label), label))
     return sorted(labels)
+
+
+def look_alikes(labels: list[str]) -> str | None:
+    """A sentence about two labels of which one sees no difference; None where there are none."""
+    seen = {}
+    for label in labels:
+        # What is left without invisible characters, and with one kind of accents and of white space.
+        characters = [c for c in label if unicodedata.category(c) not in ("Cc", "Cf") or c.isspace()]
+        visible = " ".join(unicodedata.normalize("NFC", "".join(characters)).split())
+        if visible in seen:
+            return f"the labels {seen[visible]!a} and {label!a} look alike; make them one"
+        seen[visible] = label
+    return None
 
 
 def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]:
@@ -213,6 +234,10 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
         n += len(chunk)
     if n == 0:
         raise UserError(f"{what}: there is no text in it")
+    if (folder / "input_ids.bin").stat().st_size == 0:
+        raise UserError(f"{what}: the tokenizer drops every character of it; are there letters in it?")
+    if "qas" in fields and (folder / "answer.bin").stat().st_size == 0:
+        raise UserError(f"{what}: there is no question in it")
     # Where each text, its characters and each question start, from how long they are.
     for name in ("token_start", "byte_start", "question_start"):
         file = folder / f"{name}.bin"

@@ -37,7 +37,7 @@ SPLIT_NAMES |= {"val": "dev", "valid": "dev", "validation": "dev", "eval": "dev"
 # A line of CoNLL: one or more columns, and a tag such as O or B-PER.
 CONLL = re.compile(r"\S.*\s(O|[BIESLUM]-[A-Za-z]\S*)")
 # One file of several, as in train-00000-of-00002.parquet or train-00000-of-00002-1a2b3c4d.parquet.
-SHARD = re.compile(r"-\d+-of-\d+[-.]")
+SHARD = re.compile(r"-\d+-of-(\d+)[-.]")
 
 
 @dataclass
@@ -250,9 +250,12 @@ READERS = {".json": read_json, ".jsonl": read_jsonl, ".csv": read_table,
 
 def read(path: Path, columns: Columns) -> Iterator[dict]:
     """The records of one file in any of the formats. Empty rows are skipped, with a count."""
-    last = None
+    first = last = None
     empty = []
     with error_context(path) as at:
+        if runs.is_lfs_pointer(path):
+            raise ValueError("is not the data, but a pointer of Git LFS to them; `git lfs pull` in its folder "
+                             "fetches them")
         reader = reader_of(path)
         if reader is read_lines:
             # Plain text has no columns.
@@ -262,6 +265,9 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
             if record is None:
                 empty.append(at.where)
                 continue
+            first = first or record
+            if ("doc" in record) != ("doc" in first):
+                raise ValueError(f"its fields are {', '.join(record)}, but before it {', '.join(first)}")
             # Rows with one question each, about the same text, are one record.
             if last and "qas" in record and "qas" not in row and record["text"] == last["text"]:
                 last["qas"] += record["qas"]
@@ -383,17 +389,20 @@ def as_list(value: object) -> list:
 
 def mrqa_answers(qa: dict, context: str) -> dict:
     """The answers of a question of MRQA, where the last character of an answer belongs to its span."""
+    references = qa["answers"]
+    if not isinstance(references, list):
+        raise ValueError(f"the field 'answers' must be a list of texts, not {references!r}")
     answers = []
     for found in as_list(qa["detected_answers"]):
         for span in as_list(found["char_spans"]):
             first, last = span.values() if isinstance(span, dict) else span
             text = context[first:last + 1]
-            # MRQA found the answers up to case and punctuation.
+            # MRQA found the answers up to case and punctuation. What does not stand there is told when its
+            # tokens are looked for.
             if re.sub(r"\W", "", text.lower()) != re.sub(r"\W", "", found["text"].lower()):
-                raise ValueError(f"the answer {found['text']!r} does not stand at {first} to {last} of its "
-                                 f"context (found {text[:60]!r})")
+                text = found["text"]
             answers.append({"text": text, "start": first})
-    return {"answers": answers, "references": qa["answers"]}
+    return {"answers": answers, "references": references}
 
 
 # ---------------------------------------------------------------- data sets by name or path
@@ -443,7 +452,8 @@ DOWNLOADS = {
 def make_once(path: Path, make: Callable[[Path], object]) -> None:
     """Makes a file or folder of the cache by make(path), unless it is there: in one of the processes that
     torchrun starts, while the others wait."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with error_context(f"NMG_CACHE={CACHE}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
         if not path.exists():
             with runs.atomic_write(path) as partial:
@@ -499,6 +509,7 @@ def find_source(name: str) -> Source:
     if not path.is_file():
         raise UserError(f"--dataset={name}: no such file or folder, nor a known name"
                         f"{runs.nearest(name, DATASETS)}")
+    check_shards(name, [path])
     if reader_of(path) is read_lines:
         return Source({"corpus": [path]})
     return Source({"train": [path]}, cut={"dev": 0.1})
@@ -564,7 +575,17 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
         if len(files) > 1 and not all(SHARD.search(file.name) for file in files):
             raise UserError(f"{folder}: {files[0].name} and {files[1].name} could be {split}; join them, or "
                             "keep one")
+        check_shards(folder, files)
     if not found:
         raise UserError(f"{folder}: no file named train, dev, test or corpus ({' '.join(READERS)}, also "
                         ".gz) in this folder; or give the path of one file, or of a folder in it")
     return dict(found)
+
+
+def check_shards(where: str | Path, files: list[Path]) -> None:
+    """Raises UserError if files are shards of one, such as train-00000-of-00002.parquet, and not all of
+    them."""
+    shard = SHARD.search(files[0].name)
+    if shard and int(shard[1]) != len(files):
+        raise UserError(f"{where}: {files[0].name} is one of {int(shard[1])} files, and {len(files)} of them is "
+                        "read here; give a folder that holds them all, and no others")

@@ -133,7 +133,7 @@ def test_a_saved_folder_of_the_library_datasets(tmp_path, tok):
             load(str(tmp_path / "bad"), tok)
 
 
-def test_shards_are_read_in_order(tmp_path, tok):
+def test_shards_are_read_in_order_and_all_of_them(tmp_path, tok):
     for i in range(3):
         class_labels([i % 2] * (i + 1)).to_parquet(tmp_path / f"train-0000{i}-of-00003.parquet")
     write_rows(tmp_path / "dev.jsonl", [{"text": "a", "label": "pos"}])
@@ -143,6 +143,9 @@ def test_shards_are_read_in_order(tmp_path, tok):
     for file in tmp_path.glob("*.parquet"):
         file.rename(file.with_name(f"{file.stem}-1a2b3c4d.parquet"))
     assert len(load(str(tmp_path), tok)["train"]) == 6
+    (tmp_path / "train-00001-of-00003-1a2b3c4d.parquet").unlink()
+    with pytest.raises(UserError, match=r"train-00000-of-00003-.* is one of 3 files, and 2 of them"):
+        load(str(tmp_path), tok)
 
 
 def test_a_source_of_files_and_records_is_prepared_again_when_either_changes(tmp_path, tok, monkeypatch):
@@ -236,6 +239,12 @@ def test_columns_by_their_names(tmp_path, tok):
                           (sources.Columns(doc="users"), "a.csv:2: the field 'users' is missing, there are")):
         with pytest.raises(UserError, match=re.escape(said)):
             load(str(tmp_path / "a.csv"), tok, columns=columns)
+
+
+def test_columns_of_data_that_have_none(tok):
+    """It would be silently wrong to go on without the column."""
+    with pytest.raises(UserError, match="toycls: is not read from files, so that --text, --label and --doc"):
+        load("toycls", tok, columns=sources.Columns(label="kind"))
 
 
 def test_numbers_of_json_by_columns_stay_what_they_are(tmp_path):
@@ -577,6 +586,13 @@ def test_a_token_that_touches_two_words_joins_them():
     offsets = np.array([[0, 3], [3, 9], [9, 11], [11, 12], [12, 15]])
     *_, words = data_prep.words_of_tokens("the cat sat, so", offsets)
     assert words.tolist() == [0, 1, 1, 2, 3]
+
+
+def test_a_corpus_of_marks_alone(tmp_path, tok):
+    """BERT drops combining marks: there is no token in it."""
+    (tmp_path / "c.txt").write_text("\u0301\u0301\n\u0302\n")
+    with pytest.raises(UserError, match=r"c\.txt, corpus: the tokenizer drops every character of it"):
+        load(str(tmp_path / "c.txt"), tok)
 
 
 def note_qas(i):
@@ -1046,6 +1062,7 @@ BAD = [
     ("table.csv.zip", b"PK\x03\x04\x14\0\xb4\xff", "table.csv.zip: is not UTF-8 text; save it as"),
     ("cut.parquet", b"PAR1", "cut.parquet: Parquet file size is 4 bytes, smaller than"),
     ("cut.arrow", b"ARROW1\0\0\0\0\0\0", "cut.arrow: Expected to read"),
+    ("train-00000-of-00002.jsonl", jsonl(GOOD), "00002.jsonl is one of 2 files, and 1 of them is read here"),
     ("cut.jsonl.gz", gzip.compress(jsonl(*[GOOD] * 500).encode())[:60], "cut.jsonl.gz: Compressed file"),
     ("plain.jsonl.gz", jsonl(GOOD), "plain.jsonl.gz: Not a gzipped file"),
     ("broken.jsonl", jsonl(GOOD, '{"text": "a', GOOD), "broken.jsonl:2: Unterminated string"),
@@ -1056,6 +1073,7 @@ BAD = [
     ("label.jsonl", jsonl(GOOD, {"text": "a", "label": None}), "there is no label, in the row with the text"),
     ("text.jsonl", jsonl(GOOD, {"text": " ", "label": "a"}), "text.jsonl:2: the field 'text' must be"),
     ("mixed.jsonl", jsonl(*[GOOD] * 3, {"text": "a"}), "there is no label, in the row with the text 'a'"),
+    ("some.jsonl", jsonl(GOOD | {"doc": 1}, GOOD), "some.jsonl:2: its fields are text, label, but"),
     ("half.jsonl", '{"text": "a"\n',
      "half.jsonl:1: Expecting ',' delimiter: line 1 column 13"),
     ("two.jsonl", '{"text": "a"} {"text": "b"}\n',
@@ -1078,9 +1096,14 @@ BAD = [
     ("none.json", changed([*QAS, "answers"], []), "question 'q0' has no answer"),
     ("id.json", changed([*QAS, "id"], None), "id.json[0]: the field 'id' is missing"),
     ("blank.json", changed([*QAS, "question"], ""), "the field 'question' must be text and not empty"),
-    ("span.jsonl", mrqa(char_spans=[[7, 9]]), "span.jsonl:1: the answer 'b' does not stand at"),
+    ("unasked.json", changed(QAS[:-1], []), "unasked.json, train: there is no question in it"),
+    ("span.jsonl", mrqa(char_spans=[[7, 9]]), "span.jsonl, train: the answer 'b' of question '1' does not"),
     ("pair.jsonl", mrqa(char_spans=[[7]]), "pair.jsonl:1: not enough values to unpack"),
     ("words.jsonl", mrqa(char_spans=[["0", "1"]]), "words.jsonl:1: "),
+    ("text.jsonl", mrqa(char_spans=[[2, 2]]).replace('"answers": ["b"]', '"answers": "b"'),
+     "text.jsonl:1: the field 'answers' must be a list of texts, not 'b'"),
+    ("object.jsonl", mrqa(char_spans=[[2, 2]]).replace('"answers": ["b"]', '"answers": {"text": ["b"]}'),
+     "must be a list of texts, not {'text': ['b']}"),
     ("flat.jsonl", jsonl(FLAT | {"answers": ["cat"]}), """must hold "text" and "answer_start"; questions"""),
     ("flat.csv", "id,context,question,answers\n1,a cat,who?,{'text': ['cat']}\n",
      """question '1' has no answer: its field 'answers' must hold "text" and "answer_start"; questions"""),
@@ -1089,6 +1112,10 @@ BAD = [
     ("start.jsonl", jsonl(FLAT | {"answers": FOUND | {"answer_start": "4"}}), "question '7' has no answer"),
     ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: the name 'text' appears 2 times; rename"),
     ("header.csv", "text,label\na,x\ntext,label\nb,y\n", "header.csv:3: the header is repeated here"),
+    ("space.jsonl", jsonl(GOOD, GOOD | {"label": "a\u200b"}), r"the labels 'a' and 'a\u200b' look alike"),
+    ("accent.jsonl", jsonl(*[GOOD | {"label": label} for label in ("\xe9", "e\u0301")]), "look alike"),
+    ("pointer.csv", "version https://git-lfs.github.com/spec/v1\n", "pointer.csv: is not the data, but a"),
+    ("pointer.parquet", "version https://git-lfs.github.com/spec/v1\n", "`git lfs pull` in its folder"),
     ("split.json", pd.DataFrame([GOOD]).to_json(orient="split"), "split.json[0]: a row must be one"),
     ("note.json", json.dumps({"data": [{"paragraphs": [NOTE]}]}), "note.json[0]: 'str' object has no"),
 ]
@@ -1154,6 +1181,15 @@ def test_what_one_may_not_read(name, tmp_path, tok, monkeypatch):
     monkeypatch.setattr("builtins.open", denied)
     with pytest.raises(UserError, match=f"{name}: .*Permission denied: '{tmp_path / name}'"):
         load(str(tmp_path / name), tok)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, tok, monkeypatch):
+    (tmp_path / "file").touch()
+    for module in (data_prep, sources):
+        monkeypatch.setattr(module, "CACHE", tmp_path / "file")
+    for name in ("toycls", "imdb"):
+        with pytest.raises(UserError, match=f"NMG_CACHE={tmp_path}/file: .*Not a directory"):
+            load(name, tok)
 
 
 def test_the_script_says_one_sentence(tmp_path):
