@@ -254,8 +254,8 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
     empty = []
     with error_context(path) as at:
         if runs.is_lfs_pointer(path):
-            raise ValueError("is not the data, but a pointer of Git LFS to them; `git lfs pull` in its folder "
-                             "fetches them")
+            raise ValueError("is not the data, but a pointer of Git LFS to them; `git lfs pull` in its "
+                             "folder fetches them")
         reader = reader_of(path)
         if reader is read_lines:
             # Plain text has no columns.
@@ -587,5 +587,5 @@ def check_shards(where: str | Path, files: list[Path]) -> None:
     them."""
     shard = SHARD.search(files[0].name)
     if shard and int(shard[1]) != len(files):
-        raise UserError(f"{where}: {files[0].name} is one of {int(shard[1])} files, and {len(files)} of them is "
-                        "read here; give a folder that holds them all, and no others")
+        raise UserError(f"{where}: {files[0].name} is one of {int(shard[1])} files, but here are {len(files)}; "
+                        "all of them are needed, in one folder, and no others")

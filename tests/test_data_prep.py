@@ -144,7 +144,7 @@ def test_shards_are_read_in_order_and_all_of_them(tmp_path, tok):
         file.rename(file.with_name(f"{file.stem}-1a2b3c4d.parquet"))
     assert len(load(str(tmp_path), tok)["train"]) == 6
     (tmp_path / "train-00001-of-00003-1a2b3c4d.parquet").unlink()
-    with pytest.raises(UserError, match=r"train-00000-of-00003-.* is one of 3 files, and 2 of them"):
+    with pytest.raises(UserError, match=r"train-00000-of-00003-.* is one of 3 files, but here are 2"):
         load(str(tmp_path), tok)
 
 
@@ -1062,7 +1062,7 @@ BAD = [
     ("table.csv.zip", b"PK\x03\x04\x14\0\xb4\xff", "table.csv.zip: is not UTF-8 text; save it as"),
     ("cut.parquet", b"PAR1", "cut.parquet: Parquet file size is 4 bytes, smaller than"),
     ("cut.arrow", b"ARROW1\0\0\0\0\0\0", "cut.arrow: Expected to read"),
-    ("train-00000-of-00002.jsonl", jsonl(GOOD), "00002.jsonl is one of 2 files, and 1 of them is read here"),
+    ("train-00000-of-00002.jsonl", jsonl(GOOD), "00002.jsonl is one of 2 files, but here are 1"),
     ("cut.jsonl.gz", gzip.compress(jsonl(*[GOOD] * 500).encode())[:60], "cut.jsonl.gz: Compressed file"),
     ("plain.jsonl.gz", jsonl(GOOD), "plain.jsonl.gz: Not a gzipped file"),
     ("broken.jsonl", jsonl(GOOD, '{"text": "a', GOOD), "broken.jsonl:2: Unterminated string"),
