@@ -4,11 +4,8 @@
     python report.py --results=here/results.jsonl,there/results.jsonl --split=dev --out=report-dev
     python report.py --plan=0.5               # how many seeds would find half a point
 """
-import itertools
-import math
 import re
 import shlex
-from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,91 +58,68 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
             missing = [name for name in fields if line.get(name) is None]
             if missing:
                 raise runs.UserError(f"{file}:{n}: not a line of results: it lacks {', '.join(missing)}")
-            for metric in line["metrics"]:
-                if not isinstance(line[metric], int | float) or not math.isfinite(line[metric]):
-                    raise runs.UserError(f"{file}:{n}: {metric} is {line[metric]!r}, which is no score; "
-                                         "remove this line, and run it again")
             seconds = [s for s in line["seconds"].values() if s]
             # The LM that pre-training began with; plays of tools/ have no other one.
             base = line["config"].get("pretraining") or line["config"]
+            weights = base.get("weights")
             found.append(line | {"row": line.get("row") or line["masker"], "hours": sum(seconds) / 3600,
-                                 "where": f"{file}:{n}", "settings": settings_of(line),
-                                 "weights": base.get("weights"), "data": line["config"].get("data")})
+                                 "where": f"{file}:{n}", "weights": weights,
+                                 "settings": settings_of(line) | {"weights": str(weights)},
+                                 "data": line["config"].get("data")})
     if not found:
         raise runs.UserError(f"--results={','.join(files)}: holds no line of results yet")
-    refuse_other_weights(found)
-    shorten(found, "lm", "weights")
-    shorten(found, "dataset", "data")
-    found = of_split(found, split)
-    name_policies(found)
-
-    firsts = {}
-    for line in found:
-        # The same said again is left out, but not what was run again with other flags.
-        first = firsts.setdefault((line["dataset"], line["lm"], line["row"], line["seed"]), line)
-        before = first["settings"]
-        differ = [name for name, value in line["settings"].items() if before.get(name, value) != value]
-        differ += [metric for metric in line["metrics"] if first.get(metric) != line[metric]]
-        if differ:
-            raise runs.UserError(f"{line['where']} ({first['where']}): both {line['row']} on "
-                                 f"{line['dataset']} with seed {line['seed']}, but differ in "
-                                 f"{', '.join(differ)}; keep one, or keep them in different files")
-    lines = pd.DataFrame(firsts.values())
+    lines = pd.DataFrame(found)
+    lines["lm"] = short_names(lines["lm"], lines["weights"])
+    lines["dataset"] = short_names(lines["dataset"], lines["data"])
+    lines = of_split(lines, split)
+    lines["row"] = row_names(lines)
+    refuse_contradictions(lines)
+    lines = lines.drop_duplicates(["dataset", "lm", "row", "seed"])
     # In the paper's order; what is not in the paper has no place, and comes last.
     place = {row: i for i, row in enumerate(PAPER.columns)}
     return lines.assign(place=lines["row"].map(place)).sort_values(["place", "seed"])
 
 
-def of_split(found: list[dict], split: str | None) -> list[dict]:
+def short_names(full: pd.Series, checksum: pd.Series) -> pd.Series:
+    """The paths of LMs or data sets, cut to their last parts unless others end alike. What has moved, its
+    checksum the same, is still one."""
+    first = full.groupby(checksum.where(checksum.notna(), full)).transform("first")
+    last = first.map(lambda path: Path(path).name)
+    return last.where(first.groupby(last).transform("nunique") == 1, first)
+
+
+def of_split(lines: pd.DataFrame, split: str | None) -> pd.DataFrame:
     """The lines of one split; None: of each data set those of test, or else of what there is."""
-    splits = defaultdict(set)
-    for line in found:
-        splits[line["dataset"]].add(line["split"])
-    known = set.union(*splits.values())
+    known = set(lines["split"])
     if split and split not in known:
         raise runs.UserError(f"--split={split}: no line of this split; there is {', '.join(sorted(known))}")
-    wanted = {}
-    for dataset, there in splits.items():
-        best = "test" if "test" in there else min(there)
-        wanted[dataset] = split or best
-    return [line for line in found if line["split"] == wanted[line["dataset"]]]
+    first = lines.groupby("dataset")["split"].transform("min")
+    has_test = (lines["split"] == "test").groupby(lines["dataset"]).transform("any")
+    wanted = split or first.mask(has_test, "test")
+    return lines[lines["split"] == wanted]
 
 
-def name_policies(found: list[dict]) -> None:
-    """Makes one row of all policies of a kind, whose folders differ by seed. Where two of them have a seed in
+def row_names(lines: pd.DataFrame) -> pd.Series:
+    """One name for all policies of a kind, whose folders differ by seed. Where two of them have a seed in
     common, they are compared and keep the names of their folders."""
-    folders = defaultdict(set)
-    for line in found:
-        # Old lines have search:FOLDER.
-        line["kind"] = re.sub(r"^(nmg|search|sampled):[^,]*", r"\1", line["row"])
-        folders[line["kind"], line["dataset"], line["lm"], line["seed"]].add(line["row"])
-    compared = {kind for (kind, *_), rows in folders.items() if len(rows) > 1}
-    for line in found:
-        if line["kind"] not in compared:
-            line["row"] = line["kind"]
+    kind = lines["row"].str.replace("^(nmg|sampled):[^,]*", r"\1", regex=True)
+    rows = lines.groupby([kind, "dataset", "lm", "seed"])["row"].transform("nunique")
+    return lines["row"].where(kind.isin(kind[rows > 1]), kind)
 
 
-def refuse_other_weights(found: list[dict]) -> None:
-    """Raises UserError if the LM at some path was replaced from one line to another."""
+def refuse_contradictions(lines: pd.DataFrame) -> None:
+    """Raises UserError if a row and seed was run again with other flags or scores. The same may be said
+    twice."""
     firsts = {}
-    for line in found:
-        first = firsts.setdefault((line["lm"], line["weights"] is None), line)
-        if line["weights"] != first["weights"]:
-            raise runs.UserError(f"{line['where']} ({first['where']}): the LM {line['lm']} has other weights "
-                                 "in each of them; keep them in different files")
-
-
-def shorten(found: list[dict], name: str, checksum: str) -> None:
-    """Cuts the paths of LMs or data sets to their last parts, unless others end alike. What has moved, its
-    checksum the same, is still one."""
-    firsts = {}
-    for line in found:
-        line[name] = firsts.setdefault(line[checksum] or line[name], line[name])
-    alike = Counter(Path(full).name for full in set(firsts.values()))
-    for line in found:
-        last = Path(line[name]).name
-        if alike[last] == 1:
-            line[name] = last
+    for line in lines.to_dict("records"):
+        first = firsts.setdefault((line["dataset"], line["lm"], line["row"], line["seed"]), line)
+        before = first["settings"]
+        differ = [name for name, value in line["settings"].items() if before.get(name, value) != value]
+        differ += [metric for metric in line["metrics"] if first[metric] != line[metric]]
+        if differ:
+            raise runs.UserError(f"{line['where']} ({first['where']}): both {line['row']} on "
+                                 f"{line['dataset']} with seed {line['seed']}, but differ in "
+                                 f"{', '.join(differ)}; keep one, or keep them in different files")
 
 
 def settings_of(line: dict) -> dict[str, str]:
@@ -351,7 +325,7 @@ def main(cfg: Config) -> None:
         page.append("\n".join(notes(lines, cfg.primary)))
         compared = {}
         # Some lines may have more metrics than others, as a fork can add them.
-        for metric in dict.fromkeys(itertools.chain(*lines["metrics"])):
+        for metric in lines["metrics"].explode().unique():
             compared[metric] = compare(scores_of(lines, metric), cfg.primary)
         # A picture, where any row has several seeds.
         if any(map(len, compared.values())):

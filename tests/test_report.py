@@ -274,14 +274,12 @@ def test_a_row_is_called_as_in_run_all(tmp_path):
     assert (found["nmg"]["em"], table_of(tmp_path, "f1")["nmg"]["f1"]) == ("40.00", "60.00")
 
 
-def test_what_a_search_found_is_no_row_of_the_papers_nmg(tmp_path):
-    """And its seeds, whose policies lie in folders of their own, are one row."""
+def test_policies_in_folders_of_their_own_are_one_row(tmp_path):
     for seed in range(2):
-        policy = {"features": "rare,label", "pairs": 48, "seed": seed}
-        for kind in ("search", "sampled"):
-            add(tmp_path, f"{kind}:runs/search-reviews-{seed}", seed, policy=policy)
+        for kind in ("nmg", "sampled"):
+            add(tmp_path, f"{kind}:runs/nmg-reviews-{seed}", seed, policy={"seed": seed})
     found = table_of(tmp_path)
-    assert set(found) == {"search", "sampled"}
+    assert set(found) == {"nmg", "sampled"}
     assert all(cells["seeds"] == "2 of 2" for cells in found.values())
 
 
@@ -403,20 +401,13 @@ def test_the_picture_of_a_lm_with_its_full_name(tmp_path):
     assert pictures == ["forest-reviews-A-ckpt.png", "forest-reviews-B-ckpt.png"]
 
 
-def test_plays_of_tools_have_their_lm_among_their_flags(tmp_path):
-    """Their paths are cut to names, so that only the weights tell LMs apart."""
+def test_an_lm_that_was_replaced_is_noted(tmp_path):
+    """The same path, other weights; plays of tools have their LM among their flags."""
     for masker, weights in (("random", "aa"), ("whole", "bb")):
-        add(tmp_path, masker, config={"pretraining": None, "weights": weights})
-    assert "results.jsonl:2 (" in refused(tmp_path)
-
-
-def test_an_lm_that_was_replaced_between_two_lines(tmp_path):
-    """The same path, other weights."""
-    add(tmp_path, "random", lm="A/ckpt", pretraining={"weights": "aa"})
-    add(tmp_path, "whole", lm="A/ckpt", pretraining={"weights": "bb"})
-    file = tmp_path / "results.jsonl"
-    assert refused(tmp_path) == (f"{file}:2 ({file}:1): the LM A/ckpt has other weights in each of them; "
-                                 "keep them in different files")
+        add(tmp_path / "runs", masker, lm="A/ckpt", pretraining={"weights": weights})
+        add(tmp_path / "plays", masker, config={"pretraining": None, "weights": weights})
+    for folder in ("runs", "plays"):
+        assert notes_of(tmp_path / folder)[1] == ["- weights differs: aa (random), bb (whole)."]
 
 
 def test_data_sets_whose_paths_end_alike_have_tables_of_their_own(tmp_path):
@@ -428,13 +419,6 @@ def test_data_sets_whose_paths_end_alike_have_tables_of_their_own(tmp_path):
     lines = read(tmp_path)
     assert {name: set(rows["row"]) for name, rows in lines.groupby("dataset")} == {
         "x/data": {"random", "span", "none"}, "y/data": {"whole"}}
-
-
-@pytest.mark.parametrize("score", [float("nan"), float("inf"), "75"])
-def test_a_score_that_is_no_number(score, tmp_path):
-    add(tmp_path)
-    add(tmp_path, seed=1, accuracy=score)
-    assert f"results.jsonl:2: accuracy is {score!r}, which is no score; remove this line" in refused(tmp_path)
 
 
 def test_lines_of_another_split_may_differ(tmp_path):
