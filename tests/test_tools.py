@@ -16,13 +16,11 @@ from conftest import ROOT, SHARED, call, fast_tokenizer, needs_shared, random_lm
 from scipy import stats
 
 import data_prep
-import finetune_cls
-import finetune_qa
 import maskers
 import pretrain
 import train_nmg
 from nmg import models, runs, toy
-from nmg.data import Pieces, blocks, collate
+from nmg.data import Pieces, blocks
 from nmg.policies import Policy
 from nmg.runs import UserError
 from tools import bench, show_masks, toy_compare
@@ -332,14 +330,6 @@ def asked_folder(tmp_path):
     return tmp_path / "asked"
 
 
-@pytest.fixture(autouse=True)
-def patched(monkeypatch):
-    """What the padded side patches for good ends with the test."""
-    monkeypatch.setattr(pretrain, "mlm_loss", pretrain.mlm_loss)
-    for module in (pretrain, finetune_cls, finetune_qa):
-        monkeypatch.setattr(module, "collate", collate)
-
-
 def moved(model: torch.nn.Module, start: torch.nn.Module) -> torch.Tensor:
     """How far training moved the encoder, but for the biases of keys, whose gradients are rounding errors."""
     after = model.base_model.state_dict()
@@ -365,9 +355,8 @@ def test_padding_costs_time_and_changes_nothing(folder, steady_lm, request, monk
         lengths.add(ids.shape[-1])
         return forward(module, ids)
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, bench.padded(cfg, task):
         patch.setattr(torch.nn.Embedding, "forward", spy)
-        bench.pad(cfg, task)
         _, padded_adapted, padded_model, padded_scores = bench.play(cfg, lm, task, subtask)
     assert lengths == {cfg.max_len} == {cfg.ft_max_len}
     expected = moved(adapted, lm)
@@ -377,7 +366,6 @@ def test_padding_costs_time_and_changes_nothing(folder, steady_lm, request, monk
         expected = moved(model, lm)
         assert (moved(padded_model, lm) - expected).norm() < 1e-3 * expected.norm()
     scores = [line["likelihood"] for line in padded_scores]
-    monkeypatch.setattr(task, "collate", collate)
     again = [line["likelihood"] for line in task.predictions(padded_model, subtask.val)]
     np.testing.assert_allclose(scores, again, atol=1e-5)
 
@@ -422,14 +410,12 @@ def test_repeats_differ_in_their_seeds_and_ours_alone_is_fast(lm_folder, cls_fol
     cfg = bench.Config(dataset=str(cls_folder), lm=str(lm_folder), seed=5, **SMALL)
     for side in bench.SIDES:
         for repeat in (0, 1):
-            seconds, _ = bench.measure(side, cfg, repeat)
-            assert len(seconds) == len(bench.STAGES)
+            assert len(bench.measure(side, cfg, repeat)) == len(bench.STAGES)
     assert seen == [(5, True), (6, True), (5, False), (6, False)]
 
 
 @pytest.mark.slow
 def test_bench_prints_its_tables(tmp_path):
-    """Each side has a process of its own."""
     flags = [f"--{name}={value}" for name, value in SMALL.items()]
     result = call("tools/bench.py", *flags, "--repeats=2", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -444,7 +430,6 @@ def test_bench_prints_its_tables(tmp_path):
         # An episode is three plays; they are printed to a tenth of a second.
         episode = float(cells["episode"][i].split()[0])
         assert episode == pytest.approx(3 * np.median([float(play) for play in plays]), abs=0.2)
-        assert float(re.search(rf"peak GB:.* {side} ([\d.]+)", result.stdout)[1]) > 0.1
     for stage in (*bench.STAGES, "episode"):
         median, least, most = map(float, re.findall(r"[\d.]+", cells[stage][2]))
         assert least <= median <= most

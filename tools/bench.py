@@ -8,18 +8,16 @@
              torch's dropout and attention
 
 An episode is three plays of MLM, fine-tuning and scoring; what the policies add to it is not measured.
-Each side has a process of its own; they take turns on sub-tasks as train_nmg.py draws them. Ratios
-carry over to other machines, seconds do not.
+The sides take turns on sub-tasks as train_nmg.py draws them. Ratios carry over to other machines, seconds do
+not.
 """
+import contextlib
 import copy
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from types import ModuleType
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -74,11 +72,13 @@ def play(cfg: Config, lm: torch.nn.Module, task: ModuleType, subtask: SubTask) -
     yield task.predictions(model, subtask.val)
 
 
-def pad(cfg: Config, task: ModuleType) -> None:
-    """From now on, this process pads all batches to the maximum and runs the MLM head on every position."""
-    pretrain.collate = padded_to(cfg.max_len)
-    pretrain.mlm_loss = mlm_loss_everywhere
-    task.collate = padded_to(cfg.ft_max_len)
+@contextlib.contextmanager
+def padded(cfg: Config, task: ModuleType) -> Iterator[None]:
+    """Within it, all batches are padded to the maximum, and the MLM head runs on every position."""
+    mlm = patch.multiple(pretrain, collate=padded_to(cfg.max_len), mlm_loss=mlm_loss_everywhere)
+    fine_tuning = patch.object(task, "collate", padded_to(cfg.ft_max_len))
+    with mlm, fine_tuning:
+        yield
 
 
 def padded_to(length: int) -> Callable[[Pieces, np.ndarray], Batch]:
@@ -105,27 +105,18 @@ def mlm_loss_everywhere(model: torch.nn.Module, tensors: dict[str, torch.Tensor]
 
 # ---------------------------------------------------------------- measuring
 
-def measure(side: str, cfg: Config, repeat: int) -> tuple[list[float], float]:
-    """The seconds of each stage, and the peak memory of this process in GB."""
+def measure(side: str, cfg: Config, repeat: int) -> list[float]:
+    """The seconds of each stage."""
     cfg = replace(cfg, seed=cfg.seed + repeat, fast=cfg.fast and side == "ours")
     lm, task, subtask = open_subtask(cfg)
-    if side == "padded":
-        pad(cfg, task)
+    way = padded(cfg, task) if side == "padded" else contextlib.nullcontext()
     times = []
-    for _ in play(cfg, lm, task, subtask):
-        if device().type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter())
-    return np.diff(times).tolist(), peak_gb()
-
-
-def peak_gb() -> float:
-    """The peak of the GPU, or else of this process."""
-    if device().type == "cuda":
-        return torch.cuda.max_memory_allocated() / 1e9
-    # Bytes on macOS, elsewhere kB.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
+    with way:
+        for _ in play(cfg, lm, task, subtask):
+            if device().type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter())
+    return np.diff(times).tolist()
 
 
 # ---------------------------------------------------------------- the script
@@ -141,13 +132,11 @@ def main(cfg: Config) -> None:
           f"{len(subtask.train)} labelled pieces, {len(subtask.val)} to score; {device()}, "
           f"{torch.get_num_threads()} threads", flush=True)
 
-    # 1. each side in a process of its own; another one is first in every repeat
-    pools = {side: ProcessPoolExecutor(1, get_context("spawn")) for side in SIDES}
+    # 1. in turn; another side is first in every repeat
     measured = {side: [] for side in SIDES}
-    gb = {}
     for repeat in range(cfg.repeats):
         for side in np.roll(SIDES, repeat).tolist():
-            seconds, gb[side] = pools[side].submit(measure, side, cfg, repeat).result()
+            seconds = measure(side, cfg, repeat)
             # Three plays are an episode.
             measured[side].append([*seconds, 3 * sum(seconds)])
             print(f"repeat {repeat}, {side}: a play of {sum(seconds):.1f} s", flush=True)
@@ -159,8 +148,7 @@ def main(cfg: Config) -> None:
     for name, column in columns.items():
         table[name] = [median_and_range(seconds) for seconds in column.T]
     print("\n" + report.markdown_table(table))
-    peaks = ", ".join(f"{side} {gb[side]:.2f}" for side in SIDES)
-    print(f"\nmedian of {cfg.repeats} (least to most); peak GB: {peaks}")
+    print(f"\nmedian of {cfg.repeats} (least to most)")
 
 
 if __name__ == "__main__":
