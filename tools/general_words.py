@@ -10,7 +10,6 @@ from pathlib import Path
 
 from nmg import runs
 from nmg.counts import has_letter
-from nmg.runs import UserError
 
 
 @dataclass
@@ -21,10 +20,8 @@ class Config:
 
 
 def main(cfg: Config) -> None:
-    try:
-        import wordfreq
-    except ImportError:
-        raise UserError("the counts need a package that is not installed: pip install wordfreq") from None
+    import wordfreq
+
     rows = []
     for word in wordfreq.top_n_list(cfg.language, cfg.words):
         # What has no letter (numbers) is lumped together in wordfreq.

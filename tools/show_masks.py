@@ -11,9 +11,8 @@ All maskers choose with the LM as it is now and with the same budget: the masks 
 pretrain.py with this seed and p (of a learned masker as long as training has not moved the LM).
 """
 from dataclasses import dataclass
-from html import escape, unescape
+from html import escape
 from pathlib import Path
-from textwrap import shorten
 
 import numpy as np
 import pandas as pd
@@ -59,20 +58,6 @@ def choices(pieces: Pieces, masker: maskers.Masker, indices: np.ndarray, cfg: Co
     return masked
 
 
-def most_masked(split: Split, texts: np.ndarray, masked: np.ndarray) -> list[tuple[int, float]]:
-    """Of the tokens that occur 10 times or more in some texts, the ten that are masked most beyond chance, in
-    standard deviations of a Poisson count, and the share of their occurrences that is. masked: (T,) bool"""
-    here = np.concatenate([np.arange(*split.token_start[i:i + 2]) for i in texts])
-    size = split.special.vocabulary_size
-    count = np.bincount(split.input_ids[here], minlength=size)
-    taken = np.bincount(split.input_ids[here[masked[here]]], minlength=size)
-    expected = count * taken.sum() / count.sum()
-    often = np.flatnonzero((count >= 10) & (taken > expected))
-    beyond = (taken[often] - expected[often]) / np.sqrt(expected[often])
-    top = often[np.argsort(-beyond, kind="stable")[:10]]
-    return list(zip(top.tolist(), (taken[top] / count[top]).tolist(), strict=True))
-
-
 # ---------------------------------------------------------------- what is preferred
 
 def token_features(pieces: Pieces, indices: np.ndarray, lm: LMReader,
@@ -82,29 +67,21 @@ def token_features(pieces: Pieces, indices: np.ndarray, lm: LMReader,
 
     A score that these texts or this LM do not allow is left out, which is printed. tags: (T,) parts of
     speech, or None"""
-    values = {}
+    batches = [collate(pieces, indices[some]) for some in length_batches(pieces.length[indices])]
+    tokens = np.concatenate([batch.token_at[batch.maskable] for batch in batches])
+    features = pd.DataFrame(index=tokens)
     for name, score in maskers.SCORES.items():
         # Entities are found in the whole split, which takes long: not where no masker has asked for them.
         if name == "in_entity" and "entity_ids" not in vars(pieces.split):
             continue
         try:
-            values[name] = token_scores(pieces, indices, score, lm)
+            features[name] = np.concatenate([score(batch, lm)[batch.maskable] for batch in batches])
         except UserError as e:
             print(f"preferences without {name}: {e}")
-    features = pd.DataFrame(values)
     if tags is not None:
-        features = features.join(pd.get_dummies(pd.Series(tags[features.index], features.index), dtype=float))
+        features = features.join(pd.get_dummies(pd.Series(tags[tokens], tokens), dtype=float))
     varying = features.loc[:, features.std() > 0]
     return (varying - varying.mean()) / varying.std()
-
-
-def token_scores(pieces: Pieces, indices: np.ndarray, score: maskers.Score, lm: LMReader) -> pd.Series:
-    """The score of each maskable token in some pieces, by its index in the split."""
-    found = []
-    for some in length_batches(pieces.length[indices]):
-        batch = collate(pieces, indices[some])
-        found.append(pd.Series(score(batch, lm)[batch.maskable], batch.token_at[batch.maskable]))
-    return pd.concat(found)
 
 
 def preferences(features: pd.DataFrame, doc: pd.Series, masked: np.ndarray) -> pd.DataFrame:
@@ -169,11 +146,6 @@ def marked(split: Split, i: int, mask: np.ndarray) -> str:
     return (html + escape(text[done:])).replace("</mark><mark>", "")
 
 
-def plain(html: str) -> str:
-    """The beginning of a marked text for the terminal, with *masked words* between stars."""
-    return shorten(unescape(html.replace("<mark>", "*").replace("</mark>", "*")), 300, placeholder=" ...")
-
-
 # ---------------------------------------------------------------- parts of speech
 
 def parts_of_speech(split: Split, texts: np.ndarray, nlp) -> np.ndarray:
@@ -230,20 +202,12 @@ def main(cfg: Config) -> None:
     split = data[cfg.split] if cfg.split else data.corpus
     pieces = blocks(split, max_len_of(model, data.block_len))
 
-    # 2. what they choose in some texts
+    # 2. what they choose in some texts, as a page
     order = stream(cfg.seed, "contexts").permutation(np.flatnonzero(np.diff(split.token_start)))
     texts = np.sort(order[:cfg.contexts])
     indices = np.flatnonzero(np.isin(pieces.text_ids, texts))
-    masked = {}
-    for name, masker in found.items():
-        masked[name] = choices(pieces, masker, indices, cfg, LMReader(model))
-        top = []
-        for token, share in most_masked(split, texts, masked[name]):
-            top.append(f"{tokenizer.convert_ids_to_tokens(token)!r} {share:.0%}")
-        print(f"{name} masks most of: {', '.join(top) or 'no token that occurs ten times'}")
-        print(f"    {plain(marked(split, texts[0], masked[name]))}")
-
-    # 3. the page
+    lm = LMReader(model)
+    masked = {name: choices(pieces, masker, indices, cfg, lm) for name, masker in found.items()}
     title = f"{Path(data.name).name}, {Path(cfg.lm).name}"
     about = (f"{len(texts)} of {len(order):,} texts; {100 * cfg.p:g} % of the tokens masked, in blocks "
              f"as in pre-training; seed {cfg.seed}")
@@ -251,19 +215,14 @@ def main(cfg: Config) -> None:
         partial.write_text(page(title, about, split, texts, masked), "utf-8")
     print(f"page: {cfg.out}/masks.html")
 
-    # 4. what each of them prefers
+    # 3. what each of them prefers
     tags = None
     if nlp:
         tags = parts_of_speech(split, texts, nlp)
-        if not (tags != "").any():
-            raise UserError("--spacy_model: this pipeline tells no parts of speech (pos_); en_core_web_sm "
-                            "does")
-    features = token_features(pieces, indices, LMReader(model), tags)
+    features = token_features(pieces, indices, lm, tags)
     text_of_token = np.repeat(np.arange(len(split)), np.diff(split.token_start))
     doc = pd.Series(split.doc[text_of_token[features.index]], features.index)
     tables = {name: preferences(features, doc, mask) for name, mask in masked.items() if mask.any()}
-    if not tables:
-        raise UserError(f"--maskers={cfg.maskers}: none of them masks anything")
     for name, table in tables.items():
         print(f"{name}: masked minus text, in standard deviations, with the 95 % interval over "
               f"{doc.nunique()} documents")
@@ -273,7 +232,7 @@ def main(cfg: Config) -> None:
         pd.concat(tables, names=["masker", "feature"]).to_csv(partial)
     print(f"table: {cfg.out}/preferences.csv")
 
-    # 5. the picture
+    # 4. the picture
     if not nlp:
         print("no picture of parts of speech: it needs --spacy_model=en_core_web_sm, or another spaCy model")
         return
