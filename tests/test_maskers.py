@@ -457,9 +457,7 @@ def test_a_score_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("mine.py:score", r"a score, which takes \(batch, lm\), becomes a masker by @maskers.register_score"),
     ("mine.py:rars", "mine.py has no function 'rars'"),
-    ("mine.py:without_lm", r"it must take \(batch, budget, rng, lm\)"),
     ("none.py:rare", "no such file: none.py"),
     ("mine.py", "which function of it\\? --masker=mine.py:FUNCTION"),
     ("rndom", "did you mean 'random'"),
@@ -470,18 +468,9 @@ def test_a_score_from_a_file(tmp_path):
 ])
 def test_a_masker_that_is_not_there(name, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(MINE + "\n\ndef without_lm(batch, budget, rng):\n    pass\n"
-                                       "\n\ndef score(batch, lm=None):\n    pass\n")
+    (tmp_path / "mine.py").write_text(MINE)
     with pytest.raises(UserError, match=said):
         maskers.find(name)
-
-
-def test_a_masker_may_take_any_arguments(tmp_path):
-    source = "import maskers\n\n\ndef star(*args):\n    return maskers.random(*args)\n"
-    (tmp_path / "mine.py").write_text(source)
-    batch, budget = plain_batch(rows=3), np.array([2, 2, 2])
-    mask = maskers.find(f"{tmp_path}/mine.py:star")(batch, budget, rng_of(batch), None)
-    assert (mask == maskers.random(batch, budget, rng_of(batch))).all()
 
 
 def test_the_checksum_of_a_masker_is_that_of_its_file(tmp_path, monkeypatch):

@@ -48,13 +48,9 @@ def main(cfg: Config) -> None:
     data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model)
     chosen = {name: maskers.find(name) for name in cfg.maskers.split(",")}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
-    # What all lines of a log have in common. Paths are cut to their names, so that a log may move; an LM of
-    # the hub, which has no checksum of weights here, keeps its full name.
+    # What all lines of a log have in common.
     settings = runs.settings_of(cfg, ("log", "maskers", "seeds", "seed"), data=data.checksum,
                                 weights=weights_of(cfg.lm))
-    settings["dataset"] = Path(cfg.dataset).name
-    if settings["weights"]:
-        settings["lm"] = Path(cfg.lm).name
     log = Path(cfg.log)
     files = {name: maskers.checksum_of(name) for name in chosen}
     # Several of these commands may share a log. What fails here would else fail after a play.
@@ -65,11 +61,10 @@ def main(cfg: Config) -> None:
         # Plays of a policy or file that changed since then do not count.
         lines = [line for line in lines if line["file"] == files.get(line["masker"], line["file"])]
         runs.write_rows(log, lines)
-    # Logs of earlier versions say nothing of commits.
-    commits = {line["commit"] for line in lines if "commit" in line}
-    if commits - {runs.commit()}:
-        print(f"WARNING: {cfg.log} has plays by commit {', '.join(sorted(commits))}, and the code is now "
-              f"commit {runs.commit()}; another --log plays them anew")
+    others = {line["commit"] for line in lines} - {runs.commit()}
+    if others:
+        print(f"WARNING: {cfg.log} has plays by commit {', '.join(others)}, and the code is now commit "
+              f"{runs.commit()}; another --log plays them anew")
     done = {(line["seed"], line["masker"]) for line in lines}
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
     with tqdm(total=len(seeds) * len(chosen), unit="play", disable=None) as bar:
@@ -86,7 +81,7 @@ def main(cfg: Config) -> None:
                 # In hundredths of a nat, beside points.
                 if "likelihood" in scores:
                     scores["likelihood"] *= 100
-                line = {"dataset": settings["dataset"], "lm": settings["lm"], "masker": name, "row": name,
+                line = {"dataset": cfg.dataset, "lm": cfg.lm, "masker": name, "row": name,
                         "seed": seed, "split": "val", "metrics": list(scores), **scores,
                         "seconds": {"play": time.time() - started}, "file": files[name], "config": settings,
                         "commit": runs.commit()}
