@@ -19,8 +19,7 @@ of this file is a masker, too. With a policy that train_nmg.py learned, nmg:FOLD
 tokens, and sampled:FOLDER draws tokens from it.
 """
 import functools
-import importlib.util
-import sys
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,19 +81,12 @@ def find(name: str) -> Masker:
     if name in MASKERS:
         return MASKERS[name]
     file, _, function = name.rpartition(":")
-    if function.endswith(".py"):
-        raise UserError(f"--masker={name}: which function of it? --masker={name}:FUNCTION")
     if not file.endswith(".py"):
         raise UserError(f"--masker={name}: no such masker{nearest(name, MASKERS)}, FILE.py:function, and "
                         "nmg:FOLDER or sampled:FOLDER of a policy that train_nmg.py learned")
     if not Path(file).is_file():
         raise UserError(f"--masker={name}: no such file: {file}")
-    # Under a name of its own, as the file may be called like one of ours.
-    spec = importlib.util.spec_from_file_location(f"masker_file_{Path(file).stem}", file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    masker = getattr(module, function, None)
+    masker = runpy.run_path(file).get(function)
     if not callable(masker):
         raise UserError(f"--masker={name}: {file} has no function {function!r}")
     if masker is SCORES.get(function):

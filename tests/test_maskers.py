@@ -459,7 +459,7 @@ def test_a_score_from_a_file(tmp_path):
 @pytest.mark.parametrize(("name", "said"), [
     ("mine.py:rars", "mine.py has no function 'rars'"),
     ("none.py:rare", "no such file: none.py"),
-    ("mine.py", "which function of it\\? --masker=mine.py:FUNCTION"),
+    ("mine.py", "no such masker.* FILE.py:function"),
     ("rndom", "did you mean 'random'"),
     ("rar", "did you mean 'rare'"),
     ("nmg:nowhere", "nowhere: no policy of train_nmg.py in this folder"),

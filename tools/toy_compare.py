@@ -105,14 +105,12 @@ def main(cfg: Config) -> None:
     loop.use_fast_path(False)
     data = data_prep.load("toycls", load_tokenizer("tiny"))
 
-    # 1. What will be compared. A masker that cannot be found, or a picture that cannot be written,
-    # stops it here, before any training.
+    # 1. What will be compared. A masker that cannot be found stops it here, before any training.
     jobs = []
     for seed in range(cfg.seed, cfg.seed + cfg.seeds):
         for name, masker in maskers_shown(cfg, seed).items():
             maskers.find(masker)
             jobs.append((seed, name, masker))
-    runs.target_of(Path(cfg.out))
 
     # 2. Pre-train, fine-tune, score, seed by seed.
     scores, shares = defaultdict(list), defaultdict(list)
