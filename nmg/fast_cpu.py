@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 # Attention weights of a layer, B H L L, above which they leave the processor's cache: then `FewHeads` is the
@@ -36,9 +36,8 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
         scaling = query.shape[-1]**-0.5
     # Several heads may share a key and a value.
     groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key = key.repeat_interleave(groups, 1)
-        value = value.repeat_interleave(groups, 1)
+    key = repeat_kv(key, groups)
+    value = repeat_kv(value, groups)
     large = query.shape[:3].numel() * key.shape[2] > LARGE
     # FewHeads knows one mask for all heads, without a gradient.
     one_mask = attention_mask is None or (attention_mask.shape[1] == 1 and not attention_mask.requires_grad)
