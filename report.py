@@ -61,16 +61,19 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
             seconds = [s for s in line["seconds"].values() if s]
             # The LM that pre-training began with; plays of tools/ have no other one.
             base = line["config"].get("pretraining") or line["config"]
-            weights = base.get("weights")
             found.append(line | {"row": line.get("row") or line["masker"], "hours": sum(seconds) / 3600,
-                                 "where": f"{file}:{n}", "weights": weights,
-                                 "settings": settings_of(line) | {"weights": str(weights)},
-                                 "data": line["config"].get("data")})
+                                 "where": f"{file}:{n}", "settings": settings_of(line),
+                                 "weights": base.get("weights"), "data": line["config"].get("data")})
     if not found:
         raise runs.UserError(f"--results={','.join(files)}: holds no line of results yet")
     lines = pd.DataFrame(found)
     lines["lm"] = short_names(lines["lm"], lines["weights"])
     lines["dataset"] = short_names(lines["dataset"], lines["data"])
+    for lm, weights in lines.groupby("lm")["weights"]:
+        if weights.nunique() > 1:
+            where = ", ".join(lines["where"][weights.drop_duplicates().dropna().index])
+            raise runs.UserError(f"the LM {lm} has other weights in each of these lines: {where}; keep them "
+                                 "in different files")
     lines = of_split(lines, split)
     lines["row"] = row_names(lines)
     refuse_contradictions(lines)

@@ -365,7 +365,7 @@ class Run:
         recorded = before.get("settings", {})
         grows = False
         length = ""
-        if finished and longer:
+        if finished and longer in recorded:
             grows = recorded[longer] < self.settings[longer]
             length = f" --{longer}={recorded[longer]}"
         self.done = finished and not grows

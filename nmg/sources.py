@@ -587,5 +587,5 @@ def check_shards(where: str | Path, files: list[Path]) -> None:
     them."""
     shard = SHARD.search(files[0].name)
     if shard and int(shard[1]) != len(files):
-        raise UserError(f"{where}: {files[0].name} is one of {int(shard[1])} files, but here are {len(files)}; "
-                        "all of them are needed, in one folder, and no others")
+        raise UserError(f"{where}: {files[0].name} is one of {int(shard[1])} files, but here are "
+                        f"{len(files)}; all of them are needed, in one folder, and no others")

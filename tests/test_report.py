@@ -401,13 +401,15 @@ def test_the_picture_of_a_lm_with_its_full_name(tmp_path):
     assert pictures == ["forest-reviews-A-ckpt.png", "forest-reviews-B-ckpt.png"]
 
 
-def test_an_lm_that_was_replaced_is_noted(tmp_path):
+def test_an_lm_that_was_replaced_between_two_lines(tmp_path):
     """The same path, other weights; plays of tools have their LM among their flags."""
     for masker, weights in (("random", "aa"), ("whole", "bb")):
         add(tmp_path / "runs", masker, lm="A/ckpt", pretraining={"weights": weights})
-        add(tmp_path / "plays", masker, config={"pretraining": None, "weights": weights})
+        add(tmp_path / "plays", masker, lm="A/ckpt", config={"pretraining": None, "weights": weights})
     for folder in ("runs", "plays"):
-        assert notes_of(tmp_path / folder)[1] == ["- weights differs: aa (random), bb (whole)."]
+        file = tmp_path / folder / "results.jsonl"
+        assert refused(tmp_path / folder) == ("the LM ckpt has other weights in each of these lines: "
+                                              f"{file}:1, {file}:2; keep them in different files")
 
 
 def test_data_sets_whose_paths_end_alike_have_tables_of_their_own(tmp_path):

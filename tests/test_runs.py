@@ -559,6 +559,13 @@ def test_a_finished_run_can_be_made_longer(tmp_path, capsys):
         Run(folder, SETTINGS | {"episodes": 6}, longer="episodes")
 
 
+def test_a_run_of_another_script_is_another_run(tmp_path):
+    """Also if that has no flag that may grow."""
+    Run(tmp_path / "o", SETTINGS).finish()
+    with pytest.raises(UserError, match=r"holds another run \(noise=None there, 1 here\)"):
+        Run(tmp_path / "o", SETTINGS | {"noise": 1, "episodes": 2}, longer="episodes")
+
+
 def test_a_flag_that_the_code_did_not_have_is_an_edit_of_it(tmp_path):
     """A run that was begun without it goes on; a finished one is another run."""
     Run(tmp_path / "o", SETTINGS).lock.release()

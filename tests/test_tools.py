@@ -250,6 +250,7 @@ def test_the_top_six_are_those_of_all_maskers():
     (["--maskers=oracle"], "toy world only"),
     (["--split=test"], "no test split. Allowed: train"),
     (["--spacy_model=en_nothing"], "python -m spacy download en_nothing"),
+    (["--spacy_model=blank"], "tells no parts of speech"),
     (["--p=2"], "--p=2: a share"),
     (["--contexts=0"], "--contexts=0: must be 1 or more"),
     (["--contexs=3"], "did you mean 'contexts'"),
@@ -257,6 +258,7 @@ def test_the_top_six_are_those_of_all_maskers():
 ])
 def test_wrong_flags_of_show_masks(flags, said, lm_folder, tmp_path):
     write_rows(tmp_path / "train.txt", [{"text": "the cat sat", "label": "x"}] * 2)
+    spacy.blank("en").to_disk(tmp_path / "blank")
     result = call("tools/show_masks.py", "--dataset=train.txt", f"--lm={lm_folder}", *flags, cwd=tmp_path)
     assert result.returncode == 2
     assert said in result.stderr and result.stderr.count("\n") == 1
@@ -437,6 +439,32 @@ def test_wrong_flags_of_bench(flags, said, tmp_path):
 
 
 # ---------------------------------------------------------------- toy_compare
+
+def test_the_tokens_that_are_masked_most():
+    """Against counting by hand: the ten that are masked most beyond chance, or fewer, where fewer are masked
+    more often than all. Tokens 0 to 40, of which 40 is too rare."""
+    rng = np.random.default_rng(0)
+    ids = np.append(rng.integers(0, 40, 2000), [40] * 9)
+    split = SimpleNamespace(input_ids=ids, token_start=np.array([0, 300, 2009]),
+                            special=SimpleNamespace(vocabulary_size=41))
+    masked = rng.random(len(ids)) < 0.1 + 0.05 * (ids == 3) + 0.8 * (ids == 7)
+
+    def by_hand():
+        beyond = {}
+        for token in range(40):
+            expected = masked.sum() * (ids == token).sum() / len(ids)
+            beyond[token] = (masked[ids == token].sum() - expected) / np.sqrt(expected)
+        return [token for token in sorted(beyond, key=beyond.get)[::-1] if beyond[token] > 0]
+
+    found = show_masks.most_masked(split, np.array([0, 1]), masked)
+    assert [token for token, _ in found] == by_hand()[:10] and len(by_hand()) > 10
+    assert found[0][0] == 7 and dict(found)[7] == pytest.approx(masked[ids == 7].mean())
+    masked[ids > 7] = False
+    found = show_masks.most_masked(split, np.array([0, 1]), masked)
+    assert [token for token, _ in found] == by_hand() and len(found) < 10
+    masked[ids == 7] = False
+    assert 7 not in dict(show_masks.most_masked(split, np.array([0, 1]), masked))
+
 
 def test_preferences_are_differences_within_documents():
     """By loops; a document in which nothing is masked does not count."""

@@ -58,6 +58,20 @@ def choices(pieces: Pieces, masker: maskers.Masker, indices: np.ndarray, cfg: Co
     return masked
 
 
+def most_masked(split: Split, texts: np.ndarray, masked: np.ndarray) -> list[tuple[int, float]]:
+    """Of the tokens that occur 10 times or more in some texts, the ten that are masked most beyond chance, in
+    standard deviations of a Poisson count, and the share of their occurrences that is. masked: (T,) bool"""
+    here = np.concatenate([np.arange(*split.token_start[i:i + 2]) for i in texts])
+    size = split.special.vocabulary_size
+    count = np.bincount(split.input_ids[here], minlength=size)
+    taken = np.bincount(split.input_ids[here[masked[here]]], minlength=size)
+    expected = count * taken.sum() / count.sum()
+    often = np.flatnonzero((count >= 10) & (taken > expected))
+    beyond = (taken[often] - expected[often]) / np.sqrt(expected[often])
+    top = often[np.argsort(-beyond, kind="stable")[:10]]
+    return list(zip(top.tolist(), (taken[top] / count[top]).tolist(), strict=True))
+
+
 # ---------------------------------------------------------------- what is preferred
 
 def token_features(pieces: Pieces, indices: np.ndarray, lm: LMReader,
@@ -207,7 +221,15 @@ def main(cfg: Config) -> None:
     texts = np.sort(order[:cfg.contexts])
     indices = np.flatnonzero(np.isin(pieces.text_ids, texts))
     lm = LMReader(model)
-    masked = {name: choices(pieces, masker, indices, cfg, lm) for name, masker in found.items()}
+    masked = {}
+    for name, masker in found.items():
+        masked[name] = choices(pieces, masker, indices, cfg, lm)
+        top = []
+        for token, share in most_masked(split, texts, masked[name]):
+            top.append(f"{tokenizer.convert_ids_to_tokens(token)!r} {share:.0%}")
+        print(f"{name} masks most of: {', '.join(top) or 'no token that occurs ten times'}")
+    if not any(mask.any() for mask in masked.values()):
+        raise UserError(f"--maskers={cfg.maskers}: none of them masks anything")
     title = f"{Path(data.name).name}, {Path(cfg.lm).name}"
     about = (f"{len(texts)} of {len(order):,} texts; {100 * cfg.p:g} % of the tokens masked, in blocks "
              f"as in pre-training; seed {cfg.seed}")
@@ -219,6 +241,9 @@ def main(cfg: Config) -> None:
     tags = None
     if nlp:
         tags = parts_of_speech(split, texts, nlp)
+        if not (tags != "").any():
+            raise UserError("--spacy_model: this pipeline tells no parts of speech (pos_); en_core_web_sm "
+                            "does")
     features = token_features(pieces, indices, lm, tags)
     text_of_token = np.repeat(np.arange(len(split)), np.diff(split.token_start))
     doc = pd.Series(split.doc[text_of_token[features.index]], features.index)
