@@ -219,7 +219,10 @@ def note_row(note: dict) -> dict:
         if not found:
             continue
         answer = {"text": found[0], "answer_start": found.start()}
-        for j, question in enumerate(qa["question"]):
+        questions = qa["question"]
+        if isinstance(questions, str):
+            questions = [questions]
+        for j, question in enumerate(questions):
             if question.strip():
                 qas.append({"id": f"{note['note_id']}-{i}-{j}", "question": question, "answers": [answer]})
     return {"context": text, "qas": qas}

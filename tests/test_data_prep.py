@@ -596,13 +596,14 @@ def test_a_corpus_of_marks_alone(tmp_path, tok):
 
 
 def note_qas(i):
-    """The questions of one note: two are kept (the first is asked in two ways)."""
+    """The questions of one note: two are kept (the first is asked in two ways, the
+    second is no list)."""
     def qa(questions, *answers):
         return {"id": [["x"]], "question": questions, "answers": list(answers)}
 
     return [
         qa(["what drug?", "which medication?"], {"evidence": "aspirin daily for pain", "text": "aspirin"}),
-        qa(["what for?"], {"evidence": "pain", "evidence_start": 3, "text": "pain"}),
+        qa("what for?", {"evidence": "pain", "evidence_start": 3, "text": "pain"}),
         qa(["is it yes?"], {"evidence": "yes"}),
         qa(["any pain?"], {"evidence": "for pain.", "evidence_start": 3, "text": ("yes", "")[i % 2]}),
         qa(["two?"], {"evidence": "aspirin"}, {"evidence": "pain"}),
