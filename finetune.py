@@ -40,7 +40,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     """Fine-tunes cfg.lm on train (all processes of torchrun), predicts a split, and adds a line of results.
 
     task: finetune_cls, finetune_qa, or another file with their interface
-    cfg: the Config of that file; options: what its pieces_of takes beside a split and max_len"""
+    cfg: the Config of that file; options: more keyword arguments of its pieces_of"""
     loop.use_fast_path(cfg.fast)
     check_results(Path(cfg.results))
 
@@ -109,8 +109,8 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
 def print_shares(cfg: EvaluationConfig, train: Pieces, evaluated: Pieces) -> None:
     """How many texts max_len cuts, and how many that are scored also stand in train."""
     print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
-          f"{cut_share(evaluated):.1%} of those of {cfg.split}, of which "
-          f"{seen_share(evaluated.split, train.split):.1%} also stand in train", flush=True)
+          f"{cut_share(evaluated):.1%} of those of {cfg.split}. Of the texts of {cfg.split}, "
+          f"{seen_share(evaluated.split, train.split):.1%} also stand in train.", flush=True)
 
 
 def cut_share(pieces: Pieces) -> float:

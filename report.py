@@ -69,23 +69,24 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
     lines = pd.DataFrame(found)
     lines["lm"] = short_names(lines["lm"], lines["weights"])
     lines["dataset"] = short_names(lines["dataset"], lines["data"])
+    lines = of_split(lines, split)
     for lm, weights in lines.groupby("lm")["weights"]:
         if weights.nunique() > 1:
             where = ", ".join(lines["where"][weights.drop_duplicates().dropna().index])
-            raise runs.UserError(f"the LM {lm} has other weights in each of these lines: {where}; keep them "
-                                 "in different files")
-    lines = of_split(lines, split)
+            raise runs.UserError(f"these lines used different weights under the name {lm}: {where}; keep "
+                                 "them in different files")
     lines["row"] = row_names(lines)
     refuse_contradictions(lines)
     lines = lines.drop_duplicates(["dataset", "lm", "row", "seed"])
-    # In the paper's order; what is not in the paper has no place, and comes last.
-    place = {row: i for i, row in enumerate(PAPER.columns)}
+    # The paper's rows in its order, then NMG in our form; rows of your own have no place, and come last.
+    place = {row: i for i, row in enumerate([*PAPER.columns, "nmg", "sampled"])}
     return lines.assign(place=lines["row"].map(place)).sort_values(["place", "seed"])
 
 
 def short_names(full: pd.Series, checksum: pd.Series) -> pd.Series:
-    """The paths of LMs or data sets, cut to their last parts unless others end alike. What has moved, its
-    checksum the same, is still one."""
+    """The paths of LMs or data sets, shortened to their last components if these are unambiguous. Equal
+    checksums are one LM or data set, which has moved."""
+    # The first path of each checksum; without a checksum, each path is one of its own.
     first = full.groupby(checksum.where(checksum.notna(), full)).transform("first")
     last = first.map(lambda path: Path(path).name)
     return last.where(first.groupby(last).transform("nunique") == 1, first)
@@ -103,16 +104,17 @@ def of_split(lines: pd.DataFrame, split: str | None) -> pd.DataFrame:
 
 
 def row_names(lines: pd.DataFrame) -> pd.Series:
-    """One name for all policies of a kind, whose folders differ by seed. Where two of them have a seed in
-    common, they are compared and keep the names of their folders."""
+    """nmg:FOLDER becomes nmg, as policies of several seeds lie in several folders; but where two policies
+    share a seed, they are to be compared, and keep their names."""
     kind = lines["row"].str.replace("^(nmg|sampled):[^,]*", r"\1", regex=True)
-    rows = lines.groupby([kind, "dataset", "lm", "seed"])["row"].transform("nunique")
-    return lines["row"].where(kind.isin(kind[rows > 1]), kind)
+    rows_of_a_seed = lines.groupby([kind, "dataset", "lm", "seed"])["row"].transform("nunique")
+    compared = kind.isin(kind[rows_of_a_seed > 1])
+    return lines["row"].where(compared, kind)
 
 
 def refuse_contradictions(lines: pd.DataFrame) -> None:
-    """Raises UserError if a row and seed was run again with other flags or scores. The same may be said
-    twice."""
+    """Raises UserError if two lines of a row and seed differ in their flags or scores; duplicates are
+    allowed."""
     firsts = {}
     for line in lines.to_dict("records"):
         first = firsts.setdefault((line["dataset"], line["lm"], line["row"], line["seed"]), line)

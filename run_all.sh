@@ -13,12 +13,12 @@
 #   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
 #                  are masked), sampled (tokens are drawn from the same policy), nmg-paper (the paper's form),
 #                  nmg-alone and nmg-fresh (the same without self-play, or continual adaptation: table 3);
-#                  flags for one row follow after commas: random,--p=0.3
+#                  ROW,--flag=value gives flags of pretrain.py to one row: random,--p=0.3
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
-#   JOBS=1         commands at once
+#   JOBS=1         commands at once; PYTHON=python runs them
 #   OUT            where everything goes
-#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; flags after
-#                  commas, and those that make a policy nmg-paper, -alone or -fresh, win over them
+#   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; the flags of a
+#                  row, and those that make a policy nmg-paper, -alone or -fresh, override them
 #
 # shellcheck disable=SC2016,SC2086       # names have no spaces
 set -e
@@ -49,7 +49,8 @@ mkdir -p $OUT/logs
     fail "$OUT/settings has other flags: choose another OUT, or remove $OUT"
 
 # ---------------------------------------------------------------- the commands
-# SCRIPT LMS DATASETS MASKERS: prints what is left to do for a table
+# SCRIPT LMS DATASETS MASKERS: prints the shell commands that are left to do for a table, one a line; `run`
+# runs them later
 table() {
     for lm in $2; do for data in $3; do for row in $4; do for seed in $SEEDS; do
         # A row is MASKER or MASKER,--flag=value,...
@@ -62,6 +63,7 @@ table() {
 
         # 1. Learn a policy. Rows and seeds that share it print the same command.
         number=$((10#$seed % POLICIES))         # 10#: 08 is a number, too
+        # sampled masks with the policy of nmg.
         policy=$OUT/policy-$place-${masker/sampled/nmg}-$number
         case $masker in
             nmg | sampled) learn="" ;;
@@ -73,7 +75,7 @@ table() {
         if [ "$policy" ]; then
             [ -e $policy/run.json ] || echo $PYTHON $here/train_nmg.py --dataset=$data --lm=$lm \
                 --seed=$number $NMG_FLAGS $learn --out=$policy
-            # nmg-paper becomes nmg:FOLDER
+            # The --masker of nmg and nmg-... is nmg:FOLDER, that of sampled is sampled:FOLDER.
             masker=${masker%%-*}:$policy
         fi
 

@@ -47,8 +47,9 @@ from pretrain import pretrain
 PLAYERS = ("random", "opponent", "learner")
 # Printed at the start of a run: what --paper chooses between.
 FORMS = {
-    False: "Exploring among policies: an episode adds a random policy to the learner's logits and subtracts "
-           "it from the opponent's; both agents move towards the policies that won and away from the others.",
+    False: "Exploring among policies: an episode adds a random direction to the learner's logits and "
+           "subtracts it from the opponent's; both agents move towards the policies that won and away from "
+           "the others.",
     True: "The paper's form: players explore token by token, and the loss has the ratio of the new "
           "and the old policy; it has learned nothing in any task tried so far."}
 
@@ -57,8 +58,8 @@ FORMS = {
 class PlayConfig(Columns):
     """The flags of a play (one player masks, an LM is trained, it is scored): the task, a sub-task of it, and
     the inner loop. Some files in tools/ have the same flags."""
-    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in nmg/toy.py. Where a comment has
-    # values for classification (cls) and question answering (qa), None becomes one of them: INNER_LOOP in
+    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in nmg/toy.py. None is filled in by
+    # open_task with the value for classification (cls) or question answering (qa): INNER_LOOP in
     # finetune_cls.py or finetune_qa.py, and Data.block_len for max_len.
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)

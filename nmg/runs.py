@@ -36,7 +36,7 @@ import fire
 import numpy as np
 from filelock import FileLock, Timeout
 
-# What the flags of the project must be. A flag of your own may have any value, also 0 or less than 0.
+# What the flags of the project must be. A flag of another name may have any value, also 0 or less than 0.
 SHARES = {"p", "p_end", "val_share", "dev_share"}   # above 0 and at most 1
 AT_LEAST_ZERO = {
     "dropout", "ft_lr", "lr", "mlm_lr", "noise", "rl_lr", "seed", "uniform_episodes", "weight_decay"}

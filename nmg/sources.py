@@ -54,8 +54,8 @@ class Columns:
 
 @contextlib.contextmanager
 def error_context(where: object) -> Iterator[SimpleNamespace]:
-    """`with error_context(where) as at:` turns what reading a file raises into one sentence that begins with
-    its place; a loop moves at.where from row to row."""
+    """`with error_context(where) as at:` raises the errors of reading a file again, as UserError that begins
+    with at.where; a loop over rows sets at.where to the place of each."""
     at = SimpleNamespace(where=where)
     try:
         yield at
@@ -131,13 +131,14 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict]]:
     with error_context(path) as at:
-        for at.where, line in lines(path):
+        for where, line in lines(path):
             if not line.strip():
                 continue
+            at.where = where
             row = json.loads(line.strip())
             # MRQA begins with a header.
             if [*row] != ["header"]:
-                yield at.where, row
+                yield where, row
 
 
 def read_json(path: Path) -> Iterator[tuple[str, dict]]:
@@ -248,8 +249,8 @@ READERS = {".json": read_json, ".jsonl": read_jsonl, ".csv": read_table,
 # A record is one text: {"text"}, {"text", "label"}, or {"text", "qas"} with a list of questions
 # {"id", "question", "answers": [{"text", "start" (characters)}]}, and "references" where predictions are to
 # be compared with other texts. A record without "label", or a question without answers, can be predicted.
-# "doc" numbers the documents: what is cut from train shares none with the rest. "article" is the same within
-# one file of questions: articles of two files are never the same.
+# "doc" is the number of its document, the same in all files; "article" is a number of one file of questions
+# only. What is cut from train shares no document with the rest.
 
 def read(path: Path, columns: Columns) -> Iterator[dict]:
     """The records of one file in any of the formats. Empty rows are skipped, with a count."""
@@ -263,10 +264,11 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
         if reader is read_lines:
             # Plain text has no columns.
             columns = Columns()
-        for at.where, row in reader(path):
+        for where, row in reader(path):
+            at.where = where
             record = record_of(row, columns)
             if record is None:
-                empty.append(at.where)
+                empty.append(where)
                 continue
             first = first or record
             if ("doc" in record) != ("doc" in first):
@@ -315,14 +317,15 @@ def missing_field(name: str, row: dict) -> ValueError:
 
 
 def is_question(row: dict, columns: Columns) -> bool:
-    """Whether a row asks about a text; not where its question is itself the text, or it has a label."""
-    is_text = columns.text == "question" or columns.label in row
-    return "question" in row and ("context" in row or "answers" in row) and not is_text
+    """Whether a row asks a question about a text. If it has a label, or if the question is itself the text,
+    the row is one for classification."""
+    is_classified = columns.text == "question" or columns.label in row
+    return "question" in row and ("context" in row or "answers" in row) and not is_classified
 
 
 def label_of(value: object) -> str | None:
-    """The name of a class: text, also of numbers and of true and false as JSON writes them; None where there
-    is none, such as for the NaN of pandas or for a list."""
+    """The name of a class. Numbers, true and false become text, as JSON writes them; what cannot be a label
+    (the NaN of pandas, a list) becomes None."""
     if isinstance(value, str):
         return value.strip() or None
     is_number = isinstance(value, int | float) and value == value
@@ -362,7 +365,7 @@ def qa_record(row: dict, columns: Columns) -> dict:
         asked = {"id": str(qa[name]), "question": nonempty(qa, "question")}
         answers = mrqa_answers(qa, text) if "detected_answers" in qa else squad_answers(qa)
         record["qas"].append(asked | answers)
-    # Not "doc", which would say that train and corpus number their documents alike (Data.joined).
+    # Not "doc", as these numbers mean something else in another file.
     if isinstance(row.get("article"), int):
         record["article"] = row["article"]
     elif row.get("title"):
@@ -400,8 +403,8 @@ def mrqa_answers(qa: dict, context: str) -> dict:
         for span in as_list(found["char_spans"]):
             first, last = span.values() if isinstance(span, dict) else span
             text = context[first:last + 1]
-            # MRQA found the answers up to case and punctuation. What does not stand there is told when its
-            # tokens are looked for.
+            # MRQA found the answers up to case and punctuation. Other differences are reported later, by
+            # check_answers in data_prep.py.
             if re.sub(r"\W", "", text.lower()) != re.sub(r"\W", "", found["text"].lower()):
                 text = found["text"]
             answers.append({"text": text, "start": first})
@@ -519,8 +522,8 @@ def find_source(name: str) -> Source:
 
 
 def hub_files(name: str) -> dict[str, list[Path]]:
-    """The files of a data set of the Hugging Face hub, which the library `datasets` downloads once. It runs
-    no code of strangers."""
+    """The files of a data set of the Hugging Face hub, which the library `datasets` downloads once. No remote
+    code is executed."""
     import datasets
     repo, _, configuration = name.removeprefix("hf:").partition(":")
     try:

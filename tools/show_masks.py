@@ -59,8 +59,9 @@ def choices(pieces: Pieces, masker: maskers.Masker, indices: np.ndarray, cfg: Co
 
 
 def most_masked(split: Split, texts: np.ndarray, masked: np.ndarray) -> list[tuple[int, float]]:
-    """Of the tokens that occur 10 times or more in some texts, the ten that are masked most beyond chance, in
-    standard deviations of a Poisson count, and the share of their occurrences that is. masked: (T,) bool"""
+    """Up to ten tokens that are masked more often than chance, each with the share of its occurrences that is
+    masked: those with the largest (masked - expected) / sqrt(expected) among the tokens that occur ten times
+    in some texts. masked: (T,) bool"""
     here = np.concatenate([np.arange(*split.token_start[i:i + 2]) for i in texts])
     size = split.special.vocabulary_size
     count = np.bincount(split.input_ids[here], minlength=size)
