@@ -131,7 +131,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     fields = set()
     for record in train:
         fields |= KIND_OF_FIELD.keys() & record.keys()
-    labels = sort_labels({record["label"] for record in train if record.get("label")})
+    labels = sort_labels({record["label"] for record in train if isinstance(record.get("label"), str)})
     if train and "label" not in fields and source.columns.label != Columns.label:
         raise UserError(f"--label={source.columns.label}: no row of train has this column")
     joined = "doc" in first and "doc" in next(iter(source.records("corpus")), {})
@@ -228,7 +228,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
             has_gold = has_gold or any("label" in record for record in chunk)
         if "qas" in fields:
             arrays |= question_arrays(chunk, arrays, encoder, folder, n, problems)
-            questions = itertools.chain(*(record.get("qas", []) for record in chunk))
+            questions = itertools.chain(*(record["qas"] for record in chunk))
             has_gold = has_gold or any(qa["answers"] for qa in questions)
         append(folder, arrays)
         n += len(chunk)
@@ -335,9 +335,11 @@ def label_id(record: dict, labels: list[str], problems: list[str]) -> int:
         return labels.index(label)
     # One is enough.
     if not problems:
-        reason = "there is no label"
-        if label is not None:
-            reason = f"the label {label!r} is not among those of train ({', '.join(labels)})"
+        reason = f"the label {label!r} is not among those of train ({', '.join(labels)})"
+        if label is None:
+            reason = "there is no label"
+        elif not isinstance(label, str):
+            reason = f"a label must be text, a number, or true or false, not {label!r}"
         problems.append(f"{reason}, in the row with the text {record['text'][:60]!r}; fix it or remove it")
     return -1
 
@@ -349,7 +351,7 @@ def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: 
     found = {"question_text": [], "answer": []}
     questions = []
     for i, record in enumerate(chunk):
-        for qa in record.get("qas", []):
+        for qa in record["qas"]:
             try:
                 check_answers(record["text"], qa)
                 answer = qa["answers"][0]
@@ -380,6 +382,10 @@ def check_answers(text: str, qa: dict) -> None:
                          "\"answer_start\"; questions without an answer, as in SQuAD 2, are not supported")
     for answer in qa["answers"]:
         begin = answer["start"]
+        if not isinstance(answer["text"], str) or not isinstance(begin, int):
+            raise ValueError(f"the field 'answers' of question {qa['id']!r} must hold \"text\" and "
+                             f"\"answer_start\" of each answer, a number without a point, not "
+                             f"{answer['text']!r} and {begin!r}; a csv file cannot hold them, but jsonl can")
         stands = text[begin:begin + len(answer["text"])]
         if begin < 0 or not stands.strip() or stands != answer["text"]:
             raise ValueError(f"the answer {answer['text'][:60]!r} of question {qa['id']!r} does not stand at "

@@ -75,9 +75,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
                         "choose another --out")
 
     # 3. fine-tune, and predict every example
-    if run.done:
-        results = runs.read_run(run.folder)
-    else:
+    if not run.done:
         started = time.time()
         model = task.finetune(lm, train, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size,
                               micro_batch=cfg.micro_batch, warmup=cfg.warmup,
@@ -94,16 +92,14 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
             save_lm(run.folder, model, tokenizer)
         seconds = {"pretrain": origin["seconds"], "train": trained - started,
                    "score": time.time() - trained}
-        results = {"scores": scores, "examples": len(lines), "seconds": seconds,
-                   "held_out_loss": origin["held_out_loss"]}
+        run.finish(scores=scores, examples=len(lines), seconds=seconds,
+                   held_out_loss=origin["held_out_loss"])
 
-    # 4. one line of results; run.json comes last, as it says that all of this is done
+    # 4. one line of results
     if not evaluated.split.has_gold:
         print(f"WARNING: {cfg.split} has no labels, so that nothing is scored (predictions: {run.folder})")
     elif runs.is_main_process():
-        add_result(Path(cfg.results), run, results, cfg.row)
-    if not run.done:
-        run.finish(**results)
+        add_result(Path(cfg.results), run, cfg.row)
 
 
 def print_shares(cfg: EvaluationConfig, train: Pieces, evaluated: Pieces) -> None:
@@ -191,18 +187,19 @@ def check_results(path: Path) -> None:
         raise UserError(f"--results={e}") from None
 
 
-def add_result(path: Path, run: Run, results: dict, row: str | None = None) -> None:
-    """Appends an evaluation to the file of results, unless a line with the same "config" is there.
+def add_result(path: Path, run: Run, row: str | None = None) -> None:
+    """Appends a finished evaluation to the results, unless a line with the same "config" is there.
 
-    results: its "scores", "examples", "seconds" and "held_out_loss"; row: what run_all.sh calls it"""
+    row: what run_all.sh calls it."""
     settings = run.settings
+    finished = runs.read_run(run.folder)
     pretraining = settings["pretraining"]
     line = {"dataset": settings["dataset"], "lm": pretraining["lm"], "masker": pretraining["masker"],
             "row": row, "seed": settings["seed"], "split": settings["split"],
-            "examples": results["examples"], "metrics": list(results["scores"]), **results["scores"],
-            "held_out_loss": results["held_out_loss"], "seconds": results["seconds"],
+            "examples": finished["examples"], "metrics": list(finished["scores"]), **finished["scores"],
+            "held_out_loss": finished["held_out_loss"], "seconds": finished["seconds"],
             "predictions": str(run.folder / "predictions.jsonl"), "config": settings,
-            "versions": results.get("versions") or runs.versions()}
+            "versions": finished["versions"]}
     with runs.locked(path):
         before = runs.read_rows(path)
         if any(other.get("config") == line["config"] for other in before):

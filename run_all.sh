@@ -30,12 +30,12 @@ fail() {
 
 # ---------------------------------------------------------------- defaults and checks
 if [ "$QUICK" ]; then
-    [ "$QA$CLS" ] || QA=toyqa CLS=toycls
+    [ "${QA+set}${CLS+set}" ] || QA=toyqa CLS=toycls
     LMS=${LMS:-tiny} JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
     # With so few validation examples accuracies often tie, and a tie rewards nothing.
     NMG_FLAGS=${NMG_FLAGS:-"--episodes=2 --metric=likelihood"}
 fi
-[ "$QA$CLS" ] || QA="squad emrqa newsqa" CLS="chemprot imdb"
+[ "${QA+set}${CLS+set}" ] || QA="squad emrqa newsqa" CLS="chemprot imdb"
 SEEDS=${SEEDS:-0 1 2} POLICIES=${POLICIES:-3} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
 
 [[ -z $* || $* = --list ]] || fail "$*: give --list or nothing; all else are environment variables"
@@ -59,7 +59,10 @@ table() {
         # Names of folders keep whole paths, with - for /, as x/data and y/data are two data sets.
         place=${data//[\/,:]/-}-${lm//[\/,:]/-}
         name=$place-${row//[\/,:]/-}-$seed
-        [ ! -e $OUT/score-$name/run.json ] || continue
+        # Finished are those that have also added their line of results.
+        if [ -e $OUT/score-$name/run.json ] && grep -qsF "score-$name/" $OUT/results.jsonl; then
+            continue
+        fi
 
         # 1. Learn a policy. Rows and seeds that share it print the same command.
         number=$((10#$seed % POLICIES))         # 10#: 08 is a number, too
@@ -105,12 +108,14 @@ commands=$(
     table finetune_cls.py "${LMS:-bert-base-uncased}" "$CLS" "${MASKERS:-$all}"
     [ "$MASKERS" ] || table finetune_qa.py "${LMS:-distilbert-base-uncased}" "${QA##* }" "nmg-alone nmg-fresh"
 )
-# WORD: prints the commands that have it, each once
-left() { grep -e $1 <<< "$commands" | awk '!seen[$0]++'; }
+# What tells the commands that learn a policy from those of a row.
+learns="/train_nmg.py --dataset=" scores=" --row="
+# LEARNS or SCORES: prints these commands, each once
+left() { grep -e "$1" <<< "$commands" | awk '!seen[$0]++'; }
 
 if [ "$1" ]; then
-    left train_nmg.py
-    left --row=
+    left "$learns"
+    left "$scores"
     exit
 fi
 
@@ -130,11 +135,11 @@ run() {
         eval "$1" >> $log 2>&1 ||
             echo "FAILED ($?): $log: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2' "$0"
 }
-echo "$(left train_nmg.py | wc -l) policies and $(left --row= | wc -l) rows are left"
+echo "$(left "$learns" | wc -l) policies and $(left "$scores" | wc -l) rows are left"
 rm -f $OUT/logs/failed
 # Policies first, as rows mask with them.
-left train_nmg.py | run
-left --row= | run
+left "$learns" | run
+left "$scores" | run
 $PYTHON $here/report.py --results=$OUT/results.jsonl || echo "FAILED: report.py" >> $OUT/logs/failed
 # Printed last, where one looks first: the warnings in the logs with counts, and what failed.
 grep -hs "^WARNING" $OUT/logs/*.log | sort | uniq -c >&2

@@ -37,7 +37,7 @@ SPLIT_NAMES |= {"val": "dev", "valid": "dev", "validation": "dev", "eval": "dev"
 # A line of CoNLL: one or more columns, and a tag such as O or B-PER.
 CONLL = re.compile(r"\S.*\s(O|[BIESLUM]-[A-Za-z]\S*)")
 # One file of several, as in train-00000-of-00002.parquet or train-00000-of-00002-1a2b3c4d.parquet.
-SHARD = re.compile(r"-\d+-of-(\d+)[-.]")
+SHARD = re.compile(r"-(\d+)-of-(\d+)[-.]")
 
 
 @dataclass
@@ -83,7 +83,8 @@ def reader_of(path: Path) -> Callable[[Path], Iterator[tuple[str, dict]]]:
     reader = READERS.get(suffix_of(path), read_lines)
     if reader is read_lines:
         first = next((line for _, line in lines(path) if line.strip()), "")
-        if re.match(r'\s*\{\s*"', first):
+        # An opening brace, and then a quote, the closing brace, or the end of the line.
+        if re.match(r'\s*\{\s*(["}]|$)', first):
             return read_jsonl
     return reader
 
@@ -116,12 +117,15 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
                 raise ValueError(f"the name {name!r} appears {count} times; rename all but one")
         at.where = f"{path}:2"
         for cells in table:
+            if cells:
+                # The second of two files that were joined may begin with a byte order mark.
+                cells[0] = cells[0].lstrip("\ufeff")
             if len(cells) > len(header):
                 raise ValueError("more cells than columns; put cells that hold a separator in double quotes")
             if delimiter == "\t" and any("\n" in cell for cell in cells):
                 raise ValueError("a quoted cell runs over several lines; double quotes that are plain "
                                  "characters, or use jsonl")
-            if cells == header:
+            if cells and set(cells) == set(header):
                 raise ValueError("the header is repeated here; remove this line (were two files joined?)")
             if cells:
                 yield at.where, dict(zip(header, cells, strict=False))
@@ -271,8 +275,9 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
                 empty.append(where)
                 continue
             first = first or record
-            if ("doc" in record) != ("doc" in first):
-                raise ValueError(f"its fields are {', '.join(record)}, but before it {', '.join(first)}")
+            for name in ("doc", "qas"):
+                if (name in record) != (name in first):
+                    raise ValueError(f"its fields are {', '.join(record)}, but before it {', '.join(first)}")
             # Rows with one question each, about the same text, are one record.
             if last and "qas" in record and "qas" not in row and record["text"] == last["text"]:
                 last["qas"] += record["qas"]
@@ -297,8 +302,7 @@ def record_of(row: dict, columns: Columns) -> dict | None:
         raise missing_field(columns.text, row)
     else:
         label = label_of(row.get(columns.label))
-        # An empty row has neither a text nor a label.
-        if label is None and not str(row[columns.text] or "").strip():
+        if label is None and is_missing(row[columns.text]) and is_missing(row.get(columns.doc)):
             return None
         record = {"text": nonempty(row, columns.text)}
         if label is not None:
@@ -323,13 +327,20 @@ def is_question(row: dict, columns: Columns) -> bool:
     return "question" in row and ("context" in row or "answers" in row) and not is_classified
 
 
-def label_of(value: object) -> str | None:
-    """The name of a class. Numbers, true and false become text, as JSON writes them; what cannot be a label
-    (the NaN of pandas, a list) becomes None."""
+def label_of(value: object) -> object:
+    """The name of a class. Numbers, true and false become text, as JSON writes them; what cannot be a label,
+    such as a list, stays as it is. None if there is none."""
     if isinstance(value, str):
         return value.strip() or None
-    is_number = isinstance(value, int | float) and value == value
-    return json.dumps(value) if is_number else None
+    if is_missing(value):
+        return None
+    return json.dumps(value) if isinstance(value, int | float) else value
+
+
+def is_missing(value: object) -> bool:
+    """Whether a cell is empty: None, the NaN of pandas, or blank text."""
+    is_blank = isinstance(value, str) and not value.strip()
+    return value is None or value != value or is_blank
 
 
 def nonempty(row: dict, name: str) -> str:
@@ -341,15 +352,18 @@ def nonempty(row: dict, name: str) -> str:
 
 def doc_number(value: object, column: str) -> int:
     """The number of a document, from 0; a name becomes its checksum, the same one in every file."""
+    if isinstance(value, str) and value.strip():
+        name = value.strip()
+        value = zlib.crc32(name.encode()) >> 1
+        if name.isdecimal() and int(name) < 2**31:
+            value = int(name)
     if isinstance(value, float) and value.is_integer():
         # As pandas stores numbers where one is missing.
         value = int(value)
-    name = "" if value is None else str(value).strip()
-    if not name:
-        raise ValueError(f"the field {column!r} must be a number or a name, not {value!r}")
-    if name.isdecimal() and int(name) < 2**31:
-        return int(name)
-    return zlib.crc32(name.encode()) >> 1
+    if not isinstance(value, int) or not 0 <= value < 2**31:
+        raise ValueError(f"the field {column!r} must be a number from 0 to {2**31 - 1}, or a name, "
+                         f"not {value!r}")
+    return value
 
 
 def qa_record(row: dict, columns: Columns) -> dict:
@@ -374,12 +388,14 @@ def qa_record(row: dict, columns: Columns) -> dict:
 
 
 def squad_answers(qa: dict) -> dict:
-    """The answers of a question: a list of objects, or an object of lists, as the hub has it; none where
-    there is no such field, or where it does not say where they begin."""
+    """The answers of a question: a list of objects, or an object of lists, as the hub has it; none if there
+    is no such field. check_answers in data_prep.py says whether they can be used."""
     answers = []
-    for found in as_list(qa.get("answers") or []):
-        if isinstance(found, dict) and isinstance(found.get("answer_start"), int):
-            answers.append({"text": found["text"], "start": found["answer_start"]})
+    given = qa.get("answers") or []
+    for found in [given] if isinstance(given, str) else as_list(given):
+        if not isinstance(found, dict):
+            found = {"text": found}
+        answers.append({"text": found.get("text"), "start": found.get("answer_start")})
     return {"answers": answers}
 
 
@@ -396,7 +412,7 @@ def as_list(value: object) -> list:
 def mrqa_answers(qa: dict, context: str) -> dict:
     """The answers of a question of MRQA, where the last character of an answer belongs to its span."""
     references = qa["answers"]
-    if not isinstance(references, list):
+    if not isinstance(references, list) or not all(isinstance(answer, str) for answer in references):
         raise ValueError(f"the field 'answers' must be a list of texts, not {references!r}")
     answers = []
     for found in as_list(qa["detected_answers"]):
@@ -460,7 +476,8 @@ def make_once(path: Path, make: Callable[[Path], object]) -> None:
     torchrun starts, while the others wait."""
     with error_context(f"NMG_CACHE={CACHE}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock"):
+        lock = FileLock(f"{path}.lock").acquire()
+    with lock:
         if not path.exists():
             with runs.atomic_write(path) as partial:
                 make(partial)
@@ -510,15 +527,16 @@ def find_source(name: str) -> Source:
     if name.startswith("hf:"):
         return Source(hub_files(name), cut={"dev": 0.1})
     path = Path(name)
-    if path.is_dir():
-        return Source(find_splits(path), cut={"dev": 0.1})
-    if not path.is_file():
-        raise UserError(f"--dataset={name}: no such file or folder, nor a known name"
-                        f"{runs.nearest(name, DATASETS)}")
-    check_shards(name, [path])
-    if reader_of(path) is read_lines:
-        return Source({"corpus": [path]})
-    return Source({"train": [path]}, cut={"dev": 0.1})
+    with error_context(f"--dataset={name}"):
+        if path.is_dir():
+            return Source(find_splits(path), cut={"dev": 0.1})
+        if not path.is_file():
+            raise UserError(f"--dataset={name}: no such file or folder, nor a known name"
+                            f"{runs.nearest(name, DATASETS)}")
+        check_shards(name, [path])
+        if reader_of(path) is read_lines:
+            return Source({"corpus": [path]})
+        return Source({"train": [path]}, cut={"dev": 0.1})
 
 
 def hub_files(name: str) -> dict[str, list[Path]]:
@@ -526,6 +544,8 @@ def hub_files(name: str) -> dict[str, list[Path]]:
     code is executed."""
     import datasets
     repo, _, configuration = name.removeprefix("hf:").partition(":")
+    if not repo:
+        raise UserError(f"--dataset={name}: which one? hf:OWNER/NAME, or hf:OWNER/NAME:CONFIGURATION")
     try:
         found = datasets.load_dataset(repo, configuration or None)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as e:
@@ -591,7 +611,11 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
 def check_shards(where: str | Path, files: list[Path]) -> None:
     """Raises UserError if files are shards of one, such as train-00000-of-00002.parquet, and not all of
     them."""
-    shard = SHARD.search(files[0].name)
-    if shard and int(shard[1]) != len(files):
-        raise UserError(f"{where}: {files[0].name} is one of {int(shard[1])} files, but here are "
-                        f"{len(files)}; all of them are needed, in one folder, and no others")
+    shards = [SHARD.search(file.name) for file in files]
+    if not all(shards):
+        return
+    found = sorted((int(shard[1]), int(shard[2])) for shard in shards)
+    if found != [(i, len(files)) for i in range(len(files))]:
+        _, total = found[0]
+        raise UserError(f"{where}: {files[0].name} is one of {total} files, but here are {len(files)}; all "
+                        "of them are needed, each once, in one folder, and no others")

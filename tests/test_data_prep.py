@@ -146,6 +146,10 @@ def test_shards_are_read_in_order_and_all_of_them(tmp_path, tok):
     (tmp_path / "train-00001-of-00003-1a2b3c4d.parquet").unlink()
     with pytest.raises(UserError, match=r"train-00000-of-00003-.* is one of 3 files, but here are 2"):
         load(str(tmp_path), tok)
+    # Three files, but the first of them twice.
+    class_labels([0]).to_csv(tmp_path / "train-00000-of-00003.csv")
+    with pytest.raises(UserError, match="one of 3 files, but here are 3; all of them are needed, each once"):
+        load(str(tmp_path), tok)
 
 
 def test_a_source_of_files_and_records_is_prepared_again_when_either_changes(tmp_path, tok, monkeypatch):
@@ -216,6 +220,8 @@ def test_a_name_of_the_hub(tmp_path, tok, monkeypatch):
         raise ValueError("Config name is missing.\nPlease pick one")
 
     monkeypatch.setattr(datasets, "load_dataset", nothing)
+    with pytest.raises(UserError, match="hf:: which one"):
+        load("hf:", tok)
     with pytest.raises(UserError, match=r"hf:o/n: cannot be loaded \(Config name is missing\. Please pick"):
         load("hf:o/n", tok)
 
@@ -1105,14 +1111,26 @@ BAD = [
      "text.jsonl:1: the field 'answers' must be a list of texts, not 'b'"),
     ("object.jsonl", mrqa(char_spans=[[2, 2]]).replace('"answers": ["b"]', '"answers": {"text": ["b"]}'),
      "must be a list of texts, not {'text': ['b']}"),
-    ("flat.jsonl", jsonl(FLAT | {"answers": ["cat"]}), """must hold "text" and "answer_start"; questions"""),
+    ("flat.jsonl", jsonl(FLAT | {"answers": ["cat"]}), """must hold "text" and "answer_start" of each"""),
     ("flat.csv", "id,context,question,answers\n1,a cat,who?,{'text': ['cat']}\n",
-     """question '1' has no answer: its field 'answers' must hold "text" and "answer_start"; questions"""),
+     "flat.csv, train: the field 'answers' of question '1' must hold"),
+    ("year.jsonl", jsonl(FLAT | {"answers": {"text": [1987], "answer_start": [4]}}), "not 1987 and 4; a csv"),
     ("answer.csv", "id,context,question,answer\n1,a cat,who?,cat\n",
      """question '1' has no answer: its field 'answers' must hold "text" and "answer_start"; questions"""),
-    ("start.jsonl", jsonl(FLAT | {"answers": FOUND | {"answer_start": "4"}}), "question '7' has no answer"),
+    ("start.jsonl", jsonl(FLAT | {"answers": FOUND | {"answer_start": "4"}}), "of question '7' must hold"),
+    ("point.jsonl", jsonl(FLAT | {"answers": FOUND | {"answer_start": 4.0}}), "not 'cat' and 4.0; a csv"),
+    ("null.jsonl", mrqa(char_spans=[[2, 2]]).replace('"answers": ["b"]', '"answers": [null]'),
+     "null.jsonl:1: the field 'answers' must be a list of texts, not [None]"),
     ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: the name 'text' appears 2 times; rename"),
     ("header.csv", "text,label\na,x\ntext,label\nb,y\n", "header.csv:3: the header is repeated here"),
+    ("bom.csv", "text,label\na,x\n\ufefftext,label\nb,y\n", "bom.csv:3: the header is repeated here"),
+    ("header.tsv", "text\tlabel\na\tx\nlabel\ttext\n", "header.tsv:3: the header is repeated here"),
+    ("empty.tsv", "\n\n\n", "empty.tsv, train: there is no text in it"),
+    ("kinds.jsonl", mrqa(char_spans=[[2, 2]]) + jsonl({"text": "a"}), "its fields are text, but before it"),
+    ("pretty.txt", json.dumps([GOOD], indent=1)[1:-1], "pretty.txt:2: Expecting property name"),
+    ("list.jsonl", jsonl(GOOD | {"label": ["x"]}), "a label must be text, a number, or true or false, not"),
+    ("zero.jsonl", jsonl({"text": 0}), "zero.jsonl:1: the field 'text' must be text and not empty, not 0"),
+    ("doc.jsonl", jsonl(GOOD | {"doc": -1}), "doc.jsonl:1: the field 'doc' must be a number from 0"),
     ("space.jsonl", jsonl(GOOD, GOOD | {"label": "a\u200b"}), r"the labels 'a' and 'a\u200b' look alike"),
     ("accent.jsonl", jsonl(*[GOOD | {"label": label} for label in ("\xe9", "e\u0301")]), "look alike"),
     ("pointer.csv", "version https://git-lfs.github.com/spec/v1\n", "pointer.csv: is not the data, but a"),
@@ -1164,22 +1182,25 @@ def test_files_that_cannot_be_opened_are_one_sentence(tmp_path, tok, monkeypatch
     cases = [
         (tmp_path / "a", "no file named train, dev, test or corpus"),
         (tmp_path / "b", f"No such file or directory: '{tmp_path}/b/train.jsonl'"),
-        ("mine", f"No such file or directory: '{tmp_path}/mine.csv'")]
+        ("mine", f"No such file or directory: '{tmp_path}/mine.csv'"),
+        ("x" * 300, "File name too long")]
     for name, said in cases:
         with pytest.raises(UserError, match=re.escape(said)):
             load(str(name), tok)
 
 
-@pytest.mark.parametrize("name", ["d.csv", "d.txt"])
+@pytest.mark.parametrize("name", ["d.csv", "d.txt", "folder"])
 def test_what_one_may_not_read(name, tmp_path, tok, monkeypatch):
     """Also for root, who may read all: what opens files is replaced."""
     (tmp_path / "d.csv").write_text("text,label\na,b\n")
     (tmp_path / "d.txt").write_text("a\n")
+    (tmp_path / "folder").mkdir()
 
     def denied(path, *_, **__):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("builtins.open", denied)
+    monkeypatch.setattr("pathlib.Path.iterdir", denied)
     with pytest.raises(UserError, match=f"{name}: .*Permission denied: '{tmp_path / name}'"):
         load(str(tmp_path / name), tok)
 

@@ -871,7 +871,7 @@ def finished_run(folder, seed=0):
 def test_a_line_of_results(tmp_path, capsys):
     run = finished_run(tmp_path / "o")
     capsys.readouterr()
-    finetune.add_result(tmp_path / "results.jsonl", run, runs.read_run(run.folder))
+    finetune.add_result(tmp_path / "results.jsonl", run)
     row = json.loads((tmp_path / "results.jsonl").read_text())
     versions = row.pop("versions")
     assert "torch" in versions
@@ -889,32 +889,15 @@ def test_the_same_result_twice_is_one_line(tmp_path):
     results = tmp_path / "results.jsonl"
     one, two = finished_run(tmp_path / "one", seed=1), finished_run(tmp_path / "two", seed=2)
     for run in (one, two, one, two):
-        finetune.add_result(results, run, runs.read_run(run.folder))
+        finetune.add_result(results, run)
     assert [line["seed"] for line in runs.read_rows(results)] == [1, 2]
-
-
-def test_where_run_json_is_the_line_of_results_is_there(cls_folder, lm_folder, tmp_path, monkeypatch):
-    """Stopped in between, a run is done again, and its line stays one: run_all.sh looks at run.json only."""
-    flags = [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=32", "--epochs=1", "--out=o"]
-    finish = Run.finish
-
-    def stop(run, **results):
-        raise UserError("stopped")
-
-    monkeypatch.setattr(Run, "finish", stop)
-    assert call("finetune_cls.py", *flags, cwd=tmp_path).returncode == 2
-    lines = (tmp_path / "results.jsonl").read_text()
-    assert lines.count("\n") == 1 and not (tmp_path / "o/run.json").exists()
-    monkeypatch.setattr(Run, "finish", finish)
-    assert call("finetune_cls.py", *flags, cwd=tmp_path).returncode == 0
-    assert (tmp_path / "results.jsonl").read_text() == lines and (tmp_path / "o/run.json").exists()
 
 
 def test_nothing_is_glued_to_a_line_without_newline(tmp_path):
     results = tmp_path / "results.jsonl"
     results.write_text('{"seed": 7}')
     run = finished_run(tmp_path / "o")
-    finetune.add_result(results, run, runs.read_run(run.folder))
+    finetune.add_result(results, run)
     assert [line["seed"] for line in runs.read_rows(results)] == [7, 0]
     assert results.read_text().startswith('{"seed": 7}\n{')
     assert results.read_text().endswith("}\n")
@@ -983,7 +966,7 @@ def test_two_names_of_a_results_file_are_one(tmp_path):
     finetune.check_results(tmp_path / "link")
     for seed, name in enumerate(["link", "all/results.jsonl", "link"]):
         run = finished_run(tmp_path / f"o-{seed}", seed=seed)
-        finetune.add_result(tmp_path / name, run, runs.read_run(run.folder))
+        finetune.add_result(tmp_path / name, run)
     assert (tmp_path / "link").is_symlink()
     assert [line["seed"] for line in runs.read_rows(tmp_path / "all/results.jsonl")] == [0, 1, 2]
     with runs.locked(tmp_path / "link"), pytest.raises(Timeout):

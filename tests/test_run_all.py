@@ -69,6 +69,9 @@ def test_every_row_of_the_papers_tables():
     ({"QA": "some/folder", "CLS": "", "LMS": "x", "MASKERS": "none", "SEEDS": "0"}, 1),
     ({"CLS": "my.csv", "LMS": "x", "MASKERS": "random tfidf random,--p=0.3 sampled", "SEEDS": "0 1"}, 10),
     ({"CLS": "my.csv", "LMS": "x", "MASKERS": "sampled nmg", "SEEDS": "0"}, 1 + 2),
+    ({"QA": "", "CLS": ""}, 0),
+    # A file that is called like a script of ours is not one.
+    ({"CLS": "x/train_nmg.py", "LMS": "x", "MASKERS": "none ../train_nmg.py:f", "SEEDS": "0"}, 2),
 ])
 def test_subsets(env, count):
     assert len(listed(**env)) == count
@@ -215,6 +218,8 @@ def finish(command):
     folder = Path(command.rpartition("--out=")[2])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text("{}")
+    with open(folder.parent / "results.jsonl", "a") as f:
+        f.write(json.dumps({"predictions": f"{folder}/predictions.jsonl"}) + "\n")
     return folder
 
 
@@ -275,6 +280,8 @@ command="$*"
 out=${command##*--out=}
 mkdir -p $out
 echo "{}" > $out/run.json
+results=${command##*--results=}
+[[ $command != *--results=* ]] || echo "{\\"predictions\\": \\"$out/x\\"}" >> ${results%% *}
 """
 
 
@@ -318,7 +325,9 @@ def test_the_finished_is_skipped_and_the_unfinished_is_run_again(stub, tmp_path)
 
     assert ran() == ["train_nmg.py", "finetune_cls.py", "pretrain.py", "finetune_cls.py"]
     assert ran() == []
-    # As a row leaves it that was killed while it was fine-tuned.
+    # As a row leaves it that was killed before it wrote its line, and then while it was fine-tuned.
+    (tmp_path / "out/results.jsonl").unlink()
+    assert ran() == ["finetune_cls.py", "pretrain.py", "finetune_cls.py"]
     (tmp_path / "out/score-good-x-nmg-0/run.json").rename(tmp_path / "out/score-good-x-nmg-0/started.json")
     assert ran() == ["pretrain.py", "finetune_cls.py"]
     assert ran(SEEDS="0 1", MASKERS="none") == ["finetune_cls.py"]
@@ -359,8 +368,10 @@ def test_what_logs_warn_of_is_counted_at_the_end(stub, tmp_path):
 def test_a_report_that_fails_is_told_by_the_exit_code(stub, tmp_path):
     """And it does not hide what failed before it."""
     asked = stub | {"CLS": "bad good", "MASKERS": "none", "REAL_PYTHON": sys.executable}
+    empty = run_all(**asked | {"CLS": ""})
+    assert empty.returncode == 1 and "results.jsonl: no such file" in empty.stderr
     result = run_all(**asked)
-    assert result.returncode == 1 and "results.jsonl: no such file" in result.stderr
+    assert result.returncode == 1 and "results.jsonl:1: not a line of results" in result.stderr
     row, report = result.stderr.splitlines()[-2:]
     assert row.endswith("score-bad-x-none-0.log: wrong") and report == "FAILED: report.py"
     # Nothing else fails.

@@ -48,9 +48,13 @@ def main(cfg: Config) -> None:
     data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model)
     chosen = {name: maskers.find(name) for name in cfg.maskers.split(",")}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
-    # What all lines of a log have in common.
+    # What all lines of a log have in common. Paths are cut to their names, so that a log may move; an LM of
+    # the hub, which has no checksum of weights here, keeps its full name.
     settings = runs.settings_of(cfg, ("log", "maskers", "seeds", "seed"), data=data.checksum,
                                 weights=weights_of(cfg.lm))
+    settings["dataset"] = Path(cfg.dataset).name
+    if settings["weights"]:
+        settings["lm"] = Path(cfg.lm).name
     log = Path(cfg.log)
     files = {name: maskers.checksum_of(name) for name in chosen}
     # Several of these commands may share a log. What fails here would else fail after a play.
@@ -81,7 +85,7 @@ def main(cfg: Config) -> None:
                 # In hundredths of a nat, beside points.
                 if "likelihood" in scores:
                     scores["likelihood"] *= 100
-                line = {"dataset": cfg.dataset, "lm": cfg.lm, "masker": name, "row": name,
+                line = {"dataset": settings["dataset"], "lm": settings["lm"], "masker": name, "row": name,
                         "seed": seed, "split": "val", "metrics": list(scores), **scores,
                         "seconds": {"play": time.time() - started}, "file": files[name], "config": settings,
                         "commit": runs.commit()}
