@@ -43,8 +43,7 @@ AT_LEAST_ZERO = {
 AT_LEAST_ONE = {
     "batch_size", "contexts", "docs", "epochs", "episodes", "eval_every", "examples", "ft_epochs",
     "ft_max_len", "labelled", "max_answer", "max_len", "max_steps", "micro_batch", "minibatch",
-    "mlm_epochs", "repeats", "replay_size", "save_every", "seeds", "updates_per_episode",
-    "validation"}
+    "mlm_epochs", "replay_size", "save_every", "seeds", "updates_per_episode", "validation"}
 # The beginning of a file that git has not fetched.
 LFS_POINTER = b"version https://git-lfs"
 # What errors of a full disk say, whoever raises them.

@@ -1,4 +1,4 @@
-"""The tools: what the page of masks shows, what the benchmark times, and the comparison in the toy world."""
+"""The tools: what the page of masks shows, and the comparison in the toy world."""
 import json
 import re
 import sys
@@ -18,12 +18,10 @@ from scipy import stats
 import data_prep
 import maskers
 import pretrain
-import train_nmg
 from nmg import models, runs, toy
 from nmg.data import Pieces, blocks
 from nmg.policies import Policy
-from nmg.runs import UserError
-from tools import bench, show_masks, toy_compare
+from tools import show_masks, toy_compare
 
 PNG = b"\x89PNG"
 
@@ -294,148 +292,6 @@ def test_parts_of_speech_of_real_text(tmp_path):
     assert float(shares["punct"]["PUNCT"]) > 75
     assert float(shares["random"]["PUNCT"]) == pytest.approx(float(shares["in the text"]["PUNCT"]), abs=10)
     assert {"NOUN", "PROPN"} <= set(shares["entity"])
-
-
-# ---------------------------------------------------------------- bench
-
-SMALL = {"contexts": 8, "examples": 16, "validation": 16}
-
-
-@pytest.fixture
-def steady_lm(tmp_path):
-    """A BERT without dropout, so that two ways of training it can be compared."""
-    tokenizer = fast_tokenizer("wordpiece")
-    random_lm("bert", len(tokenizer)).save_pretrained(tmp_path / "steady")
-    tokenizer.save_pretrained(tmp_path / "steady")
-    return str(tmp_path / "steady")
-
-
-@pytest.fixture
-def asked_folder(tmp_path):
-    """Questions about 24 texts, each a document of its own, of one or several windows."""
-    contexts = [f"The {i}. cat " + "sat on the mat and purred into pieces " * (1 + i % 4) for i in range(24)]
-    answers = [["cat", "purred", "into pieces"][i % 3] for i in range(24)]
-    [paragraphs, _] = [article["paragraphs"] for article in squad(contexts, answers)["data"]]
-    articles = [{"title": "t", "paragraphs": [paragraph]} for paragraph in paragraphs]
-    (tmp_path / "asked").mkdir()
-    (tmp_path / "asked" / "train.json").write_text(json.dumps({"data": articles}))
-    return tmp_path / "asked"
-
-
-def moved(model: torch.nn.Module, start: torch.nn.Module) -> torch.Tensor:
-    """How far training moved the encoder, but for the biases of keys, whose gradients are rounding errors."""
-    after = model.base_model.state_dict()
-    steps = []
-    for name, before in start.base_model.state_dict().items():
-        if not name.endswith("key.bias"):
-            steps.append((after[name] - before).flatten())
-    return torch.cat(steps)
-
-
-@pytest.mark.parametrize("folder", ["cls_folder", "asked_folder"])
-def test_padding_costs_time_and_changes_nothing(folder, steady_lm, request, monkeypatch):
-    """Both MLM losses and padded batches train the same LM and classifier, on the plain path."""
-    dataset = str(request.getfixturevalue(folder))
-    cfg = bench.Config(dataset=dataset, lm=steady_lm, fast=False, **SMALL)
-    lm, task, subtask = bench.open_subtask(cfg)
-    _, adapted, model, _ = bench.play(cfg, lm, task, subtask)
-
-    lengths = set()
-    forward = torch.nn.Embedding.forward
-
-    def spy(module, ids):
-        lengths.add(ids.shape[-1])
-        return forward(module, ids)
-
-    with monkeypatch.context() as patch, bench.padded(cfg, task):
-        patch.setattr(torch.nn.Embedding, "forward", spy)
-        _, padded_adapted, padded_model, padded_scores = bench.play(cfg, lm, task, subtask)
-    assert lengths == {cfg.max_len} == {cfg.ft_max_len}
-    expected = moved(adapted, lm)
-    assert (moved(padded_adapted, lm) - expected).norm() < 1e-3 * expected.norm()
-    # The softmax over the start and the end of an answer runs over padding, too, as usual.
-    if folder == "cls_folder":
-        expected = moved(model, lm)
-        assert (moved(padded_model, lm) - expected).norm() < 1e-3 * expected.norm()
-    scores = [line["likelihood"] for line in padded_scores]
-    again = [line["likelihood"] for line in task.predictions(padded_model, subtask.val)]
-    np.testing.assert_allclose(scores, again, atol=1e-5)
-
-
-def test_the_mlm_loss_on_every_position_is_the_same_loss(steady_lm, cls_folder):
-    lm, _, subtask = bench.open_subtask(bench.Config(dataset=str(cls_folder), lm=steady_lm, **SMALL))
-    pieces = subtask.contexts
-    every = np.arange(len(pieces))
-    tensors = pretrain.mlm_tensors(*pretrain.mask_batch(pieces, maskers.random, 0.3, 0, 0, every))
-    expected = pretrain.mlm_loss(lm, tensors)
-    torch.testing.assert_close(bench.mlm_loss_everywhere(lm, tensors), expected)
-
-
-def test_sub_tasks_are_those_of_train_nmg(lm_folder, cls_folder, monkeypatch, tmp_path):
-    flags = {"dataset": str(cls_folder), "lm": str(lm_folder), **SMALL}
-    drawn = []
-
-    def stop_here(lm, subtask, *_):
-        drawn.append(subtask)
-        raise UserError("enough")
-
-    monkeypatch.setattr(train_nmg, "inner_loop", stop_here)
-    for seed in (0, 1):
-        with pytest.raises(UserError, match="enough"):
-            train_nmg.main(train_nmg.Config(**flags, seed=seed, out=str(tmp_path / f"{seed}")))
-        _, _, subtask = bench.open_subtask(bench.Config(**flags, seed=seed))
-        for part in ("contexts", "train", "val"):
-            ours, theirs = getattr(subtask, part), getattr(drawn[seed], part)
-            np.testing.assert_array_equal(ours.text_ids, theirs.text_ids)
-            np.testing.assert_array_equal(ours.end, theirs.end)
-    assert drawn[0].contexts.text_ids.tolist() != drawn[1].contexts.text_ids.tolist()
-
-
-def test_repeats_differ_in_their_seeds_and_ours_alone_is_fast(lm_folder, cls_folder, monkeypatch):
-    seen = []
-
-    def nothing(cfg, lm, task, subtask):
-        seen.append((cfg.seed, cfg.fast))
-        yield from [None] * 4
-
-    monkeypatch.setattr(bench, "play", nothing)
-    cfg = bench.Config(dataset=str(cls_folder), lm=str(lm_folder), seed=5, **SMALL)
-    for side in bench.SIDES:
-        for repeat in (0, 1):
-            assert len(bench.measure(side, cfg, repeat)) == len(bench.STAGES)
-    assert seen == [(5, True), (6, True), (5, False), (6, False)]
-
-
-@pytest.mark.slow
-def test_bench_prints_its_tables(tmp_path):
-    flags = [f"--{name}={value}" for name, value in SMALL.items()]
-    result = call("tools/bench.py", *flags, "--repeats=2", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    cells = {}
-    for line in result.stdout.splitlines():
-        if line.startswith("| "):
-            first, *rest = line.strip("| ").split(" | ")
-            cells[first] = rest
-    for i, side in enumerate(bench.SIDES):
-        plays = re.findall(rf"repeat \d, {side}: a play of ([\d.]+) s", result.stdout)
-        assert len(plays) == 2
-        # An episode is three plays; they are printed to a tenth of a second.
-        episode = float(cells["episode"][i].split()[0])
-        assert episode == pytest.approx(3 * np.median([float(play) for play in plays]), abs=0.2)
-    for stage in (*bench.STAGES, "episode"):
-        median, least, most = map(float, re.findall(r"[\d.]+", cells[stage][2]))
-        assert least <= median <= most
-
-
-@pytest.mark.parametrize(("flags", "said"), [
-    (["--repeats=0"], "--repeats=0: must be 1 or more"),
-    (["--dataset=corpus.txt"], "has no labelled examples"),
-])
-def test_wrong_flags_of_bench(flags, said, tmp_path):
-    (tmp_path / "corpus.txt").write_text("the cat\nthe mat\n")
-    result = call("tools/bench.py", *flags, cwd=tmp_path)
-    assert result.returncode == 2
-    assert said in result.stderr and result.stderr.count("\n") == 1
 
 
 # ---------------------------------------------------------------- toy_compare
