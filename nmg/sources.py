@@ -392,7 +392,9 @@ def squad_answers(qa: dict) -> dict:
     is no such field. check_answers in data_prep.py says whether they can be used."""
     answers = []
     given = qa.get("answers") or []
-    for found in [given] if isinstance(given, str) else as_list(given):
+    if isinstance(given, str):
+        given = [given]
+    for found in as_list(given):
         if not isinstance(found, dict):
             found = {"text": found}
         answers.append({"text": found.get("text"), "start": found.get("answer_start")})

@@ -65,7 +65,7 @@ def main(cfg: Config) -> None:
         # Plays of a policy or file that changed since then do not count.
         lines = [line for line in lines if line["file"] == files.get(line["masker"], line["file"])]
         runs.write_rows(log, lines)
-    others = {line["commit"] for line in lines} - {runs.commit()}
+    others = {line.get("commit", "unknown") for line in lines} - {runs.commit()}
     if others:
         print(f"WARNING: {cfg.log} has plays by commit {', '.join(others)}, and the code is now commit "
               f"{runs.commit()}; another --log plays them anew")
