@@ -161,7 +161,7 @@ def origin_of(lm: str) -> dict:
 
 def check_pretraining(pretraining: dict, cfg: EvaluationConfig, data: str) -> None:
     """Raises UserError if the LM's masks may have been chosen with labels that fine-tuning must not see.
-    Warns if dev, which may be cut from train, is scored, and was another one in pre-training.
+    Warns if dev is scored, but pre-training prepared the data in another way.
 
     pretraining: its settings; data: the checksum of the data set and of how it was prepared. Earlier
     pre-training, and the data of a learned policy, are not checked."""
@@ -178,8 +178,8 @@ def check_pretraining(pretraining: dict, cfg: EvaluationConfig, data: str) -> No
 # ---------------------------------------------------------------- one line of results
 
 def check_results(path: Path) -> None:
-    """Fails now, before hours of training, where add_result would fail after them, by rewriting the file
-    unchanged."""
+    """Rewrites the file of results unchanged, so that a bad path fails before hours of training and not after
+    them."""
     try:
         with runs.locked(path):
             runs.write_rows(path, runs.read_rows(path))

@@ -16,7 +16,7 @@ from scipy import stats
 
 from nmg import plots, runs
 
-# Tables 1 to 3 of the paper, percent, three seeds; its rows are called as in MASKERS of run_all.sh.
+# Tables 1 to 3 of the paper, percent, three seeds; a column is a row of our tables, called as in run_all.sh.
 PAPER = pd.read_csv(Path(__file__).parent / "results/paper.txt", sep=" ", index_col=[0, 1, 2])
 READING = """- Mean ± standard deviation over seeds. hours: median of a seed, without meta-training.
 - minus random: paired by seed, with Student's t 95 % interval. p: sign-flip test (exact up to 16 seeds),
@@ -59,7 +59,7 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
             if missing:
                 raise runs.UserError(f"{file}:{n}: not a line of results: it lacks {', '.join(missing)}")
             seconds = [s for s in line["seconds"].values() if s]
-            # The LM that pre-training began with; plays of tools/ have no other one.
+            # The LM that pre-training began with; without pre-training (tools/what_matters.py), the LM.
             base = line["config"].get("pretraining") or line["config"]
             found.append(line | {"row": line.get("row") or line["masker"], "hours": sum(seconds) / 3600,
                                  "where": f"{file}:{n}", "settings": settings_of(line),

@@ -13,7 +13,7 @@
 #   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
 #                  are masked), sampled (tokens are drawn from the same policy), nmg-paper (the paper's form),
 #                  nmg-alone and nmg-fresh (the same without self-play, or continual adaptation: table 3);
-#                  ROW,--flag=value gives flags of pretrain.py to one row: random,--p=0.3
+#                  MASKER,--flag=value gives flags of pretrain.py to one row: random,--p=0.3
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
 #   JOBS=1         commands at once; PYTHON=python runs them
 #   OUT            where everything goes
@@ -65,17 +65,18 @@ table() {
         fi
 
         # 1. Learn a policy. Rows and seeds that share it print the same command.
-        number=$((10#$seed % POLICIES))         # 10#: 08 is a number, too
-        # sampled masks with the policy of nmg.
-        policy=$OUT/policy-$place-${masker/sampled/nmg}-$number
+        learn="" learned_as=$masker
         case $masker in
-            nmg | sampled) learn="" ;;
+            nmg) ;;
+            sampled) learned_as=nmg ;;
             nmg-paper) learn="--paper=True --updates_per_episode=10 --continual=True" ;;
             nmg-alone) learn="--paper=True --updates_per_episode=10 --continual=True --self_play=False" ;;
             nmg-fresh) learn="--paper=True --updates_per_episode=10 --continual=False" ;;
-            *) policy="" ;;
+            *) learned_as="" ;;
         esac
-        if [ "$policy" ]; then
+        if [ "$learned_as" ]; then
+            number=$((10#$seed % POLICIES))         # 10#: 08 is a number, too
+            policy=$OUT/policy-$place-$learned_as-$number
             [ -e $policy/run.json ] || echo $PYTHON $here/train_nmg.py --dataset=$data --lm=$lm \
                 --seed=$number $NMG_FLAGS $learn --out=$policy
             # The --masker of nmg and nmg-... is nmg:FOLDER, that of sampled is sampled:FOLDER.

@@ -54,8 +54,8 @@ class Columns:
 
 @contextlib.contextmanager
 def error_context(where: object) -> Iterator[SimpleNamespace]:
-    """`with error_context(where) as at:` raises the errors of reading a file again, as UserError that begins
-    with at.where; a loop over rows sets at.where to the place of each."""
+    """`with error_context(where) as at:` turns errors of reading a file into a UserError that begins with
+    at.where; a loop over rows sets at.where to the place of each."""
     at = SimpleNamespace(where=where)
     try:
         yield at
@@ -141,7 +141,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict]]:
             at.where = where
             row = json.loads(line.strip())
             # MRQA begins with a header.
-            if [*row] != ["header"]:
+            if not isinstance(row, dict) or row.keys() != {"header"}:
                 yield where, row
 
 
@@ -165,7 +165,7 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
             found = as_list(found)
         for n, row in enumerate(found):
             at.where = f"{path}[{n}]"
-            if "paragraphs" not in row:
+            if not isinstance(row, dict) or "paragraphs" not in row:
                 yield at.where, row
                 continue
             for paragraph in row["paragraphs"]:
@@ -253,8 +253,8 @@ READERS = {".json": read_json, ".jsonl": read_jsonl, ".csv": read_table,
 # A record is one text: {"text"}, {"text", "label"}, or {"text", "qas"} with a list of questions
 # {"id", "question", "answers": [{"text", "start" (characters)}]}, and "references" where predictions are to
 # be compared with other texts. A record without "label", or a question without answers, can be predicted.
-# "doc" is the number of its document, the same in all files; "article" is a number of one file of questions
-# only. What is cut from train shares no document with the rest.
+# "doc" and "article" (of questions) number its document: "doc" agrees across files, "article" holds within
+# one file only. What is cut from train shares no document with the rest.
 
 def read(path: Path, columns: Columns) -> Iterator[dict]:
     """The records of one file in any of the formats. Empty rows are skipped, with a count."""
@@ -436,7 +436,7 @@ class Source:
     """Where the records of a data set come from. It is prepared again when one of them changes (if you edit
     a reader, remove the folder that load() names)."""
     splits: dict[str, list[Path | dict]]                        # split -> its files, or its records
-    cut: dict[str, float] = field(default_factory=dict)         # split -> share of train, where it has none
+    cut: dict[str, float] = field(default_factory=dict)         # split to cut where it has no files -> share
     kind: str | None = None                                     # None: found by the fields (KIND_OF_FIELD)
     columns: Columns = field(default_factory=Columns)           # what is read of the files
 
