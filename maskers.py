@@ -28,7 +28,7 @@ import torch.nn.functional as F
 
 from nmg import counts, runs, toy
 from nmg.data import Batch
-from nmg.policies import load_policy
+from nmg.policies import load_policy, mean_logits
 from nmg.runs import RowRandom, UserError, nearest
 
 Masker = Callable[..., np.ndarray]
@@ -69,9 +69,11 @@ def highest_of(score: Callable) -> Masker:
 
 
 def find(name: str) -> Masker:
-    """The masker of a --masker: a registered name, nmg:FOLDER, sampled:FOLDER, or FILE.py:function."""
+    """The masker of a --masker: a registered name, nmg:FOLDER, sampled:FOLDER, or FILE.py:function. Several
+    folders, separated by commas, are the mean of their policies."""
     if is_learned(name):
-        logits = load_policy(name.partition(":")[2]).logits
+        policies = [load_policy(folder) for folder in folders_of(name)]
+        logits = policies[0].logits if len(policies) == 1 else mean_logits(policies)
         return drawn_by(logits) if name.startswith("sampled:") else highest_of(logits)
     if name.startswith("difference:"):
         general = Path(name.removeprefix("difference:"))
@@ -100,8 +102,9 @@ def checksum_of(name: str) -> str | None:
     if name in MASKERS:
         return None
     if is_learned(name):
-        file = Path(name.partition(":")[2]) / "policy.safetensors"
-    elif name.startswith("difference:"):
+        checksums = [runs.checksum(Path(folder) / "policy.safetensors") for folder in folders_of(name)]
+        return checksums[0] if len(checksums) == 1 else runs.digest(checksums)
+    if name.startswith("difference:"):
         file = Path(name.removeprefix("difference:"))
     else:
         file = Path(name.rpartition(":")[0])
@@ -109,8 +112,24 @@ def checksum_of(name: str) -> str | None:
 
 
 def is_learned(name: str) -> bool:
-    """Whether a --masker names the folder of a policy."""
+    """Whether a --masker names the folder of a policy, or of several."""
     return name.startswith(("nmg:", "sampled:"))
+
+
+def folders_of(name: str) -> list[str]:
+    """The folders of a learned masker."""
+    return name.partition(":")[2].split(",")
+
+
+def split_names(names: str) -> list[str]:
+    """The maskers of a list that is separated by commas; the folders of a learned one stay together."""
+    found = []
+    for name in names.split(","):
+        if found and is_learned(found[-1]) and (Path(name) / "policy.json").exists():
+            found[-1] += f",{name}"
+        else:
+            found.append(name)
+    return found
 
 
 # ---------------------------------------------------------------- the maskers (section 4.1, baselines)

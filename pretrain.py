@@ -153,18 +153,19 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
 # ---------------------------------------------------------------- the script
 
 def policy_settings(cfg: Config) -> dict:
-    """The settings with which the policy of --masker was learned; warns where it is used in another way, or
-    with another LM."""
-    settings = runs.read_run(cfg.masker.partition(":")[2]).get("settings", {})
-    p, epochs = settings.get("p"), settings.get("mlm_epochs")
-    if settings and (p, epochs) != (cfg.p, cfg.epochs) and not runs.is_tiny(cfg.lm):
-        print(f"WARNING: this policy was learned with --p={p} --epochs={epochs}, and is used with "
-              f"--p={cfg.p} --epochs={cfg.epochs}")
-    # An LM of the hub has no checksum of weights here, but a name.
-    learned_with = settings.get("weights") or settings.get("lm")
-    if learned_with and learned_with != (weights_of(cfg.lm) or cfg.lm):
-        print(f"WARNING: this policy was learned with the LM {settings['lm']}, whose hidden states it reads, "
-              f"and is used with {cfg.lm}")
+    """The settings with which the policy of --masker was learned, of several the last; warns where one
+    is used in another way, or with another LM."""
+    for folder in maskers.folders_of(cfg.masker):
+        settings = runs.read_run(folder).get("settings", {})
+        p, epochs = settings.get("p"), settings.get("mlm_epochs")
+        if settings and (p, epochs) != (cfg.p, cfg.epochs) and not runs.is_tiny(cfg.lm):
+            print(f"WARNING: this policy was learned with --p={p} --epochs={epochs}, and is used with "
+                  f"--p={cfg.p} --epochs={cfg.epochs}")
+        # An LM of the hub has no checksum of weights here, but a name.
+        learned_with = settings.get("weights") or settings.get("lm")
+        if learned_with and learned_with != (weights_of(cfg.lm) or cfg.lm):
+            print(f"WARNING: this policy was learned with the LM {settings['lm']}, whose hidden states it "
+                  f"reads, and is used with {cfg.lm}")
     return settings
 
 

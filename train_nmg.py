@@ -3,26 +3,25 @@
     python train_nmg.py --dataset=newsqa --lm=bert-base-uncased
     python train_nmg.py                                             # toy world, tiny LM: a minute
     python pretrain.py --masker=sampled:runs/nmg-toycls-tiny-0      # a policy as a masker
+    python train_nmg.py --plays=runs/a,runs/b --episodes=0          # learns from plays that are there
     torchrun --nproc_per_node=3 train_nmg.py --dataset=newsqa --lm=bert-base-uncased    # three plays at once
 
-An episode (Algorithm 1): Three players (random, opponent, learner) mask the contexts of a small sub-task.
-Each pre-trains a copy of the LM on its masks, fine-tunes it, and is scored on held-out examples. What a
-player masked is rewarded by how it did against the others. Opponent and learner, which are two policies,
-learn from replay.
+An episode (Algorithm 1): Players mask the contexts of a small sub-task. Each pre-trains a copy of the LM on
+its masks, fine-tunes it, and is scored on held-out examples. What a player masked is rewarded by how it did
+against the others, and a policy is learned from all plays so far.
 
-The learner's policy is the result; the opponent's is a second one that learns in the same way, from the same
-plays. In each episode a random direction is added to the learner's logits and subtracted from the opponent's,
-so that their scores show which way is better. (In the paper's form, --paper, they explore and learn
-otherwise: nmg/paper_form.py.)
+Self-play: the learner and the opponent are one policy that explores in opposite directions. In each episode a
+random direction is added to the policy's logits for the learner and subtracted for the opponent, so that
+their scores show which way is better. A third player masks at random, in some episodes: it is the control.
+(The paper's form, --paper, has two policies, which explore and learn otherwise: nmg/paper_form.py.)
 
 Shapes: N blocks of text to mask (a context is one block or more), B rows of a forward pass, L tokens each
 (padded), K actions.
 """
 import copy
 import importlib
-import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -37,8 +36,9 @@ from nmg import loop, paper_form, runs, toy
 from nmg.data import Batch, Data, collate
 from nmg.loop import all_gather, broadcast, device, rank_and_world, torch_seed
 from nmg.models import load_lm, load_tokenizer, max_len_of, weights_of
+from nmg.plays import Episode, Play, file_of, load_episodes, save_episode
 from nmg.plots import curves
-from nmg.policies import Policy, State, encode, policy_forward
+from nmg.policies import SHARPNESS, Policy, State, encode, policy_forward, sharpened
 from nmg.runs import RowRandom, Run, UserError, stream
 from nmg.sources import Columns
 from nmg.subtasks import SubTask, SubTaskSampler
@@ -47,9 +47,8 @@ from pretrain import pretrain
 PLAYERS = ("random", "opponent", "learner")
 # Printed at the start of a run: what --paper chooses between.
 FORMS = {
-    False: "Exploring among policies: an episode adds a random direction to the learner's logits and "
-           "subtracts it from the opponent's; both agents move towards the policies that won and away from "
-           "the others.",
+    False: "Exploring among policies: an episode adds a random direction to the policy's logits for the "
+           "learner and subtracts it for the opponent; the policy is learned anew from all plays so far.",
     True: "The paper's form: players explore token by token, and the loss has the ratio of the new "
           "and the old policy; it has learned nothing in any task tried so far."}
 
@@ -89,20 +88,32 @@ class PlayConfig(Columns):
 @dataclass
 class Config(PlayConfig):
     # the outer loop
-    paper: bool = False             # True: the paper's reward and loss, which have learned nothing yet
-    noise: float = 4.0              # how far players explore, in logits (`explore`); not read with --paper
+    paper: bool = False             # True: the paper's exploration, reward and loss; nothing learned so far
     episodes: int = 200             # the paper has at most 200; a finished run can be made longer
+    plays: str | None = None        # folders of other runs, comma-separated: their plays teach, too
     self_play: bool = True          # False: the learner competes with random only (Table 3)
-    continual: bool = False         # True, the paper's: an episode starts from the LM that the learner of the
-                                    # last one pre-trained (Table 3); False: from the original LM
-    uniform_episodes: int = 2       # with --paper: the first ones, in which both agents draw uniformly
-    rl_lr: float = 1e-4             # Adam's, for both agents
-    updates_per_episode: int = 40   # minibatches that an agent learns from; 10 in the paper
-    minibatch: int = 64             # actions
-    replay_size: int = 50_000       # actions that an agent remembers; without --paper, of all three players
+    rl_lr: float = 1e-4             # Adam's
+    updates_per_episode: int = 40   # minibatches from replay; many more learn the noise of the plays (the
+                                    # paper has 10)
+    minibatch: int = 64             # blocks with all their actions (with --paper: actions)
     entropy_coef: float = 0.01      # higher values explore longer; falling entropy alone shows no learning
-    save_every: int = 10            # episodes between two checkpoints
+    save_every: int = 10            # episodes between two pictures (with --paper: and checkpoints)
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
+    # without --paper
+    sharpness: float = SHARPNESS    # standard deviation of a block's logits, by which tokens are drawn
+    noise: float = 2.0              # how far players explore: the weight of a direction beside the policy's
+    random_every: int = 4           # every so many episodes the random player takes part, as a control
+    replay_tokens: int = 16_384     # tokens of an episode that replay keeps, in whole blocks
+    # with --paper
+    continual: bool = True          # an episode starts from the LM that the learner of the last one
+                                    # pre-trained; False: from the original LM (Table 3)
+    uniform_episodes: int = 2       # the first ones, in which both agents draw uniformly
+    replay_size: int = 50_000       # actions that an agent remembers
+
+
+# Flags that only one form reads.
+READ_WITH_PAPER = {True: ("continual", "uniform_episodes", "replay_size"),
+                   False: ("sharpness", "noise", "random_every", "replay_tokens", "plays")}
 
 
 # ---------------------------------------------------------------- the inner loop
@@ -134,79 +145,67 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     return adapted, scores
 
 
-# ---------------------------------------------------------------- actions
-
-@dataclass
-class Play:
-    """What one player did in an episode, and how it did."""
-    mask: np.ndarray            # (N, L) bool
-    log_prob: np.ndarray        # (N, L) log π_old, by which tokens were drawn; only --paper reads it
-    value: np.ndarray           # (N,) V of each block, by the player's own network (0 for random)
-    entropy: float              # of its distribution before a direction is added, mean over blocks, in nats
-    # On D_val', by metric; higher is better.
-    scores: dict[str, float] = field(default_factory=dict)
-
+# ---------------------------------------------------------------- masking
 
 @torch.no_grad()
 def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
-    """A direction in the space of policies: the logits (N, L) of a newly initialised policy, with mean 0 in
-    each block and standard deviation 1 over all blocks; 0 at tokens that must not be masked."""
+    """A direction in the space of policies: the logits (N, L) of a newly initialised policy, with mean 0 and
+    standard deviation 1 in each block; 0 at tokens that must not be masked."""
     torch_seed(seed, f"direction {episode}")
     hidden, _ = states[0]
     logits, _ = policy_forward(Policy(hidden.shape[1]).to(device()), states)
-    logits = np.ma.masked_invalid(logits.cpu().numpy())
-    centred = logits - logits.mean(1, keepdims=True)
-    return (centred / centred.std()).filled(0)
-
-
-def explore(logits: np.ndarray, direction: np.ndarray, noise: float) -> np.ndarray:
-    """The logits (N, L) of a player that explores: a step in a direction (N, L) is added. So it prefers other
-    words than its policy, and the same ones in all blocks (parameter space noise, Plappert et al. 2018). The
-    step is `noise` or more: it must outweigh what the policy prefers, or no mistake could be unlearned."""
-    finite = np.ma.masked_invalid(logits)
-    sd = (finite - finite.mean(1, keepdims=True)).std()
-    return logits + max(noise, 2 * sd) * direction
+    direction = sharpened(logits.cpu().numpy(), 1.0)
+    return np.where(np.isfinite(direction), direction, 0)
 
 
 @torch.no_grad()
-def act(agent: "Agent | None", states: list[State], batch: Batch, rng: RowRandom, p: float,
-        direction: np.ndarray | None = None, noise: float = 0.0, uniform: bool = False) -> Play:
-    """Masks the blocks of a batch (N, L). Tokens are drawn without replacement: uniformly for random (agent
-    None), else from the agent's policy (section 3.2).
+def act(policy: Policy | None, states: list[State], batch: Batch, rng: RowRandom, p: float,
+        step: np.ndarray | None = None, uniform: bool = False) -> Play:
+    """Masks the blocks of a batch (N, L). Tokens are drawn without replacement: uniformly for random (policy
+    None), else from the policy (section 3.2).
 
-    direction, noise: if given, the player explores (`explore`)
-    uniform: the agent also draws uniformly, which is the paper's exploration at the start"""
+    step: (N, L), is added to the policy's logits. So the player explores: it prefers other words than its
+        policy, and the same ones in all blocks (parameter space noise, Plappert et al. 2018)
+    uniform: tokens are drawn uniformly also by a policy, which is the paper's exploration at the start"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     value = np.zeros(len(logits))
-    if agent is not None:
-        policy_logits, values = policy_forward(agent.policy, states)
+    if policy is not None:
+        policy_logits, values = policy_forward(policy, states)
         value = values.cpu().numpy()
         if not uniform:
-            logits = policy_logits.cpu().numpy()
+            logits = sharpened(policy_logits.cpu().numpy(), policy.sharpness)
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
-    if direction is not None:
-        logits = explore(logits, direction, noise)
+    if step is not None:
+        logits = logits + step
     # The highest logits after Gumbel noise are draws from their softmax, without replacement.
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
-    return Play(mask, log_softmax(logits, 1), value, entropy)
+    return Play(mask, entropy, log_prob=log_softmax(logits, 1), value=value)
 
 
-def mask_contexts(agents: dict[str, "Agent"], players: tuple[str, ...], states: list[State], batch: Batch,
-                  episode: int, cfg: Config) -> dict[str, Play]:
+def players_of(episode: int, cfg: Config) -> tuple[str, ...]:
+    """Who plays an episode."""
+    if not cfg.self_play:
+        return "random", "learner"
+    if cfg.paper or episode % cfg.random_every == 0:
+        return PLAYERS
+    return "opponent", "learner"
+
+
+def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch, episode: int,
+                  cfg: Config) -> dict[str, Play]:
     """All players mask the blocks of a batch (N, L), each with its own random stream; their plays by name.
 
-    The agents explore in opposite directions, so that one of them is likely to beat the other, and both learn
-    from it which direction is better. In the paper's form they draw uniformly at first."""
+    Learner and opponent explore in opposite directions, so that one of them is likely to beat the other. In
+    the paper's form they draw uniformly at first."""
     uniform = cfg.paper and episode < cfg.uniform_episodes
-    directions = {}
+    steps = {}
     if not cfg.paper:
-        direction = random_direction(states, cfg.seed, episode)                             # (N, L)
-        directions = {"learner": direction, "opponent": -direction}
+        step = cfg.noise * cfg.sharpness * random_direction(states, cfg.seed, episode)      # (N, L)
+        steps = {"learner": step, "opponent": -step}
     plays = {}
-    for name in players:
+    for name in players_of(episode, cfg):
         row_random = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
-        plays[name] = act(agents.get(name), states, batch, row_random, cfg.p, directions.get(name),
-                          cfg.noise, uniform)
+        plays[name] = act(policies.get(name), states, batch, row_random, cfg.p, steps.get(name), uniform)
     return plays
 
 
@@ -216,9 +215,8 @@ def rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.ndarra
     """R (N, L) of a player's actions, and which of them count, (N, L) bool: the difference of its score and
     the mean score of the others. A token that all players masked is skipped.
 
-    A reward of your own goes here: it sees the masks (N, L) and all scores of all players, and both agents
-    learn from the plays of all (`player` may be random). `Agent.learn` divides rewards by their root mean
-    square, so that only their ratios matter."""
+    A reward of your own goes here: it sees the masks (N, L) and all scores of all players (`player` may be
+    random). `Learner.learn` divides rewards by their root mean square, so that only their ratios matter."""
     own = plays[player].mask
     others = [play.scores[cfg.metric] for name, play in plays.items() if name != player]
     R = plays[player].scores[cfg.metric] - np.mean(others)
@@ -228,164 +226,121 @@ def rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.ndarra
 
 # ---------------------------------------------------------------- replay and learning
 
-# A masked token, as replay remembers it.
-ACTION = np.dtype([
-    ("episode", "i4"), ("block", "i4"), ("position", "i8"),         # which token it was
-    ("R", "f4"),            # its reward
-    ("log_prob", "f4"),     # log π_old
-    ("rarity", "f4"),       # 1 / square root of the token's frequency in its block
-    ("value", "f4"),        # V, for the priority: from the player's network at first, updated when drawn
-    ])
+@dataclass
+class Memory:
+    """A block in replay: its state, and its K actions, which are the tokens that players masked there."""
+    state: State
+    position: np.ndarray        # (K,) int64
+    R: np.ndarray               # (K,) float32, the reward of each
 
 
-def priority(R: np.ndarray, value: np.ndarray, rarity: np.ndarray) -> np.ndarray:
-    """|R - V| / square root of the token's frequency in its block (section 3.3), for K actions."""
-    return np.abs(R - value) * rarity
+def memories_of(episode: Episode, states: list[State], number: int, cfg: Config) -> list[Memory]:
+    """What replay keeps of an episode: blocks in random order, as many as `replay_tokens` allow.
+
+    log π(a) asks only which tokens won, not by whose policy they were drawn. So the policy learns from the
+    plays of all players."""
+    rewarded = [rewards(episode.plays, player, cfg) for player in episode.plays]
+    memories = []
+    tokens = 0
+    for block in stream(cfg.seed, f"replay {number}").permutation(len(states)):
+        position = np.concatenate([counts[block].nonzero()[0] for _, counts in rewarded])
+        R = np.concatenate([R[block, counts[block]] for R, counts in rewarded])
+        tokens += episode.attention_mask[block].sum()
+        if memories and tokens > cfg.replay_tokens:
+            break
+        if len(position):
+            memories.append(Memory(states[block], position, R.astype(np.float32)))
+    return memories
 
 
-def actions_of(episode: int, play: Play, R: np.ndarray, rewarded: np.ndarray,
-               input_ids: np.ndarray) -> np.ndarray:
-    """The actions of a play that count, as replay stores them. R, rewarded, input_ids (N, L)."""
-    block, position = rewarded.nonzero()
-    actions = np.zeros(len(block), ACTION)
-    actions["episode"] = episode
-    actions["block"] = block
-    actions["position"] = position
-    actions["R"] = R[rewarded]
-    actions["log_prob"] = play.log_prob[rewarded]
-    actions["value"] = play.value[block]
-    frequency = (input_ids[block] == input_ids[rewarded][:, None]).sum(1)
-    actions["rarity"] = 1 / np.sqrt(frequency)
-    return actions
-
-
-# Tokens with R < V are pushed away, but no further than to this share of their uniform probability.
+# Tokens that lost are pushed away, but no further than to this share of their uniform probability.
 FLOOR = 0.01
 
 
-def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, log_prob_old: torch.Tensor,
-           R: torch.Tensor, cfg: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """L_policy and L_value, summed over a minibatch (section 3.3).
-
-        L_policy = - (R - V) log π(a) - α H(π)
-        L_value  = 1/2 (R - V)^2
+def policy_loss(logits: torch.Tensor, row: torch.Tensor, position: torch.Tensor, R: torch.Tensor,
+                entropy_coef: float) -> torch.Tensor:
+    """The mean over K actions of - R log π(a), minus α times the mean entropy of π over the blocks.
 
     π is a distribution over the tokens of one block, the softmax of its logits. An action a is one masked
     token, and α is `entropy_coef`. The policy approaches those that won and leaves those that lost
     (reward-weighted regression, Peters and Schaal 2007; evolution strategies, Salimans et al. 2017). That
-    teaches something only if the players draw from different policies (`explore`). As log π(a) has no lower
-    bound, tokens with R < V would be pushed away forever; hence FLOOR. (Replay draws tokens by priority, so
-    that rare tokens and surprising plays have more weight in these sums.)
+    teaches something only if the players draw from different policies (`mask_contexts`). As log π(a) has no
+    lower bound, tokens with R < 0 would be pushed away forever; hence FLOOR.
 
-    With --paper, `paper_form.ratio` takes the place of log π(a).
-
-    logits (B, L), -inf at tokens that must not be masked, the block of each of B actions; position (of a),
-    value, log_prob_old, R (B,)."""
+    logits (B, L), -inf at tokens that must not be masked; row (the block of a), position (of a), R (K,)."""
     log_probs = logits.log_softmax(1)
-    log_prob = log_probs.gather(1, position[:, None]).squeeze(1)
+    log_prob = log_probs[row, position]
     entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
-    advantage = R - value.detach()
-    if cfg.paper:
-        objective = paper_form.ratio(log_prob, log_prob_old)
-    else:
-        # A token that lost is pushed away only while it is above the floor: below it there is no gradient. A
-        # uniform policy gives each of n maskable tokens 1 / n.
-        lowest = (FLOOR / logits.isfinite().sum(1)).log()
-        objective = torch.where(advantage < 0, torch.maximum(log_prob, lowest), log_prob)
-    policy_loss = -(advantage * objective).sum() - cfg.entropy_coef * entropy.sum()
-    return policy_loss, 0.5 * (R - value).square().sum()
+    # A token that lost is pushed away only while it is above the floor: below it there is no gradient. A
+    # uniform policy gives each of n maskable tokens 1 / n.
+    lowest = (FLOOR / logits.isfinite().sum(1)).log()[row]
+    objective = torch.where(R < 0, torch.maximum(log_prob, lowest), log_prob)
+    return -(R * objective).mean() - entropy_coef * entropy.mean()
 
 
-class Agent:
-    """A policy, its optimizer, and its replay: an array of ACTION, oldest first."""
+class Learner:
+    """The policy, and the replay that it is learned from, the blocks of all episodes. Learner and opponent
+    both play by this policy. (paper_form.Agents is its counterpart in the paper's form.)"""
 
-    def __init__(self, policy: Policy, lr: float):
-        self.policy = policy.to(device())
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
-        self.replay = np.zeros(0, ACTION)
+    def __init__(self, hidden_size: int, cfg: Config):
+        self.hidden_size = hidden_size
+        self.cfg = cfg
+        self.replay: list[Memory] = []
+        self.begin_anew("learner")
 
-    def draw(self, reward: np.ndarray, rng: np.random.Generator, n: int) -> np.ndarray:
-        """Indices of at most n actions of replay, drawn without replacement, with probabilities by priority.
-        reward: of every action in replay"""
-        # As in `act`, the highest after Gumbel noise are the draws. A priority of 0 comes last.
-        with np.errstate(divide="ignore"):
-            keys = np.log(priority(reward, self.replay["value"], self.replay["rarity"]))
-        keys += rng.gumbel(size=len(keys))
-        return np.argsort(-keys, kind="stable")[:n]
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """Whose policy each player has."""
+        return {"opponent": self.policy, "learner": self.policy}
 
-    def learn(self, states_of: dict[int, list[State]], rng: np.random.Generator,
-              cfg: Config) -> dict[str, float]:
-        """Updates on minibatches from replay (section 3.3); returns the losses per action, for the log.
+    def begin_anew(self, name: str) -> None:
+        """A network that has learned nothing, and its optimizer."""
+        torch_seed(self.cfg.seed, name)
+        self.policy = Policy(self.hidden_size, self.cfg.sharpness).to(device())
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.cfg.rl_lr)
 
-        states_of: episode -> the states of its blocks, for each episode that has actions in replay"""
-        total = {"policy_loss": 0.0, "value_loss": 0.0}
-        if not len(self.replay):
-            return total
-        reward = self.replay["R"]
-        if not cfg.paper and reward.any():
-            # The root mean square becomes 1, so that rl_lr and entropy_coef suit scores of any unit. V
-            # predicts these scaled rewards.
-            reward = reward / np.sqrt(np.mean(reward**2))
-        count = 0
+    def store(self, number: int, episode: Episode, states: list[State]) -> None:
+        self.replay += memories_of(episode, states, number, self.cfg)
+
+    def learn(self, number: int) -> dict[str, float]:
+        """Learns the policy anew from the whole replay; returns the mean loss, for the log.
+
+        Few updates, from the beginning each time: a network learns first what many plays have in common, and
+        later the noise of single ones. How many episodes there are does not change how long it learns."""
+        if not any(memory.R.any() for memory in self.replay):
+            return {"learner_policy_loss": 0.0}
+        cfg = self.cfg
+        self.begin_anew(f"learner {number}")
+        rng = stream(cfg.seed, f"learner learns {number}")
+        # The root mean square becomes 1, so that rl_lr and entropy_coef suit scores of any unit.
+        scale = np.sqrt(np.mean(np.concatenate([memory.R for memory in self.replay])**2))
+        losses = []
         for _ in range(cfg.updates_per_episode):
-            chosen = self.draw(reward, rng, cfg.minibatch)
-            actions = self.replay[chosen]
-            # One row per action, so that a block may be there several times.
-            states = [states_of[action["episode"]][action["block"]] for action in actions]
-            logits, value = policy_forward(self.policy, states)
-            position = torch.tensor(actions["position"], device=device())
-            log_prob_old = torch.tensor(actions["log_prob"], device=device())
-            R = torch.tensor(reward[chosen], device=device())
-            policy_loss, value_loss = losses(logits, value, position, log_prob_old, R, cfg)
+            chosen = rng.choice(len(self.replay), min(cfg.minibatch, len(self.replay)), replace=False)
+            memories = [self.replay[i] for i in chosen]
+            row = np.repeat(np.arange(len(memories)), [len(memory.R) for memory in memories])       # (K,)
+            position = np.concatenate([memory.position for memory in memories])
+            R = np.concatenate([memory.R for memory in memories]) / scale
+            logits, _ = policy_forward(self.policy, [memory.state for memory in memories])          # (B, L)
+            tensors = [torch.from_numpy(array).to(device()) for array in (row, position, R)]
+            loss = policy_loss(logits, *tensors, cfg.entropy_coef)
             self.optimizer.zero_grad()
-            (policy_loss + value_loss).backward()
+            loss.backward()
             self.optimizer.step()
-
-            self.replay["value"][chosen] = value.detach().cpu().numpy()
-            total["policy_loss"] += policy_loss.item()
-            total["value_loss"] += value_loss.item()
-            count += len(chosen)
+            losses.append(loss.item())
         # Run once more, as the policy fails where its outputs are not finite: also after the last update.
         with torch.no_grad():
-            policy_forward(self.policy, states)
-        return {name: loss / count for name, loss in total.items()}
-
-
-# ---------------------------------------------------------------- checkpoints
-
-def save_checkpoint(file: Path, adapted_lm: dict[str, torch.Tensor] | None, agents: dict[str, Agent],
-                    states_of: dict[int, list[State]], metrics: list[dict]) -> None:
-    """All that the next episode depends on. adapted_lm: with continual adaptation, the weights of the LM."""
-    # Through JSON, as in metrics.jsonl: numbers of numpy, which a fork may log, could not be read again.
-    metrics = json.loads(json.dumps(metrics))
-    state = {"lm": adapted_lm, "states": states_of, "metrics": metrics, "agents": {}}
-    for name, agent in agents.items():
-        # Replay is saved as a tensor of bytes, since torch.load with weights_only reads no numpy arrays.
-        state["agents"][name] = {"policy": agent.policy.state_dict(),
-                                 "optimizer": agent.optimizer.state_dict(),
-                                 "replay": torch.from_numpy(agent.replay.view(np.uint8))}
-    loop.save_state(file, state)
-
-
-def load_checkpoint(file: Path, lm: torch.nn.Module, agents: dict[str, Agent],
-                    states_of: dict[int, list[State]]) -> list[dict]:
-    """Restores a checkpoint in place; returns the metrics of the episodes that were done."""
-    with loop.loaded_state(file) as state:
-        if state["lm"]:
-            lm.load_state_dict(state["lm"])
-        states_of.update(state["states"])
-        for name, saved in state["agents"].items():
-            agents[name].policy.load_state_dict(saved["policy"])
-            agents[name].optimizer.load_state_dict(saved["optimizer"])
-            agents[name].replay = saved["replay"].numpy().view(ACTION)
-        return state["metrics"]
+            policy_forward(self.policy, [memory.state for memory in memories])
+        return {"learner_policy_loss": float(np.mean(losses))}
 
 
 # ---------------------------------------------------------------- the outer loop
 
 def won_lost(metrics: list[dict]) -> str:
-    """The record of the learner's plays, in which it explores (its policy plus the episode's direction)."""
-    ahead = np.array([m["learner_score"] - m["random_score"] for m in metrics])
+    """The record of the learner's plays, in which it explores (its policy plus the episode's direction),
+    against random, where it played, too."""
+    played = [m for m in metrics if "random_score" in m]
+    ahead = np.array([m["learner_score"] - m["random_score"] for m in played])
     return f"won {sum(ahead > 0)}, lost {sum(ahead < 0)}, tied {sum(ahead == 0)} against random"
 
 
@@ -399,94 +354,117 @@ def inner_loops(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], t
     # Process i plays the players i, i + world, ...
     for name in players[rank::world]:
         adapted, my_scores[name] = inner_loop(lm, subtask, plays[name].mask, task, cfg)
-        if name == "learner" and cfg.continual:
+        if name == "learner" and cfg.paper and cfg.continual:
             learners_lm = adapted.cpu().state_dict()
     for scores_of_process in all_gather(my_scores):
         for name, scores in scores_of_process.items():
             plays[name].scores = scores
-    if cfg.continual:
+    if cfg.paper and cfg.continual:
         learners_lm = broadcast(learners_lm, source=players.index("learner") % world)
     return learners_lm
 
 
+def plays_of_others(folders: str | None, lm: torch.nn.Module, cfg: Config) -> list[Episode]:
+    """The episodes of other runs, whose folders are separated by commas. Raises UserError if they cannot be
+    learned from."""
+    if not folders:
+        return []
+    episodes = []
+    for folder in folders.split(","):
+        found = [episode for episode, _ in load_episodes(Path(folder))]
+        if not found:
+            raise UserError(f"--plays={folder}: holds no plays; give a folder that train_nmg.py made")
+        for episode in found:
+            if any(cfg.metric not in play.scores for play in episode.plays.values()):
+                raise UserError(f"--plays={folder}: its plays have no score {cfg.metric}; choose another "
+                                "--metric")
+            if episode.input_ids.max() >= lm.config.vocab_size:
+                raise UserError(f"--plays={folder}: has tokens that --lm={cfg.lm} does not know; give the LM "
+                                "of these plays")
+        episodes += found
+    return episodes
+
+
+def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Module,
+           cfg: Config) -> list[dict]:
+    """Brings a learner to where a run stopped, and gives it the plays of other runs; returns the metrics of
+    the episodes that are done."""
+    if cfg.paper:
+        metrics = learner.load_checkpoint(folder / "checkpoint.pt", lm)
+    else:
+        # What was learned follows from what was played. The plays of others are numbered -1, -2, ...
+        for i, episode in enumerate(plays_of_others(cfg.plays, lm, cfg), 1):
+            learner.store(-i, episode, encode(lm, episode))
+        metrics = []
+        for number, (episode, log) in enumerate(load_episodes(folder)):
+            learner.store(number, episode, encode(lm, episode))
+            metrics.append(log)
+        if learner.replay:
+            learner.learn(len(metrics) - 1)
+    if metrics and runs.is_main_process():
+        # After a kill, the log may have more or less than was saved.
+        runs.write_rows(folder / "metrics.jsonl", metrics)
+    return metrics
+
+
 def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task: ModuleType) -> Policy:
-    """Algorithm 1. Writes metrics.jsonl, curves.png and checkpoints to `folder`; returns the learner's
-    policy.
+    """Algorithm 1. Writes metrics.jsonl, curves.png and the plays to `folder`; returns the learner's policy.
 
     Under torchrun each process runs the inner loops of some players. The first process also does everything
     else; the policy that the others return is not trained."""
-    players = PLAYERS if cfg.self_play else ("random", "learner")
-    reward_fn = paper_form.rewards if cfg.paper else rewards
+    is_main = runs.is_main_process()
+    form = paper_form.Agents if cfg.paper else Learner
+    learner = form(lm.config.hidden_size, cfg)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
-    agents, states_of = {}, {}
-    metrics = []
-    for name in players[1:]:
-        torch_seed(cfg.seed, name)
-        agents[name] = Agent(Policy(lm.config.hidden_size), cfg.rl_lr)
-    if (folder / "checkpoint.pt").exists():
-        metrics = load_checkpoint(folder / "checkpoint.pt", lm, agents, states_of)
-        if len(metrics) > cfg.episodes:
-            raise UserError(f"--episodes={cfg.episodes}: {folder} holds {len(metrics)} already; give more")
-        if runs.is_main_process():
-            # After a kill, the log has more than the checkpoint.
-            runs.write_rows(folder / "metrics.jsonl", metrics)
-    bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not runs.is_main_process())
+    metrics = resume(learner, folder, lm, cfg)
+    if len(metrics) > cfg.episodes:
+        raise UserError(f"--episodes={cfg.episodes}: {folder} holds {len(metrics)} already; give more")
+    bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not is_main)
 
-    for episode in bar:
-        started = time.time()
+    for number in bar:
+        started = time.monotonic()
         # 1. Sample a sub-task T' = {S', D_tr', D_val'}, much smaller than the task.
-        subtask_rng = stream(cfg.seed, f"sub-task {episode}")
+        subtask_rng = stream(cfg.seed, f"sub-task {number}")
         subtask = sampler.sample(subtask_rng, cfg.contexts, cfg.docs, cfg.examples, cfg.validation)
 
-        # 2. Random, opponent and learner mask the same contexts.
+        # 2. The players mask the same contexts.
         plays = {}
-        if runs.is_main_process():
-            states_of[episode] = encode(lm, subtask.contexts)
+        if is_main:
             batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (N, L)
-            plays = mask_contexts(agents, players, states_of[episode], batch, episode, cfg)
+            states = encode(lm, batch)
+            plays = mask_contexts(learner.policies, states, batch, number, cfg)
         plays = broadcast(plays)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
         learners_lm = inner_loops(lm, subtask, plays, task, cfg)
 
-        if runs.is_main_process():
+        if is_main:
             # 4. Outer loop: what was masked is rewarded by how its player did against the others, and stored.
-            # Both agents learn from the plays of all three: log π(a) asks only which tokens won, not by whose
-            # policy they were drawn. The ratio of the paper's form asks for that, so there each agent learns
-            # from its own plays.
-            log = {"episode": episode + 1}
-            for name, agent in agents.items():
-                learns_from = [name] if cfg.paper else players
-                for player in learns_from:
-                    R, rewarded = reward_fn(plays, player, cfg)
-                    actions = actions_of(episode, plays[player], R, rewarded, batch.input_ids)
-                    agent.replay = np.concatenate((agent.replay, actions))[-cfg.replay_size:]
+            episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
+            learner.store(number, episode, states)
 
-            # 5. Outer loop: both agents learn from replay; states that no action needs are dropped.
-            used = np.concatenate([agent.replay["episode"] for agent in agents.values()])
-            states_of = {e: states for e, states in states_of.items() if e in used}
-            for name, agent in agents.items():
-                replay_rng = stream(cfg.seed, f"{name} learns {episode}")
-                mean_losses = agent.learn(states_of, replay_rng, cfg)
-                log |= {f"{name}_{loss}": value for loss, value in mean_losses.items()}
+            # 5. Outer loop: the policy learns from replay.
+            losses = learner.learn(number)
 
         # 6. Continual adaptation: the next episode starts from the LM that the learner pre-trained.
-        if cfg.continual:
+        if learners_lm:
             lm.load_state_dict(learners_lm)
 
-        # 7. Log and checkpoint.
-        if runs.is_main_process():
-            # `score` is the metric that was rewarded; after it come all of them, by name.
+        # 7. Log and save. `score` is the metric that was rewarded; after it come all of them, by name.
+        if is_main:
+            log = {"episode": number + 1} | losses
             for name, play in plays.items():
                 log |= {f"{name}_score": play.scores[cfg.metric], f"{name}_entropy": play.entropy}
                 log |= {f"{name}_{metric}": score for metric, score in play.scores.items()}
-            metrics.append(log | {"seconds": time.time() - started})
+            metrics.append(log | {"seconds": time.monotonic() - started})
+            save_episode(file_of(folder, number + 1), episode, metrics[-1])
             runs.write_rows(folder / "metrics.jsonl", metrics)
             bar.set_postfix_str(f"learner {won_lost(metrics)}")
-            if (episode + 1) % cfg.save_every == 0 or episode + 1 == cfg.episodes:
+            if (number + 1) % cfg.save_every == 0 or number + 1 == cfg.episodes:
                 curves(metrics, folder / "curves.png")
-                save_checkpoint(folder / "checkpoint.pt", learners_lm, agents, states_of, metrics)
-    return agents["learner"].policy
+                if cfg.paper:
+                    learner.save_checkpoint(folder / "checkpoint.pt", learners_lm, metrics)
+    return learner.policies["learner"]
 
 
 # ---------------------------------------------------------------- the script
@@ -515,9 +493,11 @@ def open_task(cfg: PlayConfig, spacy_model: str | None = None) -> tuple[Data, to
 
 def main(cfg: Config) -> None:
     # A flag of the other form would have no effect, so it is refused.
-    unread = "noise" if cfg.paper else "uniform_episodes"
-    if getattr(cfg, unread) != getattr(Config, unread):
-        raise UserError(f"--{unread}: is not read with --paper={cfg.paper}; leave it out")
+    for flag in READ_WITH_PAPER[not cfg.paper]:
+        if getattr(cfg, flag) != getattr(Config, flag):
+            raise UserError(f"--{flag}: is not read with --paper={cfg.paper}; leave it out")
+    if not cfg.episodes and not cfg.plays:
+        raise UserError("--episodes=0: nothing is played, so --plays=FOLDER must name plays to learn from")
     data, lm, task = open_task(cfg)
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
@@ -525,7 +505,7 @@ def main(cfg: Config) -> None:
     # A killed run may go on with other values of the two flags that are left out; a finished one may be made
     # longer.
     settings = runs.settings_of(cfg, without=("save_every", "micro_batch"), **sources)
-    run = Run(cfg.out, settings, longer="episodes")
+    run = Run(cfg.out, settings, longer="episodes", checkpoint="checkpoint.pt" if cfg.paper else "plays")
     if run.done:
         return
     print(FORMS[cfg.paper])
@@ -533,7 +513,8 @@ def main(cfg: Config) -> None:
     if runs.is_main_process():
         policy.save(run.folder)
         run.finish()
-        print(f"saved {run.folder}: metrics.jsonl, curves.png, policy for --masker=sampled:{run.folder}")
+        print(f"saved {run.folder}: metrics.jsonl, plays, curves.png, policy for "
+              f"--masker=sampled:{run.folder}")
 
 
 if __name__ == "__main__":

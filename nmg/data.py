@@ -317,14 +317,20 @@ class Batch:
         return np.where(self.in_text, self.split.entity_ids[self.token_at], -1)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What a Hugging Face model reads: (B, L) int64 each. No attention_mask where there is no padding:
-        attention is faster without it."""
-        inputs = {"input_ids": torch.from_numpy(self.input_ids.astype(np.int64))}
-        if not self.attention_mask.all():
-            inputs["attention_mask"] = torch.from_numpy(self.attention_mask.astype(np.int64))
+        """What a Hugging Face model reads: (B, L) int64 each."""
+        inputs = model_inputs(self.input_ids, self.attention_mask)
         if self.token_type_ids is not None:
             inputs["token_type_ids"] = torch.from_numpy(self.token_type_ids.astype(np.int64))
         return inputs
+
+
+def model_inputs(input_ids: np.ndarray, attention_mask: np.ndarray) -> dict[str, torch.Tensor]:
+    """Arrays (B, L) as a Hugging Face model reads them. No attention_mask where there is no padding:
+    attention is faster without it."""
+    inputs = {"input_ids": torch.from_numpy(input_ids.astype(np.int64))}
+    if not attention_mask.all():
+        inputs["attention_mask"] = torch.from_numpy(attention_mask.astype(np.int64))
+    return inputs
 
 
 def collate(pieces: Pieces, indices: np.ndarray) -> Batch:

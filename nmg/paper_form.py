@@ -1,17 +1,31 @@
-"""The reward and the loss of the paper, which train_nmg.py uses with --paper; why they are not its default.
+"""The paper's own way to explore, to reward and to learn, which train_nmg.py uses with --paper; why it is not
+its default.
 
-What differs with --paper, besides what is below:
-    exploration     players draw tokens from their own policies, uniformly in the first --uniform_episodes;
-                    no direction is added to a policy
-    replay          an agent learns from its own plays only, and rewards are not scaled
-Network, critic, priorities and self-play are the same.
+What differs with --paper:
+    exploration     players draw tokens from their own policies, uniformly in the first --uniform_episodes; no
+                    direction is added to a policy, and logits are not sharpened
+    players         learner and opponent are two policies (Agent), and random takes part in every episode
+    rewards         signs of comparisons, in place of differences of scores
+    replay          single actions, drawn by priority; an agent learns from its own plays only, and goes on
+                    from what it had learned
+    loss            the ratio of the new and the old policy, and a critic
+    continual       an episode starts from the LM that the learner of the last one pre-trained
+The network and the inner loop are the same.
 """
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from nmg import loop, runs
+from nmg.loop import device, torch_seed
+from nmg.plays import Episode, Play
+from nmg.policies import Policy, State, policy_forward
+
+# ---------------------------------------------------------------- rewards
 
 def rewards(plays: Mapping[str, Any], player: str, cfg: Any) -> tuple[np.ndarray, np.ndarray]:
     """R (N, L) of a player's actions, and which of them count, (N, L) bool (Algorithm 1, OuterLoop).
@@ -39,6 +53,8 @@ def rewards(plays: Mapping[str, Any], player: str, cfg: Any) -> tuple[np.ndarray
     return R, own & ~(random & rival_mask)
 
 
+# ---------------------------------------------------------------- loss
+
 def ratio(log_prob: torch.Tensor, log_prob_old: torch.Tensor) -> torch.Tensor:
     """π(a) / π_old(a) of B actions a, which the paper's loss has in place of log π(a) (section 3.3):
 
@@ -57,3 +73,169 @@ def ratio(log_prob: torch.Tensor, log_prob_old: torch.Tensor) -> torch.Tensor:
     expected step in the logits is (R - V) (π_old - π): towards a policy that won, away from one that lost.
     (If π_old is π, that is zero, too. So the players must differ from the policy that learns.)"""
     return (log_prob - log_prob_old).exp()
+
+
+def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, log_prob_old: torch.Tensor,
+           R: torch.Tensor, entropy_coef: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """L_policy and L_value, summed over a minibatch (section 3.3).
+
+        L_policy = - (R - V) π(a) / π_old(a) - α H(π)
+        L_value  = 1/2 (R - V)^2
+
+    logits (B, L), -inf at tokens that must not be masked, the block of each of B actions; position (of a),
+    value, log_prob_old, R (B,); α is entropy_coef."""
+    log_probs = logits.log_softmax(1)
+    log_prob = log_probs.gather(1, position[:, None]).squeeze(1)
+    entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
+    advantage = R - value.detach()
+    policy_loss = -(advantage * ratio(log_prob, log_prob_old)).sum() - entropy_coef * entropy.sum()
+    return policy_loss, 0.5 * (R - value).square().sum()
+
+
+# ---------------------------------------------------------------- replay
+
+# A masked token, as replay remembers it.
+ACTION = np.dtype([
+    ("episode", "i4"), ("block", "i4"), ("position", "i8"),         # which token it was
+    ("R", "f4"),            # its reward
+    ("log_prob", "f4"),     # log π_old
+    ("rarity", "f4"),       # 1 / square root of the token's frequency in its block
+    ("value", "f4"),        # V, for the priority: from the player's network at first, updated when drawn
+    ])
+
+
+def priority(R: np.ndarray, value: np.ndarray, rarity: np.ndarray) -> np.ndarray:
+    """|R - V| / square root of the token's frequency in its block (section 3.3), for K actions."""
+    return np.abs(R - value) * rarity
+
+
+def actions_of(number: int, play: Play, R: np.ndarray, rewarded: np.ndarray,
+               input_ids: np.ndarray) -> np.ndarray:
+    """The actions of a play that count, as replay stores them. R, rewarded, input_ids (N, L)."""
+    block, position = rewarded.nonzero()
+    actions = np.zeros(len(block), ACTION)
+    actions["episode"] = number
+    actions["block"] = block
+    actions["position"] = position
+    actions["R"] = R[rewarded]
+    actions["log_prob"] = play.log_prob[rewarded]
+    actions["value"] = play.value[block]
+    frequency = (input_ids[block] == input_ids[rewarded][:, None]).sum(1)
+    actions["rarity"] = 1 / np.sqrt(frequency)
+    return actions
+
+
+class Agent:
+    """A policy, its optimizer, and its replay: an array of ACTION, oldest first."""
+
+    def __init__(self, policy: Policy, lr: float):
+        self.policy = policy.to(device())
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
+        self.replay = np.zeros(0, ACTION)
+
+    def draw(self, rng: np.random.Generator, n: int) -> np.ndarray:
+        """Indices of at most n actions of replay, drawn without replacement, by priority."""
+        # The highest after Gumbel noise are the draws. A priority of 0 comes last.
+        with np.errstate(divide="ignore"):
+            keys = np.log(priority(self.replay["R"], self.replay["value"], self.replay["rarity"]))
+        keys += rng.gumbel(size=len(keys))
+        return np.argsort(-keys, kind="stable")[:n]
+
+    def learn(self, states_of: dict[int, list[State]], rng: np.random.Generator,
+              cfg: Any) -> dict[str, float]:
+        """Updates on minibatches from replay (section 3.3); returns the losses per action, for the log.
+
+        states_of: episode -> the states of its blocks, for each episode that has actions in replay"""
+        total = {"policy_loss": 0.0, "value_loss": 0.0}
+        if not len(self.replay):
+            return total
+        count = 0
+        for _ in range(cfg.updates_per_episode):
+            chosen = self.draw(rng, cfg.minibatch)
+            actions = self.replay[chosen]
+            # One row per action, so that a block may be there several times.
+            states = [states_of[action["episode"]][action["block"]] for action in actions]
+            logits, value = policy_forward(self.policy, states)
+            columns = [torch.tensor(actions[name], device=device()) for name in ("position", "log_prob", "R")]
+            policy_loss, value_loss = losses(logits, value, *columns, cfg.entropy_coef)
+            self.optimizer.zero_grad()
+            (policy_loss + value_loss).backward()
+            self.optimizer.step()
+
+            self.replay["value"][chosen] = value.detach().cpu().numpy()
+            total["policy_loss"] += policy_loss.item()
+            total["value_loss"] += value_loss.item()
+            count += len(chosen)
+        # Run once more, as the policy fails where its outputs are not finite: also after the last update.
+        with torch.no_grad():
+            policy_forward(self.policy, states)
+        return {name: loss / count for name, loss in total.items()}
+
+
+# ---------------------------------------------------------------- two agents
+
+class Agents:
+    """Learner and opponent, which are two policies, with the states that their replay needs. Its methods are
+    those of train_nmg.Learner, and a checkpoint."""
+
+    def __init__(self, hidden_size: int, cfg: Any):
+        self.cfg = cfg
+        self.agents: dict[str, Agent] = {}
+        self.states_of: dict[int, list[State]] = {}
+        for name in ("opponent", "learner"):
+            # Without self-play (Table 3) there is no opponent.
+            if cfg.self_play or name == "learner":
+                torch_seed(cfg.seed, name)
+                self.agents[name] = Agent(Policy(hidden_size), cfg.rl_lr)
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        return {name: agent.policy for name, agent in self.agents.items()}
+
+    def store(self, number: int, episode: Episode, states: list[State]) -> None:
+        """Each agent remembers its own plays, as the ratio of its loss asks for."""
+        self.states_of[number] = states
+        for name, agent in self.agents.items():
+            R, rewarded = rewards(episode.plays, name, self.cfg)
+            actions = actions_of(number, episode.plays[name], R, rewarded, episode.input_ids)
+            agent.replay = np.concatenate((agent.replay, actions))[-self.cfg.replay_size:]
+        # States that no action needs are dropped.
+        used = np.concatenate([agent.replay["episode"] for agent in self.agents.values()])
+        self.states_of = {e: states for e, states in self.states_of.items() if e in used}
+
+    def learn(self, number: int) -> dict[str, float]:
+        log = {}
+        for name, agent in self.agents.items():
+            rng = runs.stream(self.cfg.seed, f"{name} learns {number}")
+            mean_losses = agent.learn(self.states_of, rng, self.cfg)
+            log |= {f"{name}_{loss}": value for loss, value in mean_losses.items()}
+        return log
+
+    def save_checkpoint(self, file: Path, adapted_lm: dict[str, torch.Tensor] | None,
+                        metrics: list[dict]) -> None:
+        """All that the next episode depends on.
+
+        adapted_lm: with continual adaptation, the weights of the LM"""
+        # Through JSON, as in metrics.jsonl: numbers of numpy, which a fork may log, could not be read again.
+        metrics = json.loads(json.dumps(metrics))
+        state = {"lm": adapted_lm, "states": self.states_of, "metrics": metrics, "agents": {}}
+        for name, agent in self.agents.items():
+            # Replay is saved as a tensor of bytes, since torch.load with weights_only reads no numpy arrays.
+            state["agents"][name] = {"policy": agent.policy.state_dict(),
+                                     "optimizer": agent.optimizer.state_dict(),
+                                     "replay": torch.from_numpy(agent.replay.view(np.uint8))}
+        loop.save_state(file, state)
+
+    def load_checkpoint(self, file: Path, lm: torch.nn.Module) -> list[dict]:
+        """Restores a checkpoint, if there is one; returns the metrics of the episodes that were done."""
+        if not file.exists():
+            return []
+        with loop.loaded_state(file) as state:
+            if state["lm"]:
+                lm.load_state_dict(state["lm"])
+            self.states_of = state["states"]
+            for name, saved in state["agents"].items():
+                self.agents[name].policy.load_state_dict(saved["policy"])
+                self.agents[name].optimizer.load_state_dict(saved["optimizer"])
+                self.agents[name].replay = saved["replay"].numpy().view(ACTION)
+            return state["metrics"]

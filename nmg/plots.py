@@ -19,28 +19,35 @@ def save(fig: Figure, file: Path) -> None:
 
 
 def curves(metrics: list[dict], file: Path) -> None:
-    """The paper's learning curves, from the records of metrics.jsonl, one per episode."""
-    fig = Figure(figsize=(12, 3.4), layout="constrained")
-    regret, entropy, loss = fig.subplots(1, 3)
-    episodes = range(1, len(metrics) + 1)
-    uniform = [m["random_entropy"] for m in metrics]
-    regret.plot(episodes, episodes, color="grey", linewidth=1, label="worst case")
-    entropy.plot(episodes, uniform, color="grey", linewidth=1, label="uniform")
-    for name, color in (("learner", BLUE), ("opponent", ORANGE)):
-        # Without self-play there is no opponent.
-        if f"{name}_score" in metrics[0]:
-            lost = np.cumsum([m[f"{name}_score"] < m["random_score"] for m in metrics])
-            losses = [m[f"{name}_policy_loss"] + m[f"{name}_value_loss"] for m in metrics]
-            entropies = [m[f"{name}_entropy"] for m in metrics]
-            regret.plot(episodes, lost, ".-", color=color, label=name)
-            entropy.plot(episodes, entropies, ".-", color=color, label=name)
-            loss.plot(episodes, losses, ".-", color=color, label=name)
+    """The paper's learning curves, and the scores, from the records of metrics.jsonl, one per episode."""
+    fig = Figure(figsize=(15, 3.4), layout="constrained")
+    regret, scores, entropy, loss = fig.subplots(1, 4)
+    last = metrics[-1]["episode"]
+    against_random = [m for m in metrics if "random_score" in m]
+    compared = [m["episode"] for m in against_random]
+    regret.plot(compared, range(1, len(compared) + 1), color="grey", linewidth=1, label="worst case")
+    for name, color in (("random", "grey"), ("learner", BLUE), ("opponent", ORANGE)):
+        # Without self-play there is no opponent, and random takes part in some episodes only.
+        played = [m for m in metrics if f"{name}_score" in m]
+        if not played:
+            continue
+        episodes = [m["episode"] for m in played]
+        scores.plot(episodes, [m[f"{name}_score"] for m in played], ".-", color=color, label=name)
+        entropy.plot(episodes, [m[f"{name}_entropy"] for m in played], ".-", color=color, label=name)
+        if name != "random":
+            lost = [m[f"{name}_score"] < m["random_score"] for m in against_random]
+            regret.plot(compared, np.cumsum(lost), ".-", color=color, label=name)
+        if f"{name}_policy_loss" in metrics[0]:
+            # The paper's form has a critic, whose loss comes on top.
+            losses = [m[f"{name}_policy_loss"] + m.get(f"{name}_value_loss", 0) for m in metrics]
+            loss.plot([m["episode"] for m in metrics], losses, ".-", color=color, label=name)
     regret.set(title="episodes lost against random, so far", ylim=(0, None))
     regret.yaxis.get_major_locator().set_params(integer=True)
-    entropy.set(title="mean entropy of the policy, nats", ylim=(0, 1.1 * uniform[0]))
+    scores.set(title="score (what is rewarded)")
+    entropy.set(title="mean entropy of the policy, nats", ylim=(0, None))
     loss.set(title="loss of an action in replay")
-    for ax in (regret, entropy, loss):
-        ax.set(xlabel="episode", xlim=(0, len(metrics) + 1))
+    for ax in (regret, scores, entropy, loss):
+        ax.set(xlabel="episode", xlim=(0, last + 1))
         ax.xaxis.get_major_locator().set_params(integer=True)
         ax.legend(frameon=False, fontsize=8)
     save(fig, file)

@@ -11,10 +11,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch.nn.utils.rnn import pad_sequence
 
-from nmg.data import Batch, Pieces, collate
+from nmg.data import Batch, model_inputs
 from nmg.loop import check_finite, device, length_batches
 from nmg.models import LMReader
 from nmg.runs import UserError, atomic_write
+
+# The standard deviation of a block's logits, in nats, by which tokens are drawn.
+SHARPNESS = 2.4
 
 
 class Policy(torch.nn.Module):
@@ -23,11 +26,14 @@ class Policy(torch.nn.Module):
     of two layers on its mean hidden state. (A policy is never put into eval mode: a network of your own must
     not need it, either.)
 
-    hidden_size: H of the LM that it reads."""
+    hidden_size: H of the LM that it reads
+    sharpness: the standard deviation of a block's logits when tokens are drawn from them (`sharpened`); None:
+        the logits are used as they are, as in the paper's form"""
 
-    def __init__(self, hidden_size: int):
+    def __init__(self, hidden_size: int, sharpness: float | None = None):
         super().__init__()
         self.hidden_size = hidden_size
+        self.sharpness = sharpness
         # BERT-base has 12 heads of size 64.
         heads = max(1, hidden_size // 64)
         while hidden_size % heads:
@@ -62,7 +68,7 @@ class Policy(torch.nn.Module):
 
     @torch.no_grad()
     def logits(self, batch: Batch, lm: Callable[[Batch], torch.Tensor]) -> np.ndarray:
-        """(B, L), -inf where nothing may be masked."""
+        """(B, L), by which a masker draws tokens; -inf where nothing may be masked."""
         hidden = lm(batch)                                                                      # (B, L, H)
         if hidden.shape[-1] != self.hidden_size:
             raise UserError(f"the policy reads hidden states of size {self.hidden_size}, this LM has "
@@ -70,16 +76,32 @@ class Policy(torch.nn.Module):
         masks = [torch.tensor(mask).to(hidden.device) for mask in (batch.attention_mask, batch.maskable)]
         self.to(hidden.device)
         logits, _ = self(hidden, *masks)
-        return logits.cpu().numpy()
+        return sharpened(logits.cpu().numpy(), self.sharpness)
 
     def save(self, folder: Path) -> None:
         """folder/policy.json and folder/policy.safetensors."""
         weights = {name: weight.contiguous().cpu() for name, weight in self.state_dict().items()}
+        settings = {"hidden_size": self.hidden_size, "sharpness": self.sharpness}
         with atomic_write(folder / "policy.json") as partial:
-            partial.write_text(json.dumps({"hidden_size": self.hidden_size}, indent=1))
+            partial.write_text(json.dumps(settings, indent=1))
         with atomic_write(folder / "policy.safetensors") as partial:
             # Not safetensors' save_file, which makes a file that only its owner can read.
             partial.write_bytes(save(weights))
+
+
+def sharpened(logits: np.ndarray, sharpness: float | None) -> np.ndarray:
+    """Logits (B, L) with mean 0 and the standard deviation `sharpness` in each block; -inf stays -inf. None:
+    as they are.
+
+    What a policy has learned is a direction: which tokens are better than others. How far its logits spread
+    depends on how long it has learned, and it would decide how often the best tokens are drawn."""
+    if sharpness is None:
+        return logits
+    finite = np.ma.masked_invalid(logits)
+    centred = finite - finite.mean(1, keepdims=True)
+    # In a block with a single token, or with equal logits, there is nothing to scale.
+    scale = sharpness / np.maximum(centred.std(1, keepdims=True), 1e-6)
+    return (centred * scale).filled(-np.inf)
 
 
 def load_policy(folder: str | Path) -> Policy:
@@ -95,6 +117,16 @@ def load_policy(folder: str | Path) -> Policy:
     return policy
 
 
+def mean_logits(policies: list[Policy]) -> Callable[[Batch, Callable], np.ndarray]:
+    """The logits of several policies together, as a function of a batch and an LM: the mean of their logits,
+    which are standardised first, so that each has the same weight, and made as sharp as those of one."""
+    def logits(batch, lm):
+        each = [sharpened(policy.logits(batch, lm), 1.0) for policy in policies]
+        return sharpened(np.mean(each, axis=0), policies[0].sharpness or SHARPNESS)
+
+    return logits
+
+
 # ---------------------------------------------------------------- states
 
 # The hidden states of a block, (L, H) float16, and which of its tokens may be masked, (L,) bool, both without
@@ -102,17 +134,21 @@ def load_policy(folder: str | Path) -> Policy:
 State = tuple[torch.Tensor, torch.Tensor]
 
 
-def encode(lm: torch.nn.Module, blocks: Pieces) -> list[State]:
-    """The states of all blocks under the current LM."""
-    states = [None] * len(blocks)
+@torch.no_grad()
+def encode(lm: torch.nn.Module, blocks: Batch) -> list[State]:
+    """The states of N blocks under the current LM. blocks: its arrays input_ids, attention_mask and maskable,
+    (N, L) each, are read."""
+    length = blocks.attention_mask.sum(1)
+    states = [None] * len(length)
     reader = LMReader(lm)
-    for indices in length_batches(blocks.length):
-        batch = collate(blocks, indices)
-        hidden = reader(batch).half().cpu()                                                 # (B, L, H)
+    for indices in length_batches(length):
+        L = length[indices].max()
+        inputs = model_inputs(blocks.input_ids[indices, :L], blocks.attention_mask[indices, :L])
+        hidden = reader.run(lm.base_model, inputs).last_hidden_state.half().cpu()           # (B, L, H)
         for row, i in enumerate(indices):
-            L = blocks.length[i]
-            # Cloned, as torch.save would write the whole batch for a view.
-            states[i] = hidden[row, :L].clone(), torch.tensor(batch.maskable[row, :L])
+            # Cloned, as a view would keep the whole batch in memory.
+            state = hidden[row, :length[i]].clone()
+            states[i] = state, torch.tensor(blocks.maskable[i, :length[i]])
     return states
 
 

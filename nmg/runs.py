@@ -39,11 +39,13 @@ from filelock import FileLock, Timeout
 # What the flags of the project must be. A flag of another name may have any value, also 0 or less than 0.
 SHARES = {"p", "p_end", "val_share", "dev_share"}   # above 0 and at most 1
 AT_LEAST_ZERO = {
-    "dropout", "ft_lr", "lr", "mlm_lr", "noise", "rl_lr", "seed", "uniform_episodes", "weight_decay"}
+    "dropout", "episodes", "ft_lr", "lr", "mlm_lr", "noise", "rl_lr", "seed", "sharpness", "uniform_episodes",
+    "weight_decay"}
 AT_LEAST_ONE = {
-    "batch_size", "contexts", "docs", "epochs", "episodes", "eval_every", "examples", "ft_epochs",
+    "batch_size", "contexts", "docs", "epochs", "eval_every", "examples", "ft_epochs",
     "ft_max_len", "labelled", "max_answer", "max_len", "max_steps", "micro_batch", "minibatch",
-    "mlm_epochs", "replay_size", "save_every", "seeds", "updates_per_episode", "validation"}
+    "mlm_epochs", "random_every", "replay_size", "replay_tokens", "save_every", "seeds",
+    "updates_per_episode", "validation"}
 # The beginning of a file that git has not fetched.
 LFS_POINTER = b"version https://git-lfs"
 # What errors of a full disk say, whoever raises them.
@@ -347,18 +349,21 @@ class Run:
 
     settings: every resolved flag, and the checksums of what was read; JSON values
     longer: the flag that may grow: a finished run then keeps its checkpoint, and goes on from it if more is
-        asked for"""
+        asked for
+    checkpoint: the file or folder from which it goes on"""
 
-    def __init__(self, folder: str | Path, settings: dict, longer: str | None = None):
+    def __init__(self, folder: str | Path, settings: dict, longer: str | None = None,
+                 checkpoint: str = "checkpoint.pt"):
         self.folder = Path(folder)
         # Through JSON and back, as recorded settings went: so the two compare equal (tuples become lists).
         self.settings = json.loads(json.dumps(settings))
         self.longer = longer
-        started, checkpoint = self.folder / "started.json", self.folder / "checkpoint.pt"
+        self.checkpoint = self.folder / checkpoint
+        started = self.folder / "started.json"
         # The record of what is there: of a finished run, of one that was stopped after a checkpoint, or {}.
         before = read_run(self.folder)
         finished = bool(before)
-        if not finished and os.path.isfile(checkpoint) and os.path.isfile(started):
+        if not finished and os.path.exists(self.checkpoint) and os.path.isfile(started):
             # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
             before = read_record(started)
         recorded = before.get("settings", {})
@@ -369,7 +374,7 @@ class Run:
             length = f" --{longer}={recorded[longer]}"
         self.done = finished and not grows
         self.refuse_others(recorded)
-        if grows and not checkpoint.exists():
+        if grows and not self.checkpoint.exists():
             raise UserError(f"--out={folder}: is finished, and its checkpoint is gone, so that it cannot be "
                             f"made longer; choose another folder, or{length}")
         if self.done:
@@ -422,7 +427,7 @@ class Run:
         # Half-written files are what an earlier, killed process left.
         leftovers = [*self.folder.glob(".*.partial"), self.folder / "started.json", self.folder / ".lock"]
         if not self.longer:
-            leftovers.append(self.folder / "checkpoint.pt")
+            leftovers.append(self.checkpoint)
         for path in leftovers:
             remove(path)
 

@@ -34,16 +34,21 @@ import finetune_qa
 import maskers
 import pretrain
 import train_nmg
-from nmg import models, paper_form, policies, runs, sources, toy
+from nmg import models, paper_form, plays, policies, runs, sources, toy
 from nmg.data import blocks, collate
+from nmg.paper_form import Agent
+from nmg.plays import Episode, Play
 from nmg.policies import Policy, load_policy
 from nmg.runs import RowRandom, UserError
 from nmg.subtasks import SubTaskSampler
-from train_nmg import Agent, Config, Play
+from train_nmg import Config
 
-# A run of a few seconds, in which the LM of an episode is that of the last, and old actions leave replay.
-SMALL = ["--contexts=24", "--docs=6", "--episodes=4", "--save_every=1",
-         "--metric=likelihood", "--replay_size=60", "--updates_per_episode=4", "--minibatch=16"]
+# Runs of a few seconds: random plays some of the episodes, and replay keeps a part of the blocks. In the
+# paper's form each episode has the LM of the last, and old actions leave replay.
+SHORT = ["--contexts=24", "--docs=6", "--episodes=4", "--save_every=1",
+         "--metric=likelihood", "--updates_per_episode=4", "--minibatch=16"]
+SMALL = [*SHORT, "--random_every=2", "--replay_tokens=200"]
+IN_PAPERS_FORM = [*SHORT, "--paper=True", "--replay_size=60"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
@@ -78,7 +83,7 @@ def plays_of(seed, names):
     rng = np.random.default_rng(seed)
     plays = {}
     for name in names:
-        plays[name] = Play(rng.random((6, 9)) < 0.4, None, None, 0.0, {"em": rng.integers(0, 3) / 2})
+        plays[name] = Play(rng.random((6, 9)) < 0.4, 0.0, {"em": rng.integers(0, 3) / 2})
     return plays
 
 
@@ -137,13 +142,11 @@ def some_logits(seed, B=5, L=7):
     return logits, maskable, torch.randn(B), action
 
 
-@pytest.mark.parametrize("paper", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_losses_are_those_of_both_forms(seed, paper):
+def test_losses_are_the_papers(seed):
     logits, maskable, value, action = some_logits(seed)
     R, log_prob_old = torch.randn(5), -3 * torch.rand(5)
-    cfg = Config(entropy_coef=0.3, paper=paper)
-    policy_loss, value_loss = train_nmg.losses(logits, value, action, log_prob_old, R, cfg)
+    policy_loss, value_loss = paper_form.losses(logits, value, action, log_prob_old, R, 0.3)
     L_policy = L_value = 0.0
     for b in range(5):
         weights = [math.exp(logits[b, t]) for t in range(7) if maskable[b, t]]
@@ -151,16 +154,32 @@ def test_losses_are_those_of_both_forms(seed, paper):
         H = -sum(p * math.log(p) for p in pi)
         taken = math.exp(logits[b, action[b]]) / sum(weights)
         advantage = float(R[b] - value[b])
-        if paper:
-            objective = taken / math.exp(log_prob_old[b])
-        elif advantage < 0:
-            objective = math.log(max(taken, 0.01 / len(pi)))
-        else:
-            objective = math.log(taken)
-        L_policy += -objective * advantage - 0.3 * H
+        L_policy += -taken / math.exp(log_prob_old[b]) * advantage - 0.3 * H
         L_value += 0.5 * advantage**2
     assert policy_loss.item() == pytest.approx(L_policy, rel=1e-4, abs=1e-5)
     assert value_loss.item() == pytest.approx(L_value, rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_policy_loss_is_a_mean_of_log_probabilities(seed):
+    """Over the actions of blocks that have none, one, or several, with the floor under those that lost."""
+    logits, maskable, _, _ = some_logits(seed, L=40)
+    logits *= 5
+    row, position = torch.nonzero(maskable & (torch.rand(5, 40) < 0.3)).T
+    R = torch.randn(len(row))
+    loss = train_nmg.policy_loss(logits, row, position, R, 0.3)
+    expected, floored = 0.0, 0
+    for b, t, r in zip(row.tolist(), position.tolist(), R.tolist(), strict=True):
+        weights = [math.exp(logits[b, t]) for t in range(40) if maskable[b, t]]
+        taken = math.exp(logits[b, t]) / sum(weights)
+        lowest = 0.01 / len(weights)
+        floored += r < 0 and taken < lowest
+        expected -= r * math.log(max(taken, lowest) if r < 0 else taken) / len(row)
+    for b in range(5):
+        pi = torch.softmax(logits[b, maskable[b]].double(), 0)
+        expected -= 0.3 * float(-(pi * pi.log()).sum()) / 5
+    assert floored > 0
+    assert loss.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize(("R", "pushed"), [(-1.0, False), (1.0, True)])
@@ -169,10 +188,7 @@ def test_a_token_that_lost_is_not_pushed_away_for_ever(R, pushed):
     logits = torch.zeros(1, 10)
     logits[0, 3] = math.log(9 / 1999)
     logits.requires_grad_()
-    cfg = Config(entropy_coef=0.0)
-    policy_loss, _ = train_nmg.losses(logits, torch.zeros(1), torch.tensor([3]), torch.zeros(1),
-                                      torch.tensor([R]), cfg)
-    policy_loss.backward()
+    train_nmg.policy_loss(logits, torch.tensor([0]), torch.tensor([3]), torch.tensor([R]), 0.0).backward()
     assert (logits.grad != 0).any() == pushed
 
 
@@ -181,8 +197,7 @@ def test_gradients_of_the_losses():
     logits, maskable, value, action = some_logits(0)
     logits.requires_grad_()
     value.requires_grad_()
-    cfg = Config(entropy_coef=0.3)
-    policy_loss, value_loss = train_nmg.losses(logits, value, action, torch.zeros(5), torch.ones(5), cfg)
+    policy_loss, value_loss = paper_form.losses(logits, value, action, torch.zeros(5), torch.ones(5), 0.3)
     policy_loss.backward()
     assert value.grad is None
     assert logits.grad.isfinite().all() and (logits.grad[~maskable] == 0).all()
@@ -195,8 +210,8 @@ def test_actions_are_those_that_count():
     rng = np.random.default_rng(0)
     shape = (4, 6)
     counts, R, ids = rng.random(shape) < 0.5, rng.normal(size=shape), rng.integers(0, 3, shape)
-    play = Play(None, -rng.random(shape), rng.normal(size=4), 0.0)
-    actions = train_nmg.actions_of(7, play, R, counts, ids)
+    play = Play(None, 0.0, log_prob=-rng.random(shape), value=rng.normal(size=4))
+    actions = paper_form.actions_of(7, play, R, counts, ids)
     expected = []
     for s, a in itertools.product(range(4), range(6)):
         if counts[s, a]:
@@ -296,7 +311,7 @@ def test_states_are_the_lms_of_each_context_alone(tmp_path):
     (tmp_path / "c.txt").write_text("\n".join(texts))
     pieces = blocks(data_prep.load(str(tmp_path / "c.txt"), tok).corpus, 32)
     lm = random_lm("bert", len(tok), dropout=0.1).train()
-    states = train_nmg.encode(lm, pieces)
+    states = train_nmg.encode(lm, batch_of(pieces))
     assert lm.training
     for i in range(len(pieces)):
         alone = collate(pieces, np.array([i]))
@@ -308,12 +323,13 @@ def test_states_are_the_lms_of_each_context_alone(tmp_path):
 
 # ---------------------------------------------------------------- plays
 
-def acting(subtask, uniform, agent=True, p=0.3, direction=None):
+def acting(subtask, uniform, agent=True, p=0.3, step=None, sharpness=None):
     torch.manual_seed(0)
-    batch, states = batch_of(subtask.contexts), train_nmg.encode(models.load_lm("tiny"), subtask.contexts)
-    agent = Agent(Policy(128), 1e-3) if agent else None
+    batch = batch_of(subtask.contexts)
+    states = train_nmg.encode(models.load_lm("tiny"), batch)
+    policy = Policy(128, sharpness) if agent else None
     rng = RowRandom(0, "learner acts", 0, batch.indices)
-    return batch, states, agent, train_nmg.act(agent, states, batch, rng, p, direction, 4, uniform)
+    return batch, states, policy, train_nmg.act(policy, states, batch, rng, p, step, uniform)
 
 
 @pytest.mark.parametrize(("uniform", "agent"), [(True, True), (False, False), (False, True)])
@@ -325,8 +341,8 @@ def test_an_agent_masks_within_the_budget_of_all_maskers(uniform, agent, subtask
 
 def test_log_probabilities_are_those_of_the_policy_that_acts(subtask):
     """The policy's own; uniform in the paper's exploration, and of the random player."""
-    batch, states, agent, play = acting(subtask, uniform=False)
-    logits, values = train_nmg.policy_forward(agent.policy, states)
+    batch, states, policy, play = acting(subtask, uniform=False)
+    logits, values = train_nmg.policy_forward(policy, states)
     torch.testing.assert_close(torch.from_numpy(play.log_prob), logits.detach().cpu().log_softmax(1))
     torch.testing.assert_close(torch.from_numpy(play.value), values.detach().cpu())
     uniform = np.where(batch.maskable, -np.log(batch.maskable.sum(1))[:, None], -np.inf)
@@ -337,41 +353,64 @@ def test_log_probabilities_are_those_of_the_policy_that_acts(subtask):
 
 
 def test_a_direction_is_played_but_not_the_policys_own(subtask):
-    """What is played has the direction added to its logits; the entropy is of the policy without it."""
-    batch, states, agent, plain = acting(subtask, uniform=False)
+    """What is played has the step added to its sharpened logits; the entropy is of the policy without it."""
+    batch, states, policy, plain = acting(subtask, uniform=False, sharpness=1.5)
     direction = train_nmg.random_direction(states, 0, 0)
-    _, _, _, play = acting(subtask, uniform=False, direction=direction)
-    logits, _ = train_nmg.policy_forward(agent.policy, states)
-    logits = logits.detach().cpu() + 4 * torch.from_numpy(direction)
-    torch.testing.assert_close(torch.from_numpy(play.log_prob), logits.log_softmax(1))
+    _, _, _, play = acting(subtask, uniform=False, sharpness=1.5, step=4 * direction)
+    logits = train_nmg.policy_forward(policy, states)[0].detach().cpu().numpy()
+    expected = np.full(logits.shape, -np.inf)
+    for b, row in enumerate(logits):
+        own = row[batch.maskable[b]]
+        expected[b, batch.maskable[b]] = 1.5 * (own - own.mean()) / own.std()
+    expected = torch.from_numpy(expected + 4 * direction).log_softmax(1)
+    found = torch.from_numpy(play.log_prob)
+    torch.testing.assert_close(found, expected, check_dtype=False, rtol=1e-3, atol=1e-3)
     assert play.entropy == plain.entropy
-    # Twice as far as the logits differ: of a policy that is sure of itself, the direction is played, too.
-    _, _, value_head = [agent.policy.token_head[i] for i in range(3)]
-    value_head.weight.data *= 1000
-    logits = train_nmg.policy_forward(agent.policy, states)[0].detach().cpu()
-    centred = [row[row.isfinite()] - row[row.isfinite()].mean() for row in logits]
-    spread = torch.cat(centred).std(correction=0)
-    rng = RowRandom(0, "learner acts", 0, batch.indices)
-    sure = train_nmg.act(agent, states, batch, rng, 0.3, direction, 4)
-    expected = (logits + 2 * spread * torch.from_numpy(direction)).log_softmax(1)
-    assert 2 * spread > 4
-    torch.testing.assert_close(torch.from_numpy(sure.log_prob), expected, rtol=1e-4, atol=1e-3)
     # The two opposite players mask what is high, and what is low, in the direction.
-    _, _, _, opposite = acting(subtask, uniform=False, direction=-direction)
+    _, _, _, opposite = acting(subtask, uniform=False, step=-4 * direction)
+    _, _, _, play = acting(subtask, uniform=False, step=4 * direction)
     assert direction[play.mask].mean() > 0.5 > -0.5 > direction[opposite.mask].mean()
 
 
 def test_random_directions_are_standardised(subtask):
-    """Mean 0 in each context, standard deviation 1 over all; of their own for each seed and episode."""
-    states = train_nmg.encode(models.load_lm("tiny"), subtask.contexts)
-    maskable = batch_of(subtask.contexts).maskable
+    """In each context; of their own for each seed and episode."""
+    batch = batch_of(subtask.contexts)
+    states, maskable = train_nmg.encode(models.load_lm("tiny"), batch), batch.maskable
     directions = [train_nmg.random_direction(states, *place) for place in ((0, 0), (0, 0), (1, 0), (0, 1))]
     for direction in directions:
-        assert (direction[~maskable] == 0).all() and direction[maskable].std() == pytest.approx(1)
+        assert (direction[~maskable] == 0).all()
         for row, allowed in zip(direction, maskable, strict=True):
             assert row[allowed].mean() == pytest.approx(0, abs=1e-5)
+            assert row[allowed].std() == pytest.approx(1, abs=1e-3)
     assert (directions[0] == directions[1]).all()
     assert abs(np.corrcoef([d[maskable] for d in directions[1:]])[0, 1:]).max() < 0.9
+
+
+def test_who_plays(subtask):
+    """Random is a control in some episodes; opponent and learner take opposite steps from one policy."""
+    cfg = Config(random_every=3, noise=2, sharpness=1.5, p=0.3)
+    both, three = ("opponent", "learner"), ("random", "opponent", "learner")
+    assert [train_nmg.players_of(e, cfg) for e in range(4)] == [three, both, both, three]
+    assert train_nmg.players_of(1, Config(self_play=False)) == ("random", "learner")
+    assert train_nmg.players_of(1, Config(paper=True)) == three
+    batch, states, _, _ = acting(subtask, uniform=False)
+    learner = train_nmg.Learner(128, cfg)
+    plays = train_nmg.mask_contexts(learner.policies, states, batch, 1, cfg)
+    direction = train_nmg.random_direction(states, 0, 1)
+    base = policies.sharpened(train_nmg.policy_forward(learner.policy, states)[0].detach().cpu().numpy(), 1.5)
+    for name, sign in (("learner", 1), ("opponent", -1)):
+        expected = torch.from_numpy(base + sign * 3 * direction).log_softmax(1)
+        torch.testing.assert_close(torch.from_numpy(plays[name].log_prob), expected)
+
+
+def test_sharpened_logits():
+    """Mean 0 and the standard deviation that is asked for in each block; a single token, and no choice."""
+    logits = np.array([[1.0, 5.0, -np.inf, 3.0], [2.0, -np.inf, -np.inf, -np.inf], [4.0, 4.0, 4.0, -np.inf]])
+    found = policies.sharpened(logits, 2.0)
+    np.testing.assert_allclose(found[0, [0, 1, 3]], np.array([-1, 1, 0]) * 2 * math.sqrt(1.5))
+    assert found[1, 0] == 0 and (found[2, :3] == 0).all()
+    assert (np.isinf(found) == np.isinf(logits)).all()
+    assert policies.sharpened(logits, None) is logits
 
 
 def some_config(**flags):
@@ -443,6 +482,86 @@ def test_only_masks_differ_between_the_players_of_an_episode(subtask):
 
 # ---------------------------------------------------------------- replay
 
+def test_what_replay_keeps(subtask):
+    """Blocks with all the actions that count, of all players, each with its reward; within the tokens."""
+    batch, states, _, _ = acting(subtask, uniform=False)
+    rng, plays = np.random.default_rng(0), {}
+    for name, score in (("random", 1.0), ("opponent", 4.0), ("learner", 10.0)):
+        mask = maskers.pick(rng.random(batch.input_ids.shape), batch, maskers.budget_of(batch, 0.5))
+        plays[name] = Play(mask, 0.0, {"em": score})
+    reward = {"random": -6.0, "opponent": -1.5, "learner": 7.5}
+    episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
+    every = train_nmg.memories_of(episode, states, 3, Config(metric="em"))
+    assert len(every) == len(states)
+    for memory in every:
+        [block] = [i for i, state in enumerate(states) if state is memory.state]
+        found = sorted(zip(memory.position.tolist(), memory.R.tolist(), strict=True))
+        expected = []
+        for name, play in plays.items():
+            for t in play.mask[block].nonzero()[0]:
+                if not all(other.mask[block, t] for other in plays.values()):
+                    expected.append((t, reward[name]))
+        assert found == sorted(expected)
+    some = train_nmg.memories_of(episode, states, 3, Config(metric="em", replay_tokens=100))
+    kept = sum(len(memory.state[0]) for memory in some)
+    assert 50 < kept <= 100
+    for memory, other in zip(some, every, strict=False):
+        assert memory.state is other.state
+
+
+def replay_of(rewards):
+    """One block of 10 tokens for each reward, of which token 3 was masked."""
+    torch.manual_seed(0)
+    hidden = torch.randn(len(rewards), 10, 8).half()
+    memories = []
+    for block, R in zip(hidden, rewards, strict=True):
+        state = block, torch.ones(10, dtype=torch.bool)
+        memories.append(train_nmg.Memory(state, np.array([3]), np.array([R], np.float32)))
+    return memories
+
+
+def test_rewards_are_learned_whatever_their_scale(monkeypatch):
+    """Points or shares teach the same: their root mean square becomes 1."""
+    seen, policy_loss = [], train_nmg.policy_loss
+
+    def watch(logits, row, position, R, entropy_coef):
+        seen.append(sorted(R.tolist()))
+        assert row.tolist() == [0, 1, 2] and position.tolist() == [3, 3, 3] and entropy_coef == 0.2
+        return policy_loss(logits, row, position, R, entropy_coef)
+
+    monkeypatch.setattr(train_nmg, "policy_loss", watch)
+    for scale in (1, 100):
+        learner = train_nmg.Learner(8, Config(updates_per_episode=1, minibatch=5, entropy_coef=0.2))
+        learner.replay = replay_of(scale * np.array([0.1, -0.3, 0.5]))
+        learner.learn(0)
+    rms = math.sqrt((0.01 + 0.09 + 0.25) / 3)
+    assert seen[0] == pytest.approx([-0.3 / rms, 0.1 / rms, 0.5 / rms])
+    assert seen[1] == pytest.approx(seen[0])
+
+
+def test_a_policy_is_learned_anew_from_the_whole_replay():
+    """What it had learned before does not matter, only what is there, and the episode."""
+    cfg = Config(updates_per_episode=3, minibatch=4)
+    weights = []
+    for steps in ([5], [1, 2, 5], [4]):
+        learner = train_nmg.Learner(8, cfg)
+        learner.replay = replay_of(np.linspace(-1, 1, 9))
+        for number in steps:
+            learner.learn(number)
+        weights.append(learner.policy.token_head[0].weight.detach())
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_an_empty_replay_teaches_nothing():
+    learner = train_nmg.Learner(8, Config(updates_per_episode=3))
+    before = copy.deepcopy(learner.policy.state_dict())
+    assert learner.learn(0) == {"learner_policy_loss": 0.0}
+    learner.replay = replay_of([0, 0])
+    assert learner.learn(1) == {"learner_policy_loss": 0.0}
+    assert all(torch.equal(weight, before[name]) for name, weight in learner.policy.state_dict().items())
+
+
 def small_agent(lr):
     torch.manual_seed(0)
     agent, hidden = Agent(Policy(8), lr), torch.randn(30, 8).half()
@@ -454,16 +573,15 @@ def value_of(agent, memory):
         return train_nmg.policy_forward(agent.policy, memory[0])[1].cpu().numpy()
 
 
-@pytest.mark.parametrize("paper", [True, False])
-def test_an_agent_learns_the_value_of_a_context(paper):
+def test_an_agent_learns_the_value_of_a_context():
     """Its mean reward, here; replay keeps the values before the update."""
     agent, memory = small_agent(1e-2)
-    actions = np.zeros(12, train_nmg.ACTION)
+    actions = np.zeros(12, paper_form.ACTION)
     actions["block"], actions["position"] = np.arange(12) % 3, np.arange(12) // 3
     actions["R"] = np.where(np.arange(12) % 3, 1, -1)
     actions["rarity"], actions["log_prob"] = 1 / np.sqrt(1 + np.arange(12) % 4), -2
     agent.replay, value = actions.copy(), value_of(agent, memory)
-    cfg = Config(updates_per_episode=1, minibatch=12, entropy_coef=0.01, paper=paper)
+    cfg = Config(updates_per_episode=1, minibatch=12, entropy_coef=0.01, paper=True)
     agent.learn(memory, np.random.default_rng(0), cfg)
     np.testing.assert_allclose(agent.replay["value"], value[actions["block"]], rtol=1e-4)
     cfg.updates_per_episode = 200
@@ -473,7 +591,7 @@ def test_an_agent_learns_the_value_of_a_context(paper):
 
 def test_actions_are_drawn_by_priority(monkeypatch):
     agent, memory = small_agent(1e-3)
-    agent.replay = np.zeros(4, train_nmg.ACTION)
+    agent.replay = np.zeros(4, paper_form.ACTION)
     agent.replay["position"], agent.replay["rarity"] = range(4), [1, 2, 5, 0]
     agent.replay["R"] = 1
     drawn, zero = [], torch.zeros((), requires_grad=True)
@@ -482,38 +600,71 @@ def test_actions_are_drawn_by_priority(monkeypatch):
         drawn.extend(action.tolist())
         return zero * 1, zero * 1
 
-    monkeypatch.setattr(train_nmg, "policy_forward", lambda policy, contexts: (None, torch.zeros(1)))
-    monkeypatch.setattr(train_nmg, "losses", watch)
+    monkeypatch.setattr(paper_form, "policy_forward", lambda policy, contexts: (None, torch.zeros(1)))
+    monkeypatch.setattr(paper_form, "losses", watch)
     cfg = Config(updates_per_episode=1000, minibatch=1, paper=True)
     agent.learn(memory, np.random.default_rng(0), cfg)
     np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 1000, np.array([1, 2, 5, 0]) / 8, atol=0.06)
 
 
-def test_rewards_are_learned_whatever_their_scale(monkeypatch):
-    """Points or shares teach the same; the paper's signs are taken as they are."""
-    seen, zero = [], torch.zeros((), requires_grad=True)
-
-    def watch(logits, value, action, log_prob_old, R, cfg):
-        seen.append(sorted(R.tolist()))
-        return zero * 1, zero * 1
-
-    monkeypatch.setattr(train_nmg, "losses", watch)
-    for scale, paper in ((1, False), (100, False), (1, True), (0, False)):
-        agent, memory = small_agent(1e-3)
-        agent.replay = np.zeros(3, train_nmg.ACTION)
-        agent.replay["rarity"], agent.replay["R"] = 1, scale * np.array([0.1, -0.3, 0.5])
-        cfg = Config(updates_per_episode=1, minibatch=3, paper=paper)
-        agent.learn(memory, np.random.default_rng(0), cfg)
-    rms = math.sqrt((0.01 + 0.09 + 0.25) / 3)
-    assert seen[0] == pytest.approx([-0.3 / rms, 0.1 / rms, 0.5 / rms])
-    assert seen[1] == pytest.approx(seen[0]) and seen[2] == pytest.approx([-0.3, 0.1, 0.5])
-    assert seen[3] == [0, 0, 0]
-
-
-def test_an_empty_replay_teaches_nothing():
+def test_an_agent_without_actions_learns_nothing():
     agent, memory = small_agent(1e-3)
     learned = agent.learn(memory, np.random.default_rng(0), Config(updates_per_episode=3))
     assert learned == {"policy_loss": 0, "value_loss": 0}
+
+
+# ---------------------------------------------------------------- plays that are kept
+
+def test_an_episode_comes_back_from_its_file(subtask, tmp_path):
+    batch, states, _, play = acting(subtask, uniform=False)
+    play.scores = {"accuracy": 41.5, "likelihood": -1.25}
+    episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, {"learner": play})
+    file = plays.file_of(tmp_path, 7)
+    plays.save_episode(file, episode, {"episode": 7, "seconds": 1.5})
+    [(found, log)] = plays.load_episodes(tmp_path)
+    assert log == {"episode": 7, "seconds": 1.5}
+    for name in ("input_ids", "attention_mask", "maskable"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(episode, name))
+    back = found.plays["learner"]
+    np.testing.assert_array_equal(back.mask, play.mask)
+    assert (back.scores, back.entropy) == (play.scores, play.entropy)
+    # The states of a policy that is learned from the file are those of the one that played.
+    for (hidden, maskable), (again, again_maskable) in zip(
+            states, train_nmg.encode(models.load_lm("tiny"), found), strict=True):
+        assert torch.equal(hidden, again) and torch.equal(maskable, again_maskable)
+    file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(UserError, match=r"00007\.npz: is no episode of train_nmg\.py, or damaged"):
+        plays.load_episodes(tmp_path)
+
+
+def test_a_policy_of_the_plays_of_others(finished, tmp_path):
+    """Without playing: from one run it is what that run ends with, but for its random streams, and from two
+    it is another."""
+    [place, _] = finished
+    learned = []
+    for folders in (f"{place}/o", f"{place}/o,{place}/o"):
+        out = tmp_path / str(len(learned))
+        flags = [*SMALL, "--episodes=0", f"--plays={folders}", f"--out={out}"]
+        result = call("train_nmg.py", *flags, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        learned.append(load_policy(out).token_head[0].weight)
+        assert not (out / "metrics.jsonl").exists()
+    assert not torch.equal(*learned)
+    # It goes on playing from there.
+    result = call("train_nmg.py", *SMALL, "--episodes=1", f"--plays={place}/o", "--out=on", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert len(runs.read_rows(tmp_path / "on/metrics.jsonl")) == 1
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--plays=nowhere"], "--plays=nowhere: holds no plays"),
+    (["--plays={o}", "--dataset=toyqa", "--metric=em"], "its plays have no score em"),
+    (["--episodes=0"], "--episodes=0: nothing is played, so --plays=FOLDER must name"),
+])
+def test_plays_that_cannot_be_learned_from(finished, flags, said, tmp_path):
+    flags = [flag.format(o=finished[0] / "o") for flag in flags]
+    result = call("train_nmg.py", *SHORT, *flags, "--out=p", cwd=tmp_path)
+    assert result.returncode == 2 and said in result.stderr and result.stderr.count("\n") == 1
 
 
 # ---------------------------------------------------------------- whole episodes
@@ -525,7 +676,7 @@ def test_episodes_are_the_papers(self_play, cls_folder, lm_folder, tmp_path, mon
     players = ["random", "opponent", "learner"] if self_play else ["random", "learner"]
     score = {"random": 0.5, "opponent": 0.7, "learner": 0.6}
     n, plays, stored, configs, coefficients = len(players), [], [], [], set()
-    actions_of, losses, learn = train_nmg.actions_of, train_nmg.losses, Agent.learn
+    actions_of, losses, learn = paper_form.actions_of, paper_form.losses, Agent.learn
 
     def inner_loop(lm, subtask, mask, task, cfg):
         adapted = copy.deepcopy(lm)
@@ -541,7 +692,7 @@ def test_episodes_are_the_papers(self_play, cls_folder, lm_folder, tmp_path, mon
         return stored[-1]
 
     def watch_losses(*args):
-        coefficients.add(args[-1].entropy_coef)
+        coefficients.add(args[-1])
         assert len(args[0]) == 8
         return losses(*args)
 
@@ -550,8 +701,8 @@ def test_episodes_are_the_papers(self_play, cls_folder, lm_folder, tmp_path, mon
         return learn(agent, memory, *args)
 
     monkeypatch.setattr(train_nmg, "inner_loop", inner_loop)
-    monkeypatch.setattr(train_nmg, "actions_of", store)
-    monkeypatch.setattr(train_nmg, "losses", watch_losses)
+    monkeypatch.setattr(paper_form, "actions_of", store)
+    monkeypatch.setattr(paper_form, "losses", watch_losses)
     monkeypatch.setattr(Agent, "learn", watch_learn)
     flags = {"paper": True, "episodes": 3, "contexts": 12, "val_share": 0.3, "p": 0.3, "uniform_episodes": 3,
              "minibatch": 8,
@@ -605,12 +756,13 @@ def test_the_papers_own_rule_learns(sign):
         plays = {}
         for name in ("random", *agents):
             stream = RowRandom(0, name, e, np.arange(N))
-            plays[name] = train_nmg.act(agents.get(name), memory[e], batch, stream, 2 / L)
+            policy = agents[name].policy if name in agents else None
+            plays[name] = train_nmg.act(policy, memory[e], batch, stream, 2 / L)
             plays[name].scores["em"] = sign * (plays[name].mask & good).sum()
         for name, agent in agents.items():
             R, counts = paper_form.rewards(plays, name, cfg)
             ids = np.arange(N * L).reshape(N, L)
-            actions = train_nmg.actions_of(e, plays[name], R, counts, ids)
+            actions = paper_form.actions_of(e, plays[name], R, counts, ids)
             agent.replay = np.concatenate((agent.replay, actions))[-300:]
             agent.learn(memory, rng, cfg)
         # Of the learner's probability.
@@ -619,54 +771,43 @@ def test_the_papers_own_rule_learns(sign):
     assert share > 0.35 if sign > 0 else share < 0.1
 
 
-def simulated_share(seed, noise, ratio, worth):
+def simulated_share(seed, noise, worth):
     """A simulation without an LM, of 20 episodes. The score of a play is `worth` times the share of good
-    tokens (one kind of four) among the masked, and noise. Returns their share under the learner's policy at
-    the end."""
-    N, L, H, memory, shares = 60, 12, 16, {}, []
+    tokens (one kind of four) among the masked, and noise. Returns their share among the tokens that are drawn
+    from the policy at the end."""
+    N, L, H = 60, 12, 16
     rng = np.random.default_rng(seed)
-    cfg = Config(paper=ratio, updates_per_episode=20, metric="em")
-    agents = {}
-    for i, name in enumerate(("opponent", "learner")):
-        torch.manual_seed(10 * seed + i)
-        agents[name] = Agent(Policy(H), 3e-4)
-    batch = SimpleNamespace(maskable=np.ones((N, L), bool))
+    cfg = Config(metric="em", noise=noise, seed=seed, p=1 / L, rl_lr=3e-4)
+    learner = train_nmg.Learner(H, cfg)
+    batch = SimpleNamespace(maskable=np.ones((N, L), bool), indices=np.arange(N))
+    every = np.ones((N, L), bool)
     kinds = torch.from_numpy(rng.normal(size=(4, H))).float()
+    shares = []
     for e in range(20):
         kind = torch.from_numpy(rng.integers(0, 4, (N, L)))
         good = (kind == 0).numpy()
-        memory[e] = [(kinds[row].half(), torch.ones(L, dtype=torch.bool)) for row in kind]
-        direction = train_nmg.random_direction(memory[e], seed, e)
-        directions = {"learner": direction, "opponent": -direction} if noise else {}
-        plays = {}
-        for name in ("random", *agents):
-            stream = RowRandom(seed, name, e, np.arange(N))
-            plays[name] = train_nmg.act(agents.get(name), memory[e], batch, stream, 1 / L,
-                                        directions.get(name), noise)
-            share = (plays[name].mask & good).sum() / N
-            plays[name].scores["em"] = worth * share + 0.3 * rng.normal()
-        for agent in agents.values():
-            for name in plays:
-                R, counts = train_nmg.rewards(plays, name, cfg)
-                actions = train_nmg.actions_of(e, plays[name], R, counts, kind.numpy())
-                agent.replay = np.concatenate((agent.replay, actions))
-            agent.learn(memory, rng, cfg)
-        logits = train_nmg.policy_forward(agents["learner"].policy, memory[e])[0].detach()
-        shares.append(float((logits.softmax(1).numpy() * good).sum() / N))
+        states = [(kinds[row].half(), torch.ones(L, dtype=torch.bool)) for row in kind]
+        plays = train_nmg.mask_contexts(learner.policies, states, batch, e, cfg)
+        for play in plays.values():
+            share = (play.mask & good).sum() / N
+            play.scores["em"] = worth * share + 0.3 * rng.normal()
+        learner.store(e, Episode(kind.numpy(), every, every, plays), states)
+        learner.learn(e)
+        drawn = train_nmg.act(learner.policy, states, batch, RowRandom(seed, "x", e, np.arange(N)), 1 / L)
+        shares.append((drawn.mask & good).sum() / N)
     return np.mean(shares[-3:])
 
 
 @pytest.mark.slow
-def test_exploring_among_policies_without_the_ratio_learns():
-    shares = [simulated_share(seed, noise=2, ratio=False, worth=1) for seed in range(4)]
+def test_exploring_among_policies_learns():
+    shares = [simulated_share(seed, noise=2, worth=1) for seed in range(4)]
     assert min(shares) > 0.85, shares
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("noise", "ratio", "worth"), [(2, True, 1), (0, False, 1), (2, False, 0)])
-def test_neither_change_alone_learns_nor_does_noise_teach(noise, ratio, worth):
+def test_noise_teaches_nothing():
     """On average over four seeds, as a policy drifts to some kind of words even if none is better."""
-    shares = [simulated_share(seed, noise, ratio, worth) for seed in range(4)]
+    shares = [simulated_share(seed, noise=2, worth=0) for seed in range(4)]
     assert np.mean(shares) < 0.6, shares
 
 
@@ -676,6 +817,14 @@ def test_neither_change_alone_learns_nor_does_noise_teach(noise, ratio, worth):
 def finished(tmp_path_factory, one_thread):
     place = tmp_path_factory.mktemp("nmg")
     return place, call("train_nmg.py", *SMALL, "--out=o", cwd=place)
+
+
+@pytest.fixture(scope="module")
+def finished_paper(tmp_path_factory, one_thread):
+    place = tmp_path_factory.mktemp("paper")
+    result = call("train_nmg.py", *IN_PAPERS_FORM, "--out=o", cwd=place)
+    assert result.returncode == 0, result.stderr
+    return place, result
 
 
 def ends_as(place, other):
@@ -692,13 +841,12 @@ def test_a_small_run(finished):
     place, result = finished
     assert result.returncode == 0, result.stderr
     files = sorted(file.name for file in (place / "o").iterdir())
-    assert files == ["checkpoint.pt", "curves.png", "metrics.jsonl", "policy.json", "policy.safetensors",
-                     "run.json"]
+    assert files == ["curves.png", "metrics.jsonl", "plays", "policy.json", "policy.safetensors", "run.json"]
+    names = sorted(file.name for file in (place / "o/plays").iterdir())
+    assert names == ["00001.npz", "00002.npz", "00003.npz", "00004.npz"]
     metrics = runs.read_rows(place / "o/metrics.jsonl")
     assert [row["episode"] for row in metrics] == [1, 2, 3, 4]
-    # The policy starts out nearly uniform, and learns.
-    uniform = metrics[0]["random_entropy"]
-    assert metrics[0]["learner_entropy"] == pytest.approx(uniform, abs=0.01)
+    assert ["random_score" in row for row in metrics] == [True, False, True, False]
     assert metrics[-1]["learner_entropy"] != metrics[0]["learner_entropy"]
     for row in metrics:
         assert np.isfinite(list(row.values())).all()
@@ -718,7 +866,7 @@ def test_what_a_policy_was_trained_on(finished):
     about = runs.read_run(finished[0] / "o")["settings"]
     world = data_prep.load("toycls", toy.tokenizer())
     assert about == about | {"lm": "tiny", "dataset": "toycls", "episodes": 4, "seed": 0, "self_play": True,
-                             "continual": False, "paper": False, "data": world.checksum}
+                             "sharpness": 2.4, "paper": False, "data": world.checksum}
 
 
 def test_a_finished_run_is_done(finished):
@@ -728,10 +876,12 @@ def test_a_finished_run_is_done(finished):
     assert other.returncode == 2 and "seed=0 there, 1 here" in other.stderr
 
 
-def test_a_finished_run_made_longer_is_the_longer_run(finished, tmp_path):
+@pytest.mark.parametrize(("form", "flags"), [("finished", SMALL), ("finished_paper", IN_PAPERS_FORM)])
+def test_a_finished_run_made_longer_is_the_longer_run(form, flags, request, tmp_path):
     """Byte for byte."""
+    finished = request.getfixturevalue(form)
     for episodes in (2, 4):
-        result = call("train_nmg.py", *SMALL, f"--episodes={episodes}", "--out=o", cwd=tmp_path)
+        result = call("train_nmg.py", *flags, f"--episodes={episodes}", "--out=o", cwd=tmp_path)
         assert result.returncode == 0, result.stderr
     assert ends_as(tmp_path, finished[0])
 
@@ -743,11 +893,14 @@ def test_run_json_is_written_last(finished):
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_it_ends_the_same(finished, tmp_path):
+@pytest.mark.parametrize("paper", [False, True])
+def test_killed_at_any_moment_it_ends_the_same(paper, finished, finished_paper, tmp_path):
     """SIGKILL, twice, each time after more episodes, saved or not. While it is at work, the same command is
     refused."""
     log, rng, refused = tmp_path / "o/metrics.jsonl", random.Random(0), []
     command = ["train_nmg.py", *SMALL, "--out=o"]
+    if paper:
+        finished, command = finished_paper, ["train_nmg.py", *IN_PAPERS_FORM, "--out=o"]
 
     def ready(episodes):
         if not log.exists() or len(log.read_text().splitlines()) < episodes:
@@ -812,9 +965,11 @@ def test_killed_before_any_of_its_files_it_ends_the_same(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_three_processes_learn_what_one_does(finished, tmp_path):
+@pytest.mark.parametrize(("form", "flags"), [("finished", SMALL), ("finished_paper", IN_PAPERS_FORM)])
+def test_three_processes_learn_what_one_does(form, flags, request, tmp_path):
     """The plays of an episode in processes of their own: the same policy, byte for byte."""
-    result = torchrun(3, "train_nmg.py", *SMALL, "--out=o", cwd=tmp_path)
+    finished = request.getfixturevalue(form)
+    result = torchrun(3, "train_nmg.py", *flags, "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert ends_as(tmp_path, finished[0])
     assert result.stdout.count("--masker=sampled:o") == 1
@@ -846,20 +1001,21 @@ def test_an_edit_of_the_reward_shows_in_the_next_run(tmp_path, monkeypatch):
     stored = {}
     for script in ("train_nmg", "edited_nmg"):
         module, stored[script] = importlib.import_module(script), []
-        actions_of = module.actions_of
+        memories_of = module.memories_of
 
-        def watch(*args, script=script, actions_of=actions_of):
-            stored[script].append(actions_of(*args))
-            return stored[script][-1]
+        def watch(*args, script=script, memories_of=memories_of):
+            memories = memories_of(*args)
+            stored[script] += memories
+            return memories
 
-        monkeypatch.setattr(module, "actions_of", watch)
+        monkeypatch.setattr(module, "memories_of", watch)
         monkeypatch.setattr(module, "curves", lambda *_: None)
         result = call(f"{script}.py", *flags, f"--out={script}", cwd=tmp_path)
         assert result.returncode == 0, result.stderr
     before, after = stored["train_nmg"], stored["edited_nmg"]
-    assert any(actions["R"].any() for actions in before)
+    assert any(memory.R.any() for memory in before)
     for old, new in zip(before, after, strict=True):
-        np.testing.assert_array_equal(new["R"], -old["R"])
+        np.testing.assert_array_equal(new.R, -old.R)
     policies = [(tmp_path / script / "policy.safetensors").read_bytes() for script in stored]
     assert policies[0] != policies[1]
     longer = call("edited_nmg.py", *SMALL, "--episodes=2", "--out=train_nmg", cwd=tmp_path)
@@ -911,7 +1067,7 @@ def test_the_first_commands_of_a_user(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("flags", [
     ["--self_play=False"],
-    ["--continual=False"],
+    ["--paper", "--continual=False"],
     ["--dataset=toyqa", "--metric=likelihood"],
     ["--dataset=toyqa", "--metric=f1", "--validation=12"],
     ["--dataset=toyqa", "--metric=em"],
@@ -995,11 +1151,11 @@ def test_chemprot_with_a_real_lm(tmp_path):
 @pytest.mark.parametrize(("flags", "said"), [
     (["--reward=regression"], "unknown flag --reward"),
     (["--metric=f1"], "--metric=f1: allowed are accuracy, macro_f1, likelihood"),
-    (["--episodes=0"], "--episodes=0: must be 1 or more"),
+    (["--episodes=-1"], "--episodes=-1: must be 0 or more"),
     (["--val_share=2"], "--val_share=2: a share must be above 0"),
     (["--selfplay=False"], "did you mean 'self_play'?"),
     (["--uniform_episodes=5"], "--uniform_episodes: is not read with --paper=False; leave it out"),
-    (["--paper", "--noise=2"], "--noise: is not read with --paper=True; leave it out"),
+    (["--paper", "--noise=3"], "--noise: is not read with --paper=True; leave it out"),
     (["--dataset=corpus.txt"], "has no labelled examples to learn a policy from"),
 ])
 def test_wrong_flags(flags, said, tmp_path):
@@ -1020,23 +1176,24 @@ def test_one_step_with_a_learning_rate_without_sense(flags, tmp_path):
     assert not (tmp_path / "o/policy.safetensors").exists() and not (tmp_path / "o/metrics.jsonl").exists()
 
 
+def paper_agents():
+    return paper_form.Agents(32, Config(paper=True, self_play=False))
+
+
 def test_a_checkpoint_can_be_read_whatever_a_fork_has_logged(tmp_path):
     """Numbers of numpy, which torch.load refuses with weights_only, among them."""
-    agents, lm = {"learner": Agent(Policy(32), 1e-3)}, random_lm("bert")
     metrics = [{"episode": 1, "learner_balanced": np.mean([0.5, 1.0])}]
-    train_nmg.save_checkpoint(tmp_path / "checkpoint.pt", None, agents, {}, metrics)
-    assert train_nmg.load_checkpoint(tmp_path / "checkpoint.pt", lm, agents, {}) == metrics
+    paper_agents().save_checkpoint(tmp_path / "checkpoint.pt", None, metrics)
+    assert paper_agents().load_checkpoint(tmp_path / "checkpoint.pt", random_lm("bert")) == metrics
 
 
 def test_a_checkpoint_that_is_cut_short_is_one_sentence(tmp_path):
-    agents = {"learner": Agent(Policy(32), 1e-3)}
-    lm = random_lm("bert")
-    train_nmg.save_checkpoint(tmp_path / "checkpoint.pt", lm.state_dict(), agents, {}, [])
-    assert train_nmg.load_checkpoint(tmp_path / "checkpoint.pt", lm, agents, {}) == []
-    whole = (tmp_path / "checkpoint.pt").read_bytes()
-    (tmp_path / "checkpoint.pt").write_bytes(whole[:-100])
+    lm, file = random_lm("bert"), tmp_path / "checkpoint.pt"
+    paper_agents().save_checkpoint(file, lm.state_dict(), [])
+    assert paper_agents().load_checkpoint(file, lm) == []
+    file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(UserError, match=r"checkpoint\.pt: cannot be read \(cut short, damaged"):
-        train_nmg.load_checkpoint(tmp_path / "checkpoint.pt", lm, agents, {})
+        paper_agents().load_checkpoint(file, lm)
 
 
 def test_a_learning_rate_without_sense(tmp_path):

@@ -207,7 +207,7 @@ def main(cfg: Config) -> None:
     # 1. the maskers, the text and the LM
     # As pretrain.py does, so that these are the masks that it makes.
     loop.use_fast_path(not runs.is_tiny(cfg.lm))
-    found = {name: maskers.find(name) for name in cfg.maskers.split(",")}
+    found = {name: maskers.find(name) for name in maskers.split_names(cfg.maskers)}
     nlp = None
     if cfg.spacy_model:
         nlp = data_prep.load_spacy(cfg.spacy_model, exclude=["parser", "lemmatizer", "ner"])

@@ -66,7 +66,7 @@ def maskers_shown(cfg: Config, seed: int) -> dict[str, str]:
     """What is shown -> masker: what was asked for, or what NMG learned with this seed, between random and
     oracle."""
     if cfg.maskers:
-        return {name: name for name in cfg.maskers.split(",")}
+        return {name: name for name in maskers.split_names(cfg.maskers)}
     folder = folder_of(seed)
     return {"random": "random", "NMG, drawn": f"sampled:{folder}", "NMG, greedy": f"nmg:{folder}",
             "oracle": "oracle"}

@@ -46,7 +46,7 @@ def choose_masks(contexts: Pieces, masker: maskers.Masker, p: float, seed: int, 
 
 def main(cfg: Config) -> None:
     data, lm, task = train_nmg.open_task(cfg, cfg.spacy_model)
-    chosen = {name: maskers.find(name) for name in cfg.maskers.split(",")}
+    chosen = {name: maskers.find(name) for name in maskers.split_names(cfg.maskers)}
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     # What all lines of a log have in common. Paths are cut to their names, so that a log may move; an LM of
     # the hub, which has no checksum of weights here, keeps its full name.

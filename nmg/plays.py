@@ -1,0 +1,77 @@
+"""What was played: the record of an episode, and its file in RUN/plays. A policy can be learned from such
+files again without playing, also from those of other runs.
+"""
+import json
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from nmg.runs import UserError, atomic_write
+
+
+@dataclass
+class Play:
+    """What one player did in an episode, and how it did."""
+    mask: np.ndarray                    # (N, L) bool
+    entropy: float                      # of its distribution before it explores, mean over blocks, in nats
+    # On D_val', by metric; higher is better.
+    scores: dict[str, float] = field(default_factory=dict)
+    # Only the paper's form reads these two:
+    log_prob: np.ndarray | None = None  # (N, L) log π_old, by which tokens were drawn
+    value: np.ndarray | None = None     # (N,) V of each block, by the player's own network (0 for random)
+
+
+@dataclass
+class Episode:
+    """The contexts that all players of an episode masked, and their plays by name. The arrays are (N, L), as
+    those of a Batch."""
+    input_ids: np.ndarray
+    attention_mask: np.ndarray
+    maskable: np.ndarray
+    plays: dict[str, Play]
+
+
+def file_of(folder: Path, number: int) -> Path:
+    """Where episode `number` (from 1) of a run is kept."""
+    return folder / "plays" / f"{number:05}.npz"
+
+
+def save_episode(file: Path, episode: Episode, log: dict) -> None:
+    """Writes an episode and its line of metrics.jsonl: some ten kilobytes, as masks are bits."""
+    arrays = {"input_ids": episode.input_ids.astype(np.int32),
+              "length": episode.attention_mask.sum(1).astype(np.int32),
+              "maskable": np.packbits(episode.maskable, 1)}
+    for name, play in episode.plays.items():
+        arrays[f"mask of {name}"] = np.packbits(play.mask, 1)
+    about = {name: {"entropy": play.entropy, "scores": play.scores} for name, play in episode.plays.items()}
+    arrays["about"] = np.array(json.dumps({"plays": about, "log": log}))
+    # Beside its place and then renamed, so that an episode is there as a whole or not at all.
+    with atomic_write(file) as partial, open(partial, "wb") as f:
+        np.savez_compressed(f, **arrays)
+
+
+def load_episode(file: Path) -> tuple[Episode, dict]:
+    """The episode of a file, without what only the paper's form reads, and its line of metrics.jsonl. Raises
+    UserError if the file is damaged."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            about = json.loads(str(arrays["about"]))
+            input_ids = arrays["input_ids"]
+            L = input_ids.shape[1]
+            plays = {}
+            for name, said in about["plays"].items():
+                mask = np.unpackbits(arrays[f"mask of {name}"], 1, count=L).astype(bool)
+                plays[name] = Play(mask, said["entropy"], said["scores"])
+            attention_mask = np.arange(L) < arrays["length"][:, None]
+            maskable = np.unpackbits(arrays["maskable"], 1, count=L).astype(bool)
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as e:
+        raise UserError(f"{file}: is no episode of train_nmg.py, or damaged; copy it again, or remove it and "
+                        "the later ones beside it") from e
+    return Episode(input_ids, attention_mask, maskable, plays), about["log"]
+
+
+def load_episodes(folder: Path) -> list[tuple[Episode, dict]]:
+    """All episodes of a run, in order; none if it has not played yet."""
+    return [load_episode(file) for file in sorted((folder / "plays").glob("[!.]*.npz"))]
