@@ -79,7 +79,7 @@ def main(cfg: Config) -> None:
                 bar.update()
                 if (seed, name) in done:
                     continue
-                started = time.time()
+                started = time.monotonic()
                 mask = choose_masks(subtask.contexts, masker, cfg.p, seed, LMReader(lm))
                 _, scores = train_nmg.inner_loop(lm, subtask, mask, task, cfg)
                 # In hundredths of a nat, beside points.
@@ -87,8 +87,8 @@ def main(cfg: Config) -> None:
                     scores["likelihood"] *= 100
                 line = {"dataset": settings["dataset"], "lm": settings["lm"], "masker": name, "row": name,
                         "seed": seed, "split": "val", "metrics": list(scores), **scores,
-                        "seconds": {"play": time.time() - started}, "file": files[name], "config": settings,
-                        "commit": runs.commit()}
+                        "seconds": {"play": time.monotonic() - started}, "file": files[name],
+                        "config": settings, "commit": runs.commit()}
                 with runs.locked(log):
                     runs.write_rows(log, [*runs.read_rows(log), line])
     report.main(report.Config(results=cfg.log))
