@@ -4,7 +4,7 @@
     python report.py --results=here/results.jsonl,there/results.jsonl --split=dev --out=report-dev
     python report.py --plan=0.5               # how many seeds would find half a point
 """
-import math
+import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -59,15 +59,19 @@ def check_line(line: dict, where: str) -> None:
         if wrong:
             raise UserError(f"{where}: not a line of results: {', '.join(wrong)} missing or of a wrong type")
 
+    if re.search("[\ud800-\udfff]", json.dumps(line, ensure_ascii=False)):
+        raise UserError(f"{where}: not a line of results: holds half of a character (a lone surrogate)")
     check(line, LINE)
     pretraining = line["config"].get("pretraining") or {}
     for part in (line["config"], pretraining):
         check(part, SETTINGS)
     check(pretraining.get("policy") or line.get("policy") or {}, SETTINGS)
-    numbers = {str(name): line.get(str(name)) for name in line["metrics"]}
+    numbers = {str(name): line.get(str(name)) for name in line["metrics"] or ["metrics"]}
     numbers |= {f"seconds of {name}": value or 0 for name, value in line["seconds"].items()}
     for name, value in numbers.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        # No score is as large; NaN is not smaller, either.
+        if not is_number or not abs(value) < 1e15:
             raise UserError(f"{where}: not a line of results: {name} is {value!r}, and must be a number")
     # Something else under the name of random would be what all rows are compared with.
     row = (line.get("row") or line["masker"]).partition(",")[0]
@@ -423,7 +427,7 @@ def main(cfg: Config) -> None:
             compared[metric] = compare(scores_of(lines, metric), cfg.primary)
         # A picture, where any row has several seeds.
         if any(map(len, compared.values())):
-            picture = re.sub("[/:]+", "-", f"forest-{dataset}-{lm}.png")
+            picture = re.sub(r"[^\w.-]+", "-", f"forest-{dataset}-{lm}.png")
             forest(compared, title, Path(cfg.out, picture))
             page.append(f"![Differences to random]({picture})")
         for metric, found in compared.items():

@@ -86,7 +86,8 @@ def start(main: Callable, config: type, tiny: dict | None = None) -> None:
     try:
         main(parse_flags(config, sys.argv[1:], tiny))
     except UserError as e:
-        print(f"error: {e}", file=sys.stderr)
+        # One line, also if a name in it has several.
+        print("error:", *str(e).splitlines(), file=sys.stderr)
         sys.exit(2)
     except RuntimeError as e:
         # torch says "CUDA out of memory" or "can't allocate memory".

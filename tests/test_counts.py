@@ -4,6 +4,7 @@ import math
 import random
 import re
 import string
+import time
 from collections import Counter
 
 import numpy as np
@@ -402,6 +403,22 @@ def test_labels_of_validation_documents_change_no_score(tmp_path, data, tok):
 
 
 # ---------------------------------------------------------------- places
+
+def test_marked_spans_are_those_of_a_regular_expression():
+    rng = np.random.default_rng(0)
+    for n in rng.integers(0, 30, 3000):
+        text = "".join(rng.choice(list("<<<>>>[[]]a\n"), n))
+        expected = [found.span(found.lastindex) for found in re.finditer(r"<<(.*?)>>|\[\[(.*?)\]\]", text)]
+        assert counts.marked_spans(text) == expected, text
+
+
+@pytest.mark.parametrize("text", ["<<" * 50_000, "[[<<" * 25_000, "<<" * 50_000 + "]]", "<<a>>" * 20_000])
+def test_marks_that_nothing_closes_take_no_longer(text):
+    """A regular expression takes 20 s for the first of them."""
+    started = time.monotonic()
+    counts.marked_spans(text)
+    assert time.monotonic() - started < 2
+
 
 def naive_marked(text):
     """The characters between << and the next >>, and between [[ and the next ]]."""

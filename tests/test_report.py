@@ -513,6 +513,10 @@ def test_a_line_that_lacks_something(tmp_path):
     ({"metrics": [["mcc"]]}, "['mcc'] is None, and must be a number"),
     ({"accuracy": "75"}, "accuracy is '75', and"),
     ({"accuracy": math.nan}, "accuracy is nan, and"),
+    ({"accuracy": True}, "accuracy is True, and"),
+    ({"accuracy": 10**30}, "accuracy is 1000000"),
+    ({"metrics": []}, "metrics is [], and"),
+    ({"lm": "\ud800"}, "holds half of a character"),
     ({"accuracy": math.inf}, "accuracy is inf, and"),
     ({"seconds": {"train": "1"}}, "seconds of train is '1', and"),
     ({"row": "random,--p=0.3"}, "the row random has the masker none; give it another --row"),
@@ -690,6 +694,15 @@ def test_forest(study, shown):
             d = (scores.loc[name] - scores.loc["random"]).dropna()
             assert (low, high) == pytest.approx(stats.ttest_1samp(d, 0).confidence_interval())
             assert names[round(y)] == name
+
+
+def test_a_dollar_in_a_name_is_no_formula(tmp_path):
+    """A picture is drawn of it."""
+    for masker, seed in itertools.product(("random", "us$_$.py:f"), range(2)):
+        add(tmp_path, masker, seed, dataset="us$_$.parquet", lm="$\\frac{$")
+    result = call("report.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert [file.name for file in tmp_path.glob("report/*.png")] == ["forest-us-_-.parquet--frac-.png"]
 
 
 def test_forest_of_a_task_with_one_metric(study, shown):

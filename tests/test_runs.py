@@ -37,6 +37,8 @@ class Config:
 def main(cfg: Config) -> None:
     if cfg.lm == "broken":
         raise UserError("this LM is broken")
+    if "\n" in cfg.lm:
+        raise UserError(f"no LM {cfg.lm}")
     if cfg.lm == "ctrl-c":
         raise KeyboardInterrupt
     print(cfg.lm)
@@ -148,6 +150,7 @@ def test_help_shows_the_docstring_and_all_flags(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("lm", "code", "said"), [
     ("broken", 2, "error: this LM is broken\n"),
+    ("broken\nname", 2, "error: no LM broken name\n"),
     ("ctrl-c", 130, "\nstopped; the same command goes on from its last checkpoint, if any\n"),
 ])
 def test_a_mistake_is_one_sentence(lm, code, said, monkeypatch, capsys):

@@ -56,7 +56,7 @@ def test_maskers_are_compared_on_the_same_sub_tasks(tmp_path):
 
 
 def test_an_edited_masker_is_played_again(tmp_path):
-    """And no other."""
+    """And no other; the plays before are set aside, with a word."""
     logs = []
     for code in ("from maskers import random as mine\n", "from maskers import whole as mine\n"):
         (tmp_path / "my.py").write_text(code)
@@ -65,6 +65,10 @@ def test_an_edited_masker_is_played_again(tmp_path):
         lines = runs.read_rows(tmp_path / "w.jsonl")
         logs.append({line["masker"]: (line["file"], line["seconds"]) for line in lines})
         assert len(lines) == 2
+    said = "WARNING: 1 plays of maskers that were edited since are set aside in w.jsonl.edited"
+    assert said in result.stdout
+    aside, = runs.read_rows(tmp_path / "w.jsonl.edited")
+    assert (aside["file"], aside["seconds"]) == logs[0]["my.py:mine"] and aside["masker"] == "my.py:mine"
     assert logs[0]["random"] == logs[1]["random"] and logs[0]["my.py:mine"][0] != logs[1]["my.py:mine"][0]
 
 
