@@ -25,7 +25,8 @@ READING = """- Mean ± standard deviation over seeds. hours: median of a seed, w
   Holm-corrected over rows; "too few seeds" where n seeds cannot show anything: p is never below 2 / 2^n, and
   that is above .05 / rows. detectable: the difference that so many seeds would find 4 times in 5 (t test at
   .05 / rows). What seeds show holds for these examples, which all of them share. withheld: seeds that share a
-  pre-training or a policy are no independent trials of a masker (`POLICIES` of run_all.sh)."""
+  pre-training or a policy are no independent trials of a masker (`POLICIES` of run_all.sh). A checksum behind
+  the name of data or an LM: they were edited between two lines, and so these are not compared."""
 # Settings that say where things lie, or that a table shows by itself, and so are not compared.
 NOT_COMPARED = {"masker", "dataset", "lm", "split", "spacy_model", "eval_every", "weights"}
 # Settings that a table names, where they are set.
@@ -410,10 +411,10 @@ def main(cfg: Config) -> None:
     if cfg.plan is not None and cfg.plan <= 0:
         raise UserError(f"--plan={cfg.plan}: must be above 0, in points")
     flags = [f"--{name}={value}" for name, value in vars(cfg).items() if value]
-    if cfg.out is None:
-        cfg.out = str(Path(cfg.results.split(",")[0]).with_name("report"))
     page = [f"Made by `{shlex.join(['python', 'report.py', *flags])}`.", READING]
     all_lines = read(cfg.results.split(","), cfg.split)
+    if cfg.out is None:
+        cfg.out = str(Path(cfg.results.split(",")[0]).with_name("report"))
     known = set(all_lines["row"]) - {"random"}
     if cfg.primary and cfg.primary not in known:
         raise UserError(f"--primary={cfg.primary}: no such row{runs.nearest(cfg.primary, known)}")

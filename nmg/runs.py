@@ -142,6 +142,8 @@ def convert(name: str, text: str, flag_type: type) -> object:
     if text == "True" and flag_type is not bool:
         raise UserError(f"--{name} needs a value: --{name}=...")
     if flag_type is str:
+        if not text:
+            raise UserError(f"--{name}= needs a value (is a variable of the shell empty?)")
         # A shell knows ~ at the beginning of a word only, which is not where a flag has its paths.
         text = re.sub(r"(?<![^,:])~[^/,:]*", lambda home: os.path.expanduser(home[0]), text)
         # FOLDER/ is FOLDER, but / stays /

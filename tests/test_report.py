@@ -846,6 +846,7 @@ def test_mistakes_are_one_sentence(tmp_path):
     assert wrong.returncode == 2
     assert wrong.stderr == "error: --results=nothing.jsonl: no such file; the finetune scripts write it\n"
     assert not (tmp_path / "report").exists()
+    assert call("report.py", "--results=,", cwd=tmp_path).stderr.startswith("error: --results=: no such file")
 
 
 def test_the_committed_report_is_made_from_the_committed_results(tmp_path):

@@ -84,6 +84,8 @@ def test_flags(args, expected, monkeypatch):
     (["--seed=1", "random"], "'random' is not a flag"),
     (["--p=lots"], "--p takes float, not 'lots'"),
     (["--p="], "--p takes float, not ''"),
+    (["--lm="], "--lm= needs a value"),
+    (["--out", ""], "--out= needs a value"),
     (["--seed=1.5"], "--seed takes int, not '1.5'"),
     (["--seed=None"], "--seed takes int, not 'None'"),
     (["--seed"], "--seed needs a value: --seed=..."),
