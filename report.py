@@ -63,9 +63,9 @@ def check_line(line: dict, where: str) -> None:
     if re.search("[\ud800-\udfff]", json.dumps(line, ensure_ascii=False)):
         raise UserError(f"{where}: not a line of results: holds half of a character (a lone surrogate)")
     check(line, LINE)
+    check(line["config"], SETTINGS)
     pretraining = line["config"].get("pretraining") or {}
-    for part in (line["config"], pretraining):
-        check(part, SETTINGS)
+    check(pretraining, SETTINGS)
     check(pretraining.get("policy") or line.get("policy") or {}, SETTINGS)
     numbers = {str(name): line.get(str(name)) for name in line["metrics"] or ["metrics"]}
     numbers |= {f"seconds of {name}": value or 0 for name, value in line["seconds"].items()}

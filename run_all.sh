@@ -44,6 +44,7 @@ SEEDS=${SEEDS:-0 1 2} POLICIES=${POLICIES:-3} JOBS=${JOBS:-1} OUT=${OUT:-runs/ta
 [[ -z $* || $* = --list ]] || fail "$*: give --list or nothing; all else are environment variables"
 [[ $JOBS:$POLICIES =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "JOBS=$JOBS, POLICIES=$POLICIES: must be 1 or more"
 [[ $SEEDS != *[!0-9[:space:]]* ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
+[[ " $MASKERS" != *[[:space:]],* ]] || fail "MASKERS=$MASKERS: a masker is missing before a comma"
 for list in "$QA" "$CLS" "$LMS"; do
     [[ $list != *[[:space:]]* || ! -e $list ]] || fail "$list: names in lists must be without spaces"
 done
@@ -146,7 +147,7 @@ run() {
         echo "$(date +%T) $log"
         echo "$1" > "$log"
         eval "$1" >> "$log" 2>&1 ||
-            echo "FAILED ($?): $log: $(tail -n 1 "$log")" | tee -a $OUT/logs/failed >&2' "$0"
+            echo "FAILED ($?): $log: $(tail -n 1 "$log")" | tee -a "$OUT/logs/failed" >&2' "$0"
 }
 # LEARNS or SCORES: runs these commands in a process group of their own (set -m), so that Ctrl-C, SIGTERM and
 # a closed terminal end all of them with this script.

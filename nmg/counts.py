@@ -17,8 +17,6 @@ from nmg.data import Split
 from nmg.runs import UserError
 from nmg.sources import lines
 
-CLOSER = {"<<": ">>", "[[": "]]"}
-OPENER = re.compile(r"(?=(<<|\[\[))")
 LONGEST = 5     # words of a collocation, at most
 # A word: letters, marks and digits, with apostrophes, hyphens and invisible joiners between them.
 JOINT = r"[-'·\u2019\u2010\u2011\u00ad\u200c\u200d]"
@@ -77,35 +75,23 @@ def in_markers(split: Split) -> np.ndarray:
     """(T,) bool: which tokens of a split stand inside << >> or [[ ]]."""
     inside = np.zeros(len(split.input_ids), bool)
     for i in range(len(split)):
-        spans = marked_spans(split.text(i))
-        if not spans:
-            continue
+        text = split.text(i)
         tokens = slice(split.token_start[i], split.token_start[i + 1])
-        begins, ends = np.array(spans).T
-        # The last span that begins before a token.
-        span = np.searchsorted(begins, split.char_begin[tokens], "right") - 1
-        inside[tokens] = (span >= 0) & (split.char_end[tokens] <= ends[span])
+        for opener, closer in (("<<", ">>"), ("[[", "]]")):
+            # From the first opening mark to the next closing one, on one line. In one pass: a regular
+            # expression would read on to the end of the line for each << that nothing closes.
+            begins, ends, at = [-1], [-1], 0
+            *pieces, _ = text.split(closer)
+            for piece in pieces:
+                begin = piece.find(opener, piece.rfind("\n") + 1)
+                if begin >= 0:
+                    begins.append(at + begin + 2)
+                    ends.append(at + len(piece))
+                at += len(piece) + 2
+            # The last span that begins before a token.
+            span = np.searchsorted(begins, split.char_begin[tokens], "right") - 1
+            inside[tokens] |= split.char_end[tokens] <= np.array(ends)[span]
     return inside
-
-
-def marked_spans(text: str) -> list[tuple[int, int]]:
-    """(begin, end) of what stands between << and the next >>, or [[ and ]], on one line. In one pass: a
-    regular expression would read on to the end of the line for each << that nothing closes."""
-    found = []
-    for line in re.finditer(".+", text):
-        done, closed_at = line.start(), {}
-        for opener in OPENER.finditer(text, *line.span()):
-            begin, closer = opener.start() + 2, CLOSER[opener[1]]
-            if opener.start() < done:
-                continue
-            # The next closing mark is looked for once, and not again before it is passed.
-            if closed_at.get(closer, 0) < begin:
-                place = text.find(closer, begin, line.end())
-                closed_at[closer] = place if place >= 0 else len(text)
-            if closed_at[closer] < len(text):
-                found.append((begin, closed_at[closer]))
-                done = closed_at[closer] + 2
-    return found
 
 
 class Words(NamedTuple):

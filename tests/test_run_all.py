@@ -287,6 +287,7 @@ def test_what_is_finished_is_not_listed_again(tmp_path):
     ([], {"JOBS": "many"}, "JOBS=many, POLICIES=3: must be 1 or more"),
     (["--list"], {"POLICIES": "0"}, "JOBS=1, POLICIES=0: must be 1 or more"),
     ([], {"SEEDS": "0,1,2"}, "SEEDS=0,1,2: must be numbers: 0 1 2"),
+    (["--list"], {"MASKERS": "random ,--p=1"}, "MASKERS=random ,--p=1: a masker is missing before a comma"),
     (["--list"], {"QUICK": "yes"}, "QUICK=yes: must be 1 or 0"),
     (["--list"], {"CLS": "my data.csv"}, "my data.csv: names in lists must be without spaces"),
 ])
