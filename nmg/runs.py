@@ -78,7 +78,8 @@ def start(main: Callable, config: type, tiny: dict | None = None) -> None:
         return
     # A terminal or log that is not UTF-8 shows what it cannot print as \\u2581.
     for out in (sys.stdout, sys.stderr):
-        if hasattr(out, "reconfigure"):
+        # Tests put streams of other kinds in their places.
+        with contextlib.suppress(AttributeError, OSError):
             out.reconfigure(errors="backslashreplace")
     # Of the processes that torchrun starts, one prints.
     if not is_main_process():
