@@ -76,11 +76,11 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
 
     # 3. fine-tune, and predict every example
     if not run.done:
-        started = time.time()
+        started = time.monotonic()
         model = task.finetune(lm, train, epochs=cfg.epochs, lr=cfg.lr, batch_size=cfg.batch_size,
                               micro_batch=cfg.micro_batch, warmup=cfg.warmup,
                               weight_decay=cfg.weight_decay, seed=cfg.seed, distributed=True)
-        trained = time.time()
+        trained = time.monotonic()
         if not runs.is_main_process():
             return
         lines = task.predictions(model, evaluated)
@@ -91,7 +91,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
         if cfg.save_model:
             save_lm(run.folder, model, tokenizer)
         seconds = {"pretrain": origin["seconds"], "train": trained - started,
-                   "score": time.time() - trained}
+                   "score": time.monotonic() - trained}
         run.finish(scores=scores, examples=len(lines), seconds=seconds,
                    held_out_loss=origin["held_out_loss"])
 

@@ -38,7 +38,10 @@ SCORES: dict[str, Score] = {}       # the scores among them, which tables read, 
 
 
 def register(masker: Masker) -> Masker:
-    """Makes a function a --masker of that name."""
+    """Makes a function a --masker of that name. Raises UserError if a function of this file has it, which
+    others would be compared with."""
+    if masker.__name__ in globals():
+        raise UserError(f"@register: maskers.py has {masker.__name__!r} already; choose another name")
     MASKERS[masker.__name__] = masker
     return masker
 
@@ -46,8 +49,8 @@ def register(masker: Masker) -> Masker:
 def register_score(score: Score) -> Score:
     """Makes a score, a function (batch, lm) -> (B, L) that says how much each token should be masked, a
     --masker of that name. It draws tokens with weight exp(score), so that a score of log n gives weight n."""
+    register(drawn_by(score))
     SCORES[score.__name__] = score
-    MASKERS[score.__name__] = drawn_by(score)
     return score
 
 

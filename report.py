@@ -4,6 +4,7 @@
     python report.py --results=here/results.jsonl,there/results.jsonl --split=dev --out=report-dev
     python report.py --plan=0.5               # how many seeds would find half a point
 """
+import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from nmg import plots, runs
+from nmg.runs import UserError
 
 # Tables 1 to 3 of the paper, percent, three seeds; a column is a row of our tables, called as in run_all.sh.
 PAPER = pd.read_csv(Path(__file__).parent / "results/paper.txt", sep=" ", index_col=[0, 1, 2])
@@ -22,13 +24,22 @@ READING = """- Mean ± standard deviation over seeds. hours: median of a seed, w
 - minus random: paired by seed, with Student's t 95 % interval. p: sign-flip test (exact up to 16 seeds),
   Holm-corrected over rows; "too few seeds" where n seeds cannot show anything: p is never below 2 / 2^n, and
   that is above .05 / rows. detectable: the difference that so many seeds would find 4 times in 5 (t test at
-  .05 / rows). What seeds show holds for these examples, which all of them share."""
+  .05 / rows). What seeds show holds for these examples, which all of them share. withheld: seeds that share a
+  pre-training or a policy are no independent trials of a masker (`POLICIES` of run_all.sh). A checksum behind
+  the name of data or an LM: they were edited between two lines, and so these are not compared."""
 # Settings that say where things lie, or that a table shows by itself, and so are not compared.
 NOT_COMPARED = {"masker", "dataset", "lm", "split", "spacy_model", "eval_every", "weights"}
 # Settings that a table names, where they are set.
 SHOWN = ("contexts", "examples", "p", "mlm_epochs", "pretraining.p", "pretraining.p_end",
          "pretraining.epochs", "pretraining.max_steps", "pretraining.lr", "labelled", "epochs", "lr",
          "batch_size")
+
+# The types of what a line of results has at least; and of what is read of its `config`, of `pretraining` in
+# that, and of `policy` in that.
+LINE = {"dataset": str, "lm": str, "masker": str, "seed": int, "split": str, "seconds": dict, "config": dict,
+        "metrics": list, "row": str | None, "examples": int | None}
+SETTINGS = dict.fromkeys(("dataset", "lm", "data", "weights", "masker_file", "checksum"), str | None)
+SETTINGS |= {"pretraining": dict | None, "policy": dict | None}
 
 
 @dataclass
@@ -42,6 +53,33 @@ class Config:
 
 # ---------------------------------------------------------------- lines
 
+def check_line(line: dict, where: str) -> None:
+    """Raises UserError if a line lacks something, or holds values of wrong types."""
+    def check(part: dict, types: dict) -> None:
+        wrong = [name for name, kind in types.items() if not isinstance(part.get(name), kind)]
+        if wrong:
+            raise UserError(f"{where}: not a line of results: {', '.join(wrong)} missing or of a wrong type")
+
+    if re.search("[\ud800-\udfff]", json.dumps(line, ensure_ascii=False)):
+        raise UserError(f"{where}: not a line of results: holds half of a character (a lone surrogate)")
+    check(line, LINE)
+    check(line["config"], SETTINGS)
+    pretraining = line["config"].get("pretraining") or {}
+    check(pretraining, SETTINGS)
+    check(pretraining.get("policy") or line.get("policy") or {}, SETTINGS)
+    numbers = {str(name): line.get(str(name)) for name in line["metrics"] or ["metrics"]}
+    numbers |= {f"seconds of {name}": value or 0 for name, value in line["seconds"].items()}
+    for name, value in numbers.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        # No score is as large; NaN is not smaller, either.
+        if not is_number or not abs(value) < 1e15:
+            raise UserError(f"{where}: not a line of results: {name} is {value!r}, and must be a number")
+    # Something else under the name of random would be what all rows are compared with.
+    row = (line.get("row") or line["masker"]).partition(",")[0]
+    if row in PAPER.columns[:6] and row != line["masker"]:
+        raise UserError(f"{where}: the row {row} has the masker {line['masker']}; give it another --row")
+
+
 def read(files: list[str], split: str | None) -> pd.DataFrame:
     """The lines of one split, one for each data set, LM, row and seed; the paper's rows first.
 
@@ -51,30 +89,22 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
     found = []
     for file in files:
         if not Path(file).is_file():
-            raise runs.UserError(f"--results={file}: no such file; the finetune scripts write it")
+            raise UserError(f"--results={file}: no such file; the finetune scripts write it")
         for n, line in enumerate(runs.read_rows(Path(file)), 1):
-            fields = ("dataset", "lm", "masker", "seed", "split", "seconds", "config", "metrics",
-                      *line.get("metrics", ()))
-            missing = [name for name in fields if line.get(name) is None]
-            if missing:
-                raise runs.UserError(f"{file}:{n}: not a line of results: it lacks {', '.join(missing)}")
+            check_line(line, f"{file}:{n}")
             seconds = [s for s in line["seconds"].values() if s]
             # The LM that pre-training began with; without pre-training (tools/what_matters.py), the LM.
             base = line["config"].get("pretraining") or line["config"]
             found.append(line | {"row": line.get("row") or line["masker"], "hours": sum(seconds) / 3600,
                                  "where": f"{file}:{n}", "settings": settings_of(line),
-                                 "weights": base.get("weights"), "data": line["config"].get("data")})
+                                 "weights": base.get("weights"), "data": line["config"].get("data"),
+                                 "given": line["dataset"], **origins_of(line)})
     if not found:
-        raise runs.UserError(f"--results={','.join(files)}: holds no line of results yet")
+        raise UserError(f"--results={','.join(files)}: holds no line of results yet")
     lines = pd.DataFrame(found)
     lines["lm"] = short_names(lines["lm"], lines["weights"])
     lines["dataset"] = short_names(lines["dataset"], lines["data"])
     lines = of_split(lines, split)
-    for lm, weights in lines.groupby("lm")["weights"]:
-        if weights.nunique() > 1:
-            where = ", ".join(lines["where"][weights.drop_duplicates().dropna().index])
-            raise runs.UserError(f"these lines used different weights under the name {lm}: {where}; keep "
-                                 "them in different files")
     lines["row"] = row_names(lines)
     refuse_contradictions(lines)
     lines = lines.drop_duplicates(["dataset", "lm", "row", "seed"])
@@ -83,20 +113,46 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
     return lines.assign(place=lines["row"].map(place)).sort_values(["place", "seed"])
 
 
+def origins_of(line: dict) -> dict[str, str | None]:
+    """What tells the pre-training and the policy behind a line from others: the checksum of their weights (in
+    old lines a path), None without one. And how the policy was learned, if not as it is used."""
+    config = line["config"]
+    pretraining = config.get("pretraining") or {}
+    base = pretraining or config
+    policy = pretraining.get("policy") or line.get("policy") or {}
+    adapted = policy_file = None
+    if pretraining and line["masker"] != "none":
+        adapted = config.get("weights") or config.get("lm")
+    if line["masker"].startswith(("nmg:", "sampled:")):
+        policy_file = pretraining.get("masker_file") or policy.get("checksum") or line.get("file")
+        policy_file = policy_file or line["masker"]
+    learned = []
+    if policy.get("data") not in (None, config.get("data")):
+        learned.append(f"from other data, or prepared in another way ({policy.get('dataset')})")
+    elif policy.get("data") and line["split"] == "val":
+        learned.append("from the labels of the very texts that are scored")
+    if (policy.get("weights") or policy.get("lm")) not in (None, base.get("weights") or base.get("lm")):
+        learned.append(f"with another LM ({policy.get('lm')})")
+    return {"pre-trainings": adapted, "policies": policy_file, "learned": " and ".join(learned) or None}
+
+
 def short_names(full: pd.Series, checksum: pd.Series) -> pd.Series:
     """The paths of LMs or data sets, shortened to their last components if these are unambiguous. Equal
-    checksums are one LM or data set, which has moved."""
+    checksums are one LM or data set, which has moved. If what is at a path was replaced or edited, names end
+    with the checksum, as scores on other data or with another LM are not compared."""
     # The first path of each checksum; without a checksum, each path is one of its own.
     first = full.groupby(checksum.where(checksum.notna(), full)).transform("first")
     last = first.map(lambda path: Path(path).name)
-    return last.where(first.groupby(last).transform("nunique") == 1, first)
+    names = last.where(first.groupby(last).transform("nunique") == 1, first)
+    replaced = checksum.groupby(names).transform("nunique") > 1
+    return names + (" (" + checksum.fillna("unknown").astype(str).str[:7] + ")").where(replaced, "")
 
 
 def of_split(lines: pd.DataFrame, split: str | None) -> pd.DataFrame:
     """The lines of one split; None: of each data set those of test, or else of what there is."""
     known = set(lines["split"])
     if split and split not in known:
-        raise runs.UserError(f"--split={split}: no line of this split; there is {', '.join(sorted(known))}")
+        raise UserError(f"--split={split}: no line of this split; there is {', '.join(sorted(known))}")
     first = lines.groupby("dataset")["split"].transform("min")
     has_test = (lines["split"] == "test").groupby(lines["dataset"]).transform("any")
     wanted = split or first.mask(has_test, "test")
@@ -104,11 +160,13 @@ def of_split(lines: pd.DataFrame, split: str | None) -> pd.DataFrame:
 
 
 def row_names(lines: pd.DataFrame) -> pd.Series:
-    """nmg:FOLDER becomes nmg, as policies of several seeds lie in several folders; but where two policies
-    share a seed, they are to be compared, and keep their names."""
+    """nmg:FOLDER becomes nmg, as policies of several seeds lie in several folders; but where one
+    policy has several seeds, or two share a seed, they are to be compared, and keep their names."""
     kind = lines["row"].str.replace("^(nmg|sampled):[^,]*", r"\1", regex=True)
     rows_of_a_seed = lines.groupby([kind, "dataset", "lm", "seed"])["row"].transform("nunique")
-    compared = kind.isin(kind[rows_of_a_seed > 1])
+    of_kind = lines.groupby([kind, "dataset", "lm"])
+    single = (of_kind["row"].transform("nunique") == 1) & (of_kind["seed"].transform("nunique") > 1)
+    compared = kind.isin(kind[rows_of_a_seed > 1]) | single
     return lines["row"].where(compared, kind)
 
 
@@ -122,7 +180,7 @@ def refuse_contradictions(lines: pd.DataFrame) -> None:
         differ = [name for name, value in line["settings"].items() if before.get(name, value) != value]
         differ += [metric for metric in line["metrics"] if first[metric] != line[metric]]
         if differ:
-            raise runs.UserError(f"{line['where']} ({first['where']}): both {line['row']} on "
+            raise UserError(f"{line['where']} ({first['where']}): both {line['row']} on "
                                  f"{line['dataset']} with seed {line['seed']}, but differ in "
                                  f"{', '.join(differ)}; keep one, or keep them in different files")
 
@@ -167,8 +225,10 @@ def detectable(sd: float | pd.Series, n: float | pd.Series, n_tests: float | pd.
 def sign_flips(d: np.ndarray) -> float:
     """Two-sided p of d (S,): of 2^S ways to flip signs (2^16 at most), the share at least as far from 0."""
     # Rounded, so that floating-point error does not tell equal means apart; with few seeds they matter.
+    # In batches, as all flips of 1,000 seeds would take gigabytes.
     test = stats.permutation_test((d,), lambda x, axis: np.round(np.mean(x, axis), 9),
-                                  permutation_type="samples", n_resamples=2**16, rng=0)
+                                  permutation_type="samples", n_resamples=2**16, rng=0,
+                                  batch=max(1, 2**22 // len(d)))
     return test.pvalue
 
 
@@ -205,9 +265,25 @@ def compare(scores: pd.DataFrame, primary: str | None = None) -> pd.DataFrame:
 
 # ---------------------------------------------------------------- what may be concluded
 
-def conclusion(compared: pd.DataFrame, metric: str) -> str:
-    """One sentence: what may be concluded."""
+def behind(lines: pd.DataFrame) -> pd.DataFrame:
+    """How many different pre-trainings and policies stand behind each row; 0 where it has none."""
+    return lines.groupby("row")[["pre-trainings", "policies"]].nunique()
+
+
+def sharing(lines: pd.DataFrame) -> list[str]:
+    """The rows whose seeds share a pre-training or a policy, and so are no independent trials of a masker;
+    all rows, if those of random do. A row nmg:FOLDER is about that policy, and no other."""
+    counts, seeds = behind(lines), lines.groupby("row")["seed"].nunique()
+    counts.loc[counts.index.str.startswith(("nmg:", "sampled:")), "policies"] = 0
+    shared = (counts.gt(0) & counts.lt(seeds, axis=0)).any(axis=1)
+    return list(shared.index if shared.get("random") else shared.index[shared])
+
+
+def conclusion(compared: pd.DataFrame, metric: str, shared: list[str]) -> str:
+    """One sentence: what may be concluded. Nothing of the rows in `shared`."""
     said = []
+    withheld = compared.index.intersection(shared)
+    compared = compared.drop(withheld)
     for row, found in compared[compared["p"] <= 0.05].iterrows():
         verb = "beats" if found.difference > 0 else "is behind"
         said.append(f"{row} {verb} random: {found.difference:+.1f} points ({found.low:+.1f} to "
@@ -222,7 +298,9 @@ def conclusion(compared: pd.DataFrame, metric: str) -> str:
         least = least_seeds(too_few["tests"].max())
         said.append(f"too few seeds to say anything of {', '.join(too_few.index)}: fewer than {least:g} can "
                     "show nothing, and --plan=0.5 tells how many find half a point")
-    return f"**{metric}**: {'; '.join(said)}." if said else ""
+    if len(withheld):
+        said.append(f"nothing is claimed of {', '.join(withheld)}, as seeds share pre-trainings or policies")
+    return f"**{escaped(metric)}**: {escaped('; '.join(said))}." if said else ""
 
 
 def planned(compared: pd.DataFrame, metric: str, points: float) -> str:
@@ -255,6 +333,8 @@ def notes(lines: pd.DataFrame, primary: str | None) -> list[str]:
         if len(rows) > 1 and not re.search("seed|masker_file|masker_code|policy$|policy.checksum", name):
             values = [f"{value} ({', '.join(names)})" for value, names in rows.items()]
             found.append(f"- {name} differs: {', '.join(values)}.")
+    for how, rows in lines.groupby("learned")["row"].unique().items():
+        found.append(f"- The policy of {', '.join(rows)} was learned {how}.")
     if primary in firsts.index:
         found.append(f"- The test of {primary} was fixed in advance: its p is not corrected.")
     if pd.notna(base.get("examples")):
@@ -271,11 +351,12 @@ def formatted(numbers: pd.Series, form: str) -> pd.Series:
 
 def score_table(lines: pd.DataFrame, metric: str, compared: pd.DataFrame) -> pd.DataFrame:
     """The table of one data set, LM and metric, as text: our scores, the paper's figures, the evidence."""
-    dataset, lm, split = lines.iloc[0][["dataset", "lm", "split"]]
+    dataset, lm, split, given = lines.iloc[0][["dataset", "lm", "split", "given"]]
     scores = scores_of(lines, metric)
     d = differences(scores)
     one_seed = d.index[d.count(axis=1) == 1]
-    paper = (dataset.lower(), lm, metric)
+    # A folder that happens to be called squad is not the paper's data.
+    paper = (given, lm, metric)
 
     # Columns find their rows by name; what a column does not know becomes "-".
     table = pd.DataFrame(index=scores.index.rename(f"{dataset}, {lm}"))
@@ -289,15 +370,26 @@ def score_table(lines: pd.DataFrame, metric: str, compared: pd.DataFrame) -> pd.
     table["95 % interval"] = formatted(compared["low"], "{:+.2f}") + high
     table.loc[one_seed, "95 % interval"] = "one seed: no evidence"
     table["p"] = formatted(compared["p"], "{:.2g}").reindex(compared.index, fill_value="too few seeds")
+    withheld = compared.index[compared["p"].notna()].intersection(sharing(lines))
+    table.loc[withheld, "p"] = "withheld"
     table["detectable"] = formatted(compared["detectable"], "{:.2f}")
     table["seeds"] = scores.count(axis=1).astype(str) + f" of {scores.shape[1]}"
+    for name, count in behind(lines).items():
+        if count.any():
+            table[name] = count[count > 0].astype(str)
     table["hours"] = formatted(lines.groupby("row")["hours"].median(), "{:.3f}")
     return table.fillna("-")
 
 
+def escaped(text: str) -> str:
+    """Text as Markdown shows it, whatever names of data, LMs, maskers and metrics hold."""
+    return re.sub(r"([\\`*\[\]<>|$^~@{}#&]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
+
+
 def markdown_table(table: pd.DataFrame) -> str:
     table = table.reset_index()
-    rows = [table.columns, ["---"] * len(table.columns), *table.to_numpy()]
+    rows = [map(escaped, table.columns), ["---"] * len(table.columns)]
+    rows += [map(escaped, cells) for cells in table.to_numpy()]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
@@ -316,32 +408,34 @@ def forest(compared: dict[str, pd.DataFrame], title: str, file: Path) -> None:
 
 
 def main(cfg: Config) -> None:
+    if cfg.plan is not None and cfg.plan <= 0:
+        raise UserError(f"--plan={cfg.plan}: must be above 0, in points")
     flags = [f"--{name}={value}" for name, value in vars(cfg).items() if value]
-    if cfg.out is None:
-        cfg.out = str(Path(cfg.results.split(",")[0]).with_name("report"))
     page = [f"Made by `{shlex.join(['python', 'report.py', *flags])}`.", READING]
     all_lines = read(cfg.results.split(","), cfg.split)
+    if cfg.out is None:
+        cfg.out = str(Path(cfg.results.split(",")[0]).with_name("report"))
     known = set(all_lines["row"]) - {"random"}
     if cfg.primary and cfg.primary not in known:
-        raise runs.UserError(f"--primary={cfg.primary}: no such row{runs.nearest(cfg.primary, known)}")
+        raise UserError(f"--primary={cfg.primary}: no such row{runs.nearest(cfg.primary, known)}")
     for (dataset, lm), lines in all_lines.groupby(["dataset", "lm"]):
         title = f"{dataset}, {lm}"
-        page.append(f"## {title}")
-        page.append("\n".join(notes(lines, cfg.primary)))
+        page.append(f"## {escaped(title)}")
+        page.append("\n".join(map(escaped, notes(lines, cfg.primary))))
         compared = {}
         # Some lines may have more metrics than others, as a fork can add them.
         for metric in lines["metrics"].explode().unique():
             compared[metric] = compare(scores_of(lines, metric), cfg.primary)
         # A picture, where any row has several seeds.
         if any(map(len, compared.values())):
-            picture = re.sub("[/:]+", "-", f"forest-{dataset}-{lm}.png")
+            picture = re.sub(r"[^\w.-]+", "-", f"forest-{dataset}-{lm}.png")
             forest(compared, title, Path(cfg.out, picture))
             page.append(f"![Differences to random]({picture})")
         for metric, found in compared.items():
             page.append(markdown_table(score_table(lines, metric, found)))
-            page.append(conclusion(found, metric))
+            page.append(conclusion(found, metric, sharing(lines)))
             if cfg.plan:
-                page.append(planned(found, metric, cfg.plan))
+                page.append(escaped(planned(found, metric, cfg.plan)))
     text = "\n\n".join(filter(None, page)) + "\n"
     with runs.atomic_write(Path(cfg.out, "results.md")) as partial:
         partial.write_text(text, encoding="utf-8")

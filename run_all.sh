@@ -20,8 +20,9 @@
 #   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; the flags of a
 #                  row, and those that make a policy nmg-paper, -alone or -fresh, override them
 #
-# shellcheck disable=SC2016,SC2086       # names have no spaces
-set -e
+# shellcheck disable=SC2016,SC2086       # lists are split at spaces
+# -f: a * in a name is no pattern
+set -ef
 here=$(dirname "$0")
 fail() {
     echo "error: $*" >&2
@@ -29,6 +30,8 @@ fail() {
 }
 
 # ---------------------------------------------------------------- defaults and checks
+[[ $QUICK = [01] || -z $QUICK ]] || fail "QUICK=$QUICK: must be 1 or 0"
+QUICK=${QUICK#0}
 if [ "$QUICK" ]; then
     [ "${QA+set}${CLS+set}" ] || QA=toyqa CLS=toycls
     LMS=${LMS:-tiny} JOBS=${JOBS:-2} OUT=${OUT:-runs/quick}
@@ -41,6 +44,10 @@ SEEDS=${SEEDS:-0 1 2} POLICIES=${POLICIES:-3} JOBS=${JOBS:-1} OUT=${OUT:-runs/ta
 [[ -z $* || $* = --list ]] || fail "$*: give --list or nothing; all else are environment variables"
 [[ $JOBS:$POLICIES =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "JOBS=$JOBS, POLICIES=$POLICIES: must be 1 or more"
 [[ $SEEDS != *[!0-9[:space:]]* ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
+[[ " $MASKERS" != *[[:space:]],* ]] || fail "MASKERS=$MASKERS: a masker is missing before a comma"
+for list in "$QA" "$CLS" "$LMS"; do
+    [[ $list != *[[:space:]]* || ! -e $list ]] || fail "$list: names in lists must be without spaces"
+done
 [[ $OUT$PYTHON$here != *[[:space:]~]* ]] || fail "OUT, PYTHON and this path must be without spaces or ~"
 settings="pretrain: $PRETRAIN_FLAGS; finetune: $FINETUNE_FLAGS; nmg: $NMG_FLAGS; policies: $POLICIES"
 mkdir -p $OUT/logs
@@ -49,6 +56,13 @@ mkdir -p $OUT/logs
     fail "$OUT/settings has other flags: choose another OUT, or remove $OUT"
 
 # ---------------------------------------------------------------- the commands
+# WORD...: prints them as a shell reads them, so that no name of a file is taken for code
+quoted() {
+    local words
+    printf -v words " %q" "$@"
+    words=${words//\\,/,}                       # a comma needs no \, and many rows have one
+    echo "${words# }"
+}
 # SCRIPT LMS DATASETS MASKERS: prints the shell commands that are left to do for a table, one a line; `run`
 # runs them later
 table() {
@@ -77,7 +91,7 @@ table() {
         if [ "$learned_as" ]; then
             number=$((10#$seed % POLICIES))         # 10#: 08 is a number, too
             policy=$OUT/policy-$place-$learned_as-$number
-            [ -e $policy/run.json ] || echo $PYTHON $here/train_nmg.py --dataset=$data --lm=$lm \
+            [ -e $policy/run.json ] || quoted $PYTHON $here/train_nmg.py --dataset=$data --lm=$lm \
                 --seed=$number $NMG_FLAGS $learn --out=$policy
             # The --masker of nmg and nmg-... is nmg:FOLDER, that of sampled is sampled:FOLDER.
             masker=${masker%%-*}:$policy
@@ -90,13 +104,13 @@ table() {
             as_learned="--p=0.05 --epochs=3"
         fi
         adapted=$OUT/pretrain-$name
-        pretrain="$PYTHON $here/pretrain.py --dataset=$data --lm=$lm --masker=$masker --seed=$seed \
-            $as_learned $PRETRAIN_FLAGS ${flags//,/ } --out=$adapted &&"
+        pretrain="$(quoted $PYTHON $here/pretrain.py --dataset=$data --lm=$lm --masker=$masker --seed=$seed \
+            $as_learned $PRETRAIN_FLAGS ${flags//,/ } --out=$adapted) && "
         [ $masker != none ] || pretrain="" adapted=$lm
 
         # 3. Fine-tune and score.
-        echo $pretrain $PYTHON $here/$1 --dataset=$data --lm=$adapted --seed=$seed $FINETUNE_FLAGS \
-            --row=$row --results=$OUT/results.jsonl --out=$OUT/score-$name
+        echo "$pretrain$(quoted $PYTHON $here/$1 --dataset=$data --lm=$adapted --seed=$seed $FINETUNE_FLAGS \
+            --row=$row --results=$OUT/results.jsonl --out=$OUT/score-$name)"
     done; done; done; done
 }
 
@@ -127,23 +141,32 @@ cores=$(getconf _NPROCESSORS_ONLN)
 export OUT
 
 # Runs the commands that it reads, each with a log named like what it makes. If one fails, the rest go on.
-# Ctrl-C ends xargs and what it runs.
 run() {
     tr "\n" "\0" | xargs -0 -r -n 1 -P $JOBS bash -c '
-        log=$OUT/logs/$(basename ${1##*--out=}).log
+        log=$OUT/logs/$(basename "${1##*--out=}").log
         echo "$(date +%T) $log"
-        echo "$1" > $log
-        eval "$1" >> $log 2>&1 ||
-            echo "FAILED ($?): $log: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2' "$0"
+        echo "$1" > "$log"
+        eval "$1" >> "$log" 2>&1 ||
+            echo "FAILED ($?): $log: $(tail -n 1 "$log")" | tee -a "$OUT/logs/failed" >&2' "$0"
+}
+# LEARNS or SCORES: runs these commands in a process group of their own (set -m), so that Ctrl-C, SIGTERM and
+# a closed terminal end all of them with this script.
+run_left() {
+    set -m
+    left "$1" | run &
+    set +m
+    trap "kill -- -$(jobs -p); exit 130" INT TERM HUP
+    wait
+    trap - INT TERM HUP
 }
 echo "$(left "$learns" | wc -l) policies and $(left "$scores" | wc -l) rows are left"
 rm -f $OUT/logs/failed
 # Policies first, as rows mask with them.
-left "$learns" | run
-left "$scores" | run
+run_left "$learns"
+run_left "$scores"
 $PYTHON $here/report.py --results=$OUT/results.jsonl || echo "FAILED: report.py" >> $OUT/logs/failed
 # Printed last, where one looks first: the warnings in the logs with counts, and what failed.
-grep -hs "^WARNING" $OUT/logs/*.log | sort | uniq -c >&2
+grep -rhs "^WARNING" $OUT/logs | sort | uniq -c >&2
 if [ -e $OUT/logs/failed ]; then
     echo "the same command runs these again:" >&2
     cat $OUT/logs/failed >&2

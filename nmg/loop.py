@@ -13,6 +13,8 @@ import os
 import pickle
 import sys
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -282,7 +284,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
         done, seconds = load_checkpoint(checkpoint, trained)
         print(f"going on after step {done} of {steps} from {checkpoint}", flush=True)
 
-    started = saved = time.time()
+    started = saved = time.monotonic()
     order = itertools.islice(batches(length, batch_size, epochs, seed), done, steps)
     bar = progress(order, desc, total=steps, initial=done)
     for epoch, indices in bar:
@@ -307,12 +309,12 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
         if done % 20 == 0:
             check_finite(loss, f"{desc}: the loss after step {done} of {steps}")
             bar.set_postfix_str(f"loss {loss.item():.3f}", refresh=False)
-        if checkpoint and rank == 0 and time.time() - saved > 60 * CHECKPOINT_MINUTES:
-            save_checkpoint(checkpoint, trained, done, seconds + time.time() - started)
-            saved = time.time()
+        if checkpoint and rank == 0 and time.monotonic() - saved > 60 * CHECKPOINT_MINUTES:
+            save_checkpoint(checkpoint, trained, done, seconds + time.monotonic() - started)
+            saved = time.monotonic()
     for name, parameter in model.named_parameters():
         check_finite(parameter, f"{desc}: the weights {name}")
-    return seconds + time.time() - started
+    return seconds + time.monotonic() - started
 
 
 def progress(steps: Iterable, desc: str, **options: object) -> tqdm:
@@ -360,8 +362,14 @@ def save_state(file: Path, state: dict) -> None:
 def loaded_state(file: Path) -> Iterator[dict]:
     """What save_state wrote. Raises UserError if the file is damaged, or the block cannot use its content."""
     try:
+        # torch writes the checksums of a zip file, but does not read them.
+        with zipfile.ZipFile(file) as f:
+            damaged = f.testzip()
+        if damaged:
+            raise ValueError(f"the checksum of {damaged} is another")
         yield torch.load(file, weights_only=True, map_location="cpu")
-    # For a file that is cut short, torch raises any of these.
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as e:
+    # What torch raises for a file that is cut short, and the block for values of other types.
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError,
+            zipfile.BadZipFile, zlib.error, pickle.UnpicklingError) as e:
         raise UserError(f"{file}: cannot be read (cut short, damaged, or of other code); remove it, and the "
                         f"same command begins anew. The reason: {' '.join(repr(e).split())[:200]}") from e

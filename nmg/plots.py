@@ -1,11 +1,14 @@
 """What the scripts show of a run: pictures. report.py shows whole studies."""
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
 from nmg.runs import atomic_write
 
+# A $ in the name of a data set begins no formula.
+matplotlib.rcParams["text.parse_math"] = False
 BLUE = "#1f3b57"
 ORANGE = "#d08c3c"
 

@@ -78,13 +78,19 @@ def start(main: Callable, config: type, tiny: dict | None = None) -> None:
         if tiny:
             print(f"With --lm=tiny: {as_flags(tiny)}")
         return
+    # A terminal or log that is not UTF-8 shows what it cannot print as \\u2581.
+    for out in (sys.stdout, sys.stderr):
+        # Tests put streams of other kinds in their places.
+        with contextlib.suppress(AttributeError, OSError):
+            out.reconfigure(errors="backslashreplace")
     # Of the processes that torchrun starts, one prints.
     if not is_main_process():
         sys.stdout = open(os.devnull, "w")
     try:
         main(parse_flags(config, sys.argv[1:], tiny))
     except UserError as e:
-        print(f"error: {e}", file=sys.stderr)
+        # One line, also if a name in it has several.
+        print("error:", *str(e).splitlines(), file=sys.stderr)
         sys.exit(2)
     except RuntimeError as e:
         # torch says "CUDA out of memory" or "can't allocate memory".
@@ -139,6 +145,8 @@ def convert(name: str, text: str, flag_type: type) -> object:
     if text == "True" and flag_type is not bool:
         raise UserError(f"--{name} needs a value: --{name}=...")
     if flag_type is str:
+        if not text:
+            raise UserError(f"--{name}= needs a value (is a variable of the shell empty?)")
         # A shell knows ~ at the beginning of a word only, which is not where a flag has its paths.
         text = re.sub(r"(?<![^,:])~[^/,:]*", lambda home: os.path.expanduser(home[0]), text)
         # FOLDER/ is FOLDER, but / stays /
@@ -293,6 +301,8 @@ def locked(path: Path) -> Iterator[None]:
     cannot be made."""
     lock = f"{target_of(path)}.lock"
     try:
+        # FileLock would wait for a folder that takes no files, such as /proc.
+        Path(lock).touch()
         held = FileLock(lock).acquire()
     except OSError as e:
         raise unwritable(path, f"{lock}: {e.strerror}") from None
@@ -316,7 +326,7 @@ def read_rows(file: Path) -> list[dict]:
             continue
         try:
             rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise UserError(f"{file}:{n}: not a JSON object; mend or remove this line") from None
     return rows
 
@@ -325,6 +335,13 @@ def write_rows(file: Path, rows: list[dict]) -> None:
     with atomic_write(file) as partial:
         lines = [json.dumps(row) + "\n" for row in rows]
         partial.write_text("".join(lines), encoding="utf-8")
+
+
+def append_row(file: Path, row: dict) -> None:
+    """Adds a line to a file that this process alone writes, in a time that does not grow with the file. A
+    kill may cut the line short: whoever resumes must write the rows that count anew (write_rows)."""
+    with full_disk(file), open(target_of(file), "a", encoding="utf-8") as f:
+        f.write(json.dumps(row) + "\n")
 
 
 def checksum(file: Path) -> str:
@@ -406,6 +423,8 @@ class Run:
                             "folder") from None
         with atomic_write(self.folder / "started.json") as partial:
             partial.write_text(json.dumps({"settings": self.settings, "commits": self.commits}, indent=1))
+        # A run that is made longer is no longer done: what it writes from now on is not what run.json says.
+        remove(self.folder / "run.json")
 
     def refuse_others(self, recorded: dict) -> None:
         changed = []
@@ -446,10 +465,12 @@ def read_record(file: Path) -> dict:
         record = dict(json.loads(file.read_text(encoding="utf-8")))
     except OSError as e:
         raise UserError(f"{file}: cannot be read ({e.strerror})") from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise UserError(f"{file}: is cut short or damaged; copy it again, or remove its folder and run "
                         "again") from None
-    if "settings" not in record:
+    commits = record.get("commits", ["unknown"])
+    is_ours = isinstance(record.get("settings"), dict) and isinstance(commits, list) and commits
+    if not is_ours:
         raise UserError(f"{file}: an earlier version of this code wrote it; remove its folder, run again")
     return record
 

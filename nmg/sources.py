@@ -29,6 +29,7 @@ from nmg import runs, toy
 from nmg.runs import UserError
 
 CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent.parent / "cache")).expanduser()
+LONGEST_LINE = 2**28            # characters, of a gzipped file
 SPLITS = ("train", "dev", "test", "corpus")
 # The split of a file by the first word of its name.
 SPLIT_NAMES = {split: split for split in SPLITS}
@@ -65,15 +66,21 @@ def error_context(where: object) -> Iterator[SimpleNamespace]:
         raise UserError(f"{at.where}: is not UTF-8 text; save it as UTF-8, in one of the formats "
                         f"{' '.join(READERS)}") from e
     # What a broken or a forbidden file raises; anything else is a defect of the program.
-    except (OSError, TypeError, ValueError, AttributeError, EOFError, csv.Error, zlib.error) as e:
+    except (OSError, TypeError, ValueError, AttributeError, EOFError, RecursionError, csv.Error,
+            zlib.error) as e:
         raise UserError(f"{at.where}: {e}") from e
 
 
 def lines(path: Path) -> Iterator[tuple[str, str]]:
     """("file:line", line) of a text file, gzipped or not."""
-    open_text = gzip.open if path.name.lower().endswith(".gz") else open
+    # One kilobyte of gzip may be a line that fills the memory.
+    open_text, most = open, -1
+    if path.name.lower().endswith(".gz"):
+        open_text, most = gzip.open, LONGEST_LINE
     with error_context(path), open_text(path, "rt", encoding="utf-8-sig") as f:
-        for n, line in enumerate(f, 1):
+        for n, line in enumerate(iter(lambda: f.readline(most), ""), 1):
+            if len(line) == most:
+                raise ValueError(f"line {n} has {most:,} characters or more; unpack the file, if it must")
             yield f"{path}:{n}", line
 
 
@@ -261,6 +268,9 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
     first = last = None
     empty = []
     with error_context(path) as at:
+        # A pipe that nobody writes to would be waited for.
+        if not path.is_file():
+            raise ValueError("is no regular file")
         if runs.is_lfs_pointer(path):
             raise ValueError("is not the data, but a pointer of Git LFS to them; `git lfs pull` in its "
                              "folder fetches them")

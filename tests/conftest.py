@@ -10,6 +10,7 @@ import os
 import random
 import re
 import signal
+import stat
 import string
 import subprocess
 import sys
@@ -207,6 +208,17 @@ def lm_folder(tmp_path):
     random_lm("bert", len(tok), 0.1).save_pretrained(folder)
     tok.save_pretrained(folder)
     return folder
+
+
+# ---------------------------------------------------------------- devices
+
+def device_of(path: Path, minor: int) -> Path:
+    """A device of the test's own, as a line that is broken replaces it: 3 is like /dev/null, 7 /dev/full."""
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, minor))
+    except OSError:
+        pytest.skip("only root makes devices, and not everywhere")
+    return path
 
 
 # ---------------------------------------------------------------- data

@@ -4,6 +4,7 @@ import math
 import random
 import re
 import string
+import time
 from collections import Counter
 
 import numpy as np
@@ -402,6 +403,18 @@ def test_labels_of_validation_documents_change_no_score(tmp_path, data, tok):
 
 
 # ---------------------------------------------------------------- places
+
+@pytest.mark.parametrize("text", ["<<" * 50_000, "[[<<" * 25_000, "<<a>> " * 17_000, "a <<" * 25_000 + "]]"])
+def test_many_marks_take_no_longer(text, tmp_path, tok):
+    """100 kB of what nothing closes took 20 s."""
+    write_rows(tmp_path / "marked/corpus.jsonl", [{"text": text}, {"text": "a <<b>> c"}])
+    corpus = data_prep.load(str(tmp_path / "marked"), tok).corpus
+    started = time.monotonic()
+    found = counts.in_markers(corpus)
+    assert time.monotonic() - started < 5
+    assert corpus.input_ids[found].tolist().count(tok.convert_tokens_to_ids("b")) == 1
+    assert (found.sum() == 17_001) == ("a>>" in text)
+
 
 def naive_marked(text):
     """The characters between << and the next >>, and between [[ and the next ]]."""

@@ -1299,3 +1299,25 @@ def test_documents_by_number(tmp_path, tok, capsys, monkeypatch):
     rows = {"train": [{"text": "alpha", "label": "x"}], "corpus": [{"text": "beta"}]}
     monkeypatch.setitem(sources.DATASETS, "in_memory", lambda: sources.Source(rows))
     assert not load("in_memory", tok).joined and set(rows["corpus"][0]) == {"text"}
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("train.jsonl", '{"text": ' + 100_000 * "["), ("train.json", 100_000 * "["), ("train.csv", None)])
+def test_nested_too_deep_or_no_regular_file(name, text, tmp_path):
+    """One sentence, and nothing is waited for."""
+    if text is None:
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=f"{name}.*(recursion|no regular file)"):
+        list(sources.read(tmp_path / name, sources.Columns()))
+
+
+def test_a_gzipped_line_may_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LONGEST_LINE", 1000)
+    for name, opened in (("train.txt.gz", gzip.open), ("train.txt", open)):
+        with opened(tmp_path / name, "wt") as f:
+            f.write("a\n" + 1001 * "b" + "\n")
+    assert len(list(sources.read(tmp_path / "train.txt", sources.Columns()))) == 2
+    with pytest.raises(UserError, match=r"train\.txt\.gz: line 2 has 1,000 characters or more"):
+        list(sources.read(tmp_path / "train.txt.gz", sources.Columns()))

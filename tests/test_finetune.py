@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT, TEXTS, call, fast_tokenizer, random_lm, squad, torchrun, write_rows
+from conftest import ROOT, TEXTS, call, device_of, fast_tokenizer, random_lm, squad, torchrun, write_rows
 from filelock import FileLock, Timeout
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -933,11 +933,22 @@ def test_results_in_a_read_only_folder(tmp_path):
         finetune.check_results(tmp_path / "folder/results.jsonl")
 
 
-@pytest.mark.parametrize("place", ["/dev/null", "/dev/full"])
-def test_a_device_for_results_is_refused(place):
+@pytest.mark.parametrize("kind", ["null", "full", "pipe"])
+def test_a_device_for_results_is_refused(kind, tmp_path):
+    place = tmp_path / kind
+    if kind == "pipe":
+        os.mkfifo(place)
+    else:
+        device_of(place, {"null": 3, "full": 7}[kind])
     with pytest.raises(UserError, match=rf"--results={place}: cannot be written to \(it is no regular"):
-        finetune.check_results(Path(place))
-    assert not Path(f"{place}.lock").exists()
+        finetune.check_results(place)
+    assert [file.name for file in tmp_path.iterdir()] == [kind] and not place.is_file()
+
+
+def test_a_folder_that_takes_no_files_is_no_place_for_results():
+    """Such as /proc, where waiting for the lock would never end."""
+    with pytest.raises(UserError, match=r"--results=/proc/self/x: cannot be written to"):
+        finetune.check_results(Path("/proc/self/x"))
 
 
 def test_a_lock_that_cannot_be_made_is_told_before_training(tmp_path):

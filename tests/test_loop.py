@@ -261,7 +261,27 @@ def test_a_checkpoint_that_is_cut_short_is_one_sentence(left, tmp_path):
         fit(Tagger(), checkpoint=file)
 
 
-@pytest.mark.parametrize("state", [{"model": {}}, {"model": {"embed.weight": torch.zeros(3, 3)}}, {}])
+def test_a_checkpoint_with_a_flipped_bit_is_refused_or_the_same(tmp_path):
+    """Wherever it is; most of the file are weights."""
+    file, model = tmp_path / "checkpoint.pt", Tagger()
+    loop.save_checkpoint(file, {"model": model}, 3, 1.0)
+    whole, rng, refused = file.read_bytes(), np.random.default_rng(0), 0
+    for bit in rng.integers(8 * len(whole), size=100):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        loaded = Tagger()
+        try:
+            assert loop.load_checkpoint(file, {"model": loaded}) == (3, 1.0)
+            assert same(weights(model), weights(loaded))
+        except UserError as e:
+            assert "cut short, damaged" in str(e)
+            refused += 1
+    assert refused > 50
+
+
+@pytest.mark.parametrize("state", [{"model": {}}, {"model": {"embed.weight": torch.zeros(3, 3)}}, {}, [1], 5,
+                                   {"model": 5}, {"model": {"embed.weight": 5}}, {"model": {1: 2}}])
 def test_a_checkpoint_of_other_code_is_one_sentence(state, tmp_path):
     loop.save_state(tmp_path / "checkpoint.pt", state)
     with pytest.raises(UserError, match="or of other code"):

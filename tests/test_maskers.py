@@ -456,6 +456,18 @@ def test_a_score_from_a_file(tmp_path):
         del maskers.MASKERS["eights"], maskers.SCORES["eights"]
 
 
+@pytest.mark.parametrize("decorator", ["register", "register_score"])
+@pytest.mark.parametrize("name", ["random", "frequent", "pick"])
+def test_a_name_that_is_taken_is_not_registered_again(decorator, name, tmp_path):
+    """Else tools would compare with something else that is called random."""
+    before = dict(maskers.MASKERS), dict(maskers.SCORES)
+    source = f"import maskers\n\n@maskers.{decorator}\ndef {name}(batch, *args):\n    return batch.maskable\n"
+    (tmp_path / "mine.py").write_text(source)
+    with pytest.raises(UserError, match=f"@register: maskers.py has '{name}' already; choose another name"):
+        maskers.find(f"{tmp_path}/mine.py:{name}")
+    assert before == (maskers.MASKERS, maskers.SCORES)
+
+
 @pytest.mark.parametrize(("name", "said"), [
     ("mine.py:rars", "mine.py has no function 'rars'"),
     ("none.py:rare", "no such file: none.py"),

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from scipy import stats
 
 import report
 import train_nmg
-from nmg import plots
+from nmg import plots, runs
 from nmg.runs import UserError
 from report import holm, sign_flips
 
@@ -108,6 +109,16 @@ def test_sign_flips_by_hand(rng):
         assert sign_flips(x / 10) == sign_flips(x.astype(float))
 
 
+def test_flips_of_many_seeds_take_little_memory(rng, monkeypatch):
+    """At most 2^22 numbers at a time; up to 64 seeds all at once, as before."""
+    batches = {}
+    for n in (18, 64, 1000):
+        monkeypatch.setattr(stats, "permutation_test", lambda d, f, n=n, **options: (
+            batches.update({n: options["batch"]}), SimpleNamespace(pvalue=1))[1])
+        sign_flips(rng.normal(0, 1, n))
+    assert batches[18] >= batches[64] == 2**16 and batches[1000] * 1000 <= 2**22
+
+
 def test_beyond_16_seeds_flips_are_drawn(rng):
     d = rng.normal(0.4, 1, 18)
     assert sign_flips(d) == sign_flips(d)
@@ -174,7 +185,7 @@ def study(tmp_path):
                 policy = {"self_play": True, "continual": True, "reward": "self_play"}
             score = 70 + 3 * math.sin(seed) + points + noise
             row = "nmg-paper" if policy else None
-            add(tmp_path, masker, seed, score, "data/chemprot", "lms/bert-base-uncased", policy=policy,
+            add(tmp_path, masker, seed, score, "chemprot", "lms/bert-base-uncased", policy=policy,
                 row=row)
     return tmp_path
 
@@ -305,10 +316,10 @@ def test_each_metric_has_its_own_differences(tmp_path):
 
 
 def test_other_lms_have_no_figures_of_the_paper(tmp_path):
-    add(tmp_path, dataset="ChemProt", lm="minilm")
-    add(tmp_path, dataset="ChemProt", lm="org/bert-base-cased")
-    add(tmp_path, dataset="ChemProt", lm="org/bert-base-uncased")
-    add(tmp_path, dataset="ChemProt", lm="org/bert-base-uncased", split="dev")
+    add(tmp_path, dataset="chemprot", lm="minilm")
+    add(tmp_path, dataset="chemprot", lm="org/bert-base-cased")
+    add(tmp_path, dataset="chemprot", lm="org/bert-base-uncased")
+    add(tmp_path, dataset="chemprot", lm="org/bert-base-uncased", split="dev")
     for split in ("test", "dev"):
         for (_, lm), lines in read(tmp_path, split).groupby(["dataset", "lm"]):
             assert ("paper" in score_table(lines)) == ((lm, split) == ("bert-base-uncased", "test"))
@@ -406,25 +417,25 @@ def test_the_picture_of_a_lm_with_its_full_name(tmp_path):
 
 
 def test_an_lm_that_was_replaced_between_two_lines(tmp_path):
-    """The same path, other weights; plays of tools have their LM among their flags."""
+    """The same path, other weights: not compared. Plays of tools have their LM among their flags."""
     for masker, weights in (("random", "aa"), ("whole", "bb")):
         add(tmp_path / "runs", masker, lm="A/ckpt", pretraining={"weights": weights})
         add(tmp_path / "plays", masker, lm="A/ckpt", config={"pretraining": None, "weights": weights})
     for folder in ("runs", "plays"):
-        file = tmp_path / folder / "results.jsonl"
-        assert refused(tmp_path / folder) == ("these lines used different weights under the name ckpt: "
-                                              f"{file}:1, {file}:2; keep them in different files")
+        lines = read(tmp_path / folder)
+        assert dict(zip(lines["row"], lines["lm"], strict=True)) == {"random": "ckpt (aa)",
+                                                                     "whole": "ckpt (bb)"}
 
 
 def test_data_sets_whose_paths_end_alike_have_tables_of_their_own(tmp_path):
     add(tmp_path, "random", dataset="x/data", config={"data": "aa"})
     add(tmp_path, "whole", dataset="y/data", config={"data": "bb"})
-    # Moved, and edited, which a note says.
+    # Moved, and edited, so that scores are on other texts.
     add(tmp_path, "span", dataset="z/data", config={"data": "aa"})
     add(tmp_path, "none", dataset="x/data", config={"data": "cc"})
     lines = read(tmp_path)
     assert {name: set(rows["row"]) for name, rows in lines.groupby("dataset")} == {
-        "x/data": {"random", "span", "none"}, "y/data": {"whole"}}
+        "x/data (aa)": {"random", "span"}, "x/data (cc)": {"none"}, "y/data": {"whole"}}
 
 
 def test_lines_of_another_split_may_differ(tmp_path):
@@ -484,9 +495,38 @@ def test_broken_lines(tmp_path, text):
 
 def test_a_line_that_lacks_something(tmp_path):
     add(tmp_path, seconds=None, seed=None)
-    assert "results.jsonl:1: not a line of results: it lacks seed, seconds" in refused(tmp_path)
+    said = "results.jsonl:1: not a line of results: seed, seconds missing or of a wrong type"
+    assert said in refused(tmp_path)
     (tmp_path / "results.jsonl").write_text('{"em": 1}\n')
-    assert "it lacks dataset, lm, masker, seed, split, seconds, config, metrics" in refused(tmp_path)
+    assert "dataset, lm, masker, seed, split, seconds, config, metrics missing" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"seed": "0"}, "seed missing or of a wrong type"),
+    ({"metrics": {"accuracy": 1}, "config": []}, "config, metrics missing or of a wrong type"),
+    ({"row": 5, "examples": "many"}, "row, examples missing"),
+    ({"config": {"data": 1}}, "data missing"),
+    ({"config": {"pretraining": "x"}}, "pretraining missing"),
+    ({"config": {"pretraining": {"weights": [1]}}}, "weights missing"),
+    ({"config": {"pretraining": {"policy": {"lm": 0}}}}, "lm missing"),
+    ({"metrics": ["mcc"]}, "mcc is None, and must be a number"),
+    ({"metrics": [["mcc"]]}, "['mcc'] is None, and must be a number"),
+    ({"accuracy": "75"}, "accuracy is '75', and"),
+    ({"accuracy": math.nan}, "accuracy is nan, and"),
+    ({"accuracy": True}, "accuracy is True, and"),
+    ({"accuracy": 10**30}, "accuracy is 1000000"),
+    ({"metrics": []}, "metrics is [], and"),
+    ({"lm": "\ud800"}, "holds half of a character"),
+    ({"accuracy": math.inf}, "accuracy is inf, and"),
+    ({"seconds": {"train": "1"}}, "seconds of train is '1', and"),
+    ({"row": "random,--p=0.3"}, "the row random has the masker none; give it another --row"),
+    ({"row": "whole"}, "the row whole has the masker none; give it another --row"),
+])
+def test_values_of_wrong_types(changed, said, tmp_path):
+    add(tmp_path, "none")
+    line = json.loads((tmp_path / "results.jsonl").read_text()) | changed
+    runs.write_rows(tmp_path / "results.jsonl", [line])
+    assert "results.jsonl:1: " in refused(tmp_path) and said in refused(tmp_path)
 
 
 def test_splits_and_several_files(tmp_path):
@@ -499,6 +539,94 @@ def test_splits_and_several_files(tmp_path):
     assert scores.loc["random"].to_dict() == {0: 50.0, 1: 70.0}
     assert list(read(tmp_path, "dev", both)["row"]) == ["whole"]
     assert "c.jsonl: no such file" in refused(tmp_path, files=[*both, "c.jsonl"])
+
+
+def test_seeds_that_share_a_pretraining_claim_nothing(tmp_path):
+    """Ten seeds of fine-tuning from one or two adapted LMs; those with an LM each are compared."""
+    for seed in range(10):
+        add(tmp_path, "random", seed, 70.0 + seed % 3, config={"weights": f"r{seed}"})
+        add(tmp_path, "whole", seed, 75.0 + seed % 2, config={"weights": "one"})
+        add(tmp_path, "span", seed, 75.0 + seed % 2, config={"weights": f"s{seed % 2}"})
+        add(tmp_path, "punct", seed, 75.0 + seed % 2, config={"weights": f"p{seed}"})
+        # Without pre-training there is nothing to share.
+        add(tmp_path, "none", seed, 65.0 + seed % 2, config={"weights": "base"})
+    found = table_of(tmp_path)
+    assert {row: cells["pre-trainings"] for row, cells in found.items()} == {
+        "none": "-", "random": "10", "whole": "1", "span": "2", "punct": "10"}
+    assert found["whole"]["p"] == found["span"]["p"] == "withheld" and float(found["punct"]["p"]) < 0.05
+    said = concluded(tmp_path)
+    assert "punct beats random" in said and "none is behind random" in said
+    assert "whole beats" not in said and "span beats" not in said
+    assert said.endswith("nothing is claimed of whole, span, as seeds share pre-trainings or policies.")
+    # If those of random do, no difference counts.
+    lines = [json.loads(line) for line in open(tmp_path / "results.jsonl")]
+    for line in lines:
+        line["config"]["weights"] = line["config"]["weights"].replace("r9", "r8")
+    runs.write_rows(tmp_path / "results.jsonl", lines)
+    assert "random:" not in concluded(tmp_path)
+    assert "nothing is claimed of none, whole, span, punct, as" in concluded(tmp_path)
+
+
+@pytest.mark.parametrize("policies", [2, 3, 10])
+def test_policies_behind_the_seeds_of_a_row(policies, tmp_path):
+    """Told apart by their weights, wherever they lie; in lines without these, by their folders."""
+    for seed in range(10):
+        add(tmp_path, "random", seed, 70.0 + seed % 3)
+        for kind, file in (("nmg", None), ("sampled", f"file{seed % policies}")):
+            masker = f"{kind}:a/{seed % policies}" if kind == "nmg" else f"{kind}:{seed}"
+            add(tmp_path, masker, seed, 75.0, pretraining={"masker_file": file}, policy={})
+    found = table_of(tmp_path)
+    for row in ("nmg", "sampled"):
+        assert found[row]["policies"] == str(policies) and found[row]["pre-trainings"] == "10"
+        assert (found[row]["p"] == "withheld") == (policies < 10)
+        assert (f"{row} beats" in concluded(tmp_path)) == (policies == 10)
+
+
+def test_one_given_policy_is_compared_under_its_own_name(tmp_path):
+    """The claim is about this policy; a row that run_all.sh calls nmg is about the algorithm."""
+    for seed in range(10):
+        add(tmp_path, "random", seed, 70.0 + seed % 3)
+        add(tmp_path, "nmg:a/b", seed, 75.0)
+        add(tmp_path, "sampled:a/b", seed, 75.0, row="sampled")
+    said = concluded(tmp_path)
+    assert "nmg:a/b beats random" in said and "nothing is claimed of sampled, as" in said
+
+
+def test_how_a_policy_was_learned_is_said_where_it_is_used_otherwise(tmp_path):
+    add(tmp_path, "random", 0)
+    same = {"data": "abc", "weights": "w", "lm": "minilm", "dataset": "reviews"}
+    for row, policy in {"a": same, "b": same | {"data": "z", "dataset": "other"},
+                        "c": same | {"weights": "v", "lm": "big"}, "d": {}}.items():
+        add(tmp_path, f"nmg:{row}", 0, row=row, pretraining={"weights": "w"}, policy=policy)
+    assert [note for note in notes_of(tmp_path)[1] if "The policy" in note] == [
+        "- The policy of b was learned from other data, or prepared in another way (other).",
+        "- The policy of c was learned with another LM (big)."]
+    # Plays of tools are scored on a part of train, whose labels a policy may have read.
+    add(tmp_path / "plays", "nmg:a", split="val", config={"pretraining": None, "weights": "w"})
+    line = json.loads((tmp_path / "plays/results.jsonl").read_text())
+    runs.write_rows(tmp_path / "plays/results.jsonl", [line | {"policy": same}])
+    lines = read(tmp_path / "plays", "val")
+    assert "- The policy of nmg was learned from the labels of the very texts that are scored." in (
+        report.notes(lines, None))
+
+
+def test_names_are_text_in_markdown(tmp_path):
+    """In tables, titles and sentences; pictures and names without special characters stay as they are."""
+    odd = "a|b*c*_d_`e`<i>$x$\\[f](g)"
+    for seed in range(2):
+        add(tmp_path, "random", seed, 70.0, dataset=f"{odd}.csv")
+        add(tmp_path, f"{odd}.py:f", seed, 71.0 + seed, dataset=f"{odd}.csv")
+    result = call("report.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    row = next(line for line in result.stdout.splitlines() if line.startswith(r"| a\|b"))
+    assert len(re.findall(r"(?<!\\)\|", row)) == len(re.findall(r"(?<!\\)\|", "| x |" + " - |" * 8))
+    plain = re.sub(r"\\([^a-z0-9\s])", r"\1", result.stdout)
+    assert f"## {odd}.csv, minilm" in plain and f"of {odd}.py:f: fewer" in plain
+    for special in ("|b", "*c", "`e", "<i", "$x", "[f"):
+        assert not re.search(rf"[^\\]{re.escape(special)}", result.stdout.partition("##")[2].replace(
+            f"forest-{odd}", ""))
+    for name in ("macro_f1", "random,--p=0.05,--epochs=3", "sampled:a/b-c.d"):
+        assert report.escaped(name) == name
 
 
 # ---------------------------------------------------------------- plots
@@ -568,6 +696,15 @@ def test_forest(study, shown):
             assert names[round(y)] == name
 
 
+def test_a_dollar_in_a_name_is_no_formula(tmp_path):
+    """A picture is drawn of it."""
+    for masker, seed in itertools.product(("random", "us$_$.py:f"), range(2)):
+        add(tmp_path, masker, seed, dataset="us$_$.parquet", lm="$\\frac{$")
+    result = call("report.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert [file.name for file in tmp_path.glob("report/*.png")] == ["forest-us-_-.parquet--frac-.png"]
+
+
 def test_forest_of_a_task_with_one_metric(study, shown):
     report.forest({"accuracy": compare(read(study))}, "title", study / "forest.png")
     assert [ax.get_xlabel() for ax in shown[0].axes] == ["accuracy, points above random"]
@@ -576,7 +713,8 @@ def test_forest_of_a_task_with_one_metric(study, shown):
 # ---------------------------------------------------------------- what may be concluded
 
 def concluded(folder):
-    return report.conclusion(compare(read(folder)), "accuracy")
+    lines = read(folder)
+    return report.conclusion(compare(lines), "accuracy", report.sharing(lines))
 
 
 def test_one_sentence_says_what_may_be_concluded(tmp_path):
@@ -696,11 +834,19 @@ def test_the_script(study):
         assert report.markdown_table(score_table(read(study), metric)) in page
 
 
+@pytest.mark.parametrize("plan", ["-1", "0"])
+def test_a_plan_for_no_difference(plan, tmp_path):
+    add(tmp_path)
+    result = call("report.py", f"--plan={plan}", cwd=tmp_path)
+    assert result.returncode == 2 and "must be above 0, in points" in result.stderr
+
+
 def test_mistakes_are_one_sentence(tmp_path):
     wrong = call("report.py", "--results=nothing.jsonl", cwd=tmp_path)
     assert wrong.returncode == 2
     assert wrong.stderr == "error: --results=nothing.jsonl: no such file; the finetune scripts write it\n"
     assert not (tmp_path / "report").exists()
+    assert call("report.py", "--results=,", cwd=tmp_path).stderr.startswith("error: --results=: no such file")
 
 
 def test_the_committed_report_is_made_from_the_committed_results(tmp_path):

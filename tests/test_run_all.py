@@ -86,6 +86,37 @@ def test_quick_runs_the_same_rows_on_the_toys():
     assert all("--episodes=2 --metric=likelihood" in c for c in learning)
 
 
+def test_quick_can_be_switched_off():
+    for quick in ("0", ""):
+        assert listed(QUICK=quick) == listed()
+
+
+ODD_NAMES = ["x&touch${IFS}PWNED&y.parquet", "my(1).csv", "$(touch${IFS}PWNED).csv", "`touch${IFS}PWNED`",
+             "a;touch${IFS}PWNED", "a|b", "it's", 'a"b', "us$_$.parquet", "*", "~x", "a\\b", "<<in", "é#!"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_name_is_no_code(name, stub, tmp_path):
+    """Of a data set, an LM, a masker, or in flags: every script is given it as it is."""
+    (tmp_path / "a_file").touch()
+    asked = stub | {"CLS": name, "LMS": name, "MASKERS": f"{name}:f,--spacy_model={name}", "SEEDS": "0",
+                    "PRETRAIN_FLAGS": f"--doc={name}", "FINETUNE_FLAGS": f"--doc={name}"}
+    result = run_all(cwd=tmp_path, **asked)
+    assert result.returncode == 0, result.stderr
+    pretrained, scored = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    for flag in ("--dataset", "--lm", "--doc", "--spacy_model"):
+        assert f"{flag}={name}" in pretrained
+    assert f"--masker={name}:f" in pretrained and f"--dataset={name}" in scored and f"--doc={name}" in scored
+    assert not list(tmp_path.rglob("PWNED*"))
+    # What is listed for a scheduler is what is run.
+    said, = run_all("--list", cwd=tmp_path, **asked | {"OUT": str(tmp_path / "o")}).stdout.splitlines()
+    (tmp_path / "log").unlink()
+    subprocess.run(["bash", "-c", said], cwd=tmp_path, env=ENVIRONMENT | stub, check=True)
+    again = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    assert again[0][:-1] == pretrained[:-1]
+    assert not list(tmp_path.rglob("PWNED*"))
+
+
 def test_seeds_take_turns_with_policies():
     """So that the interval of a row holds for policies, too."""
     commands = listed(CLS="chemprot", LMS="x", MASKERS="nmg random", SEEDS="0 1 2 3 4", POLICIES="2")
@@ -256,8 +287,12 @@ def test_what_is_finished_is_not_listed_again(tmp_path):
     ([], {"JOBS": "many"}, "JOBS=many, POLICIES=3: must be 1 or more"),
     (["--list"], {"POLICIES": "0"}, "JOBS=1, POLICIES=0: must be 1 or more"),
     ([], {"SEEDS": "0,1,2"}, "SEEDS=0,1,2: must be numbers: 0 1 2"),
+    (["--list"], {"MASKERS": "random ,--p=1"}, "MASKERS=random ,--p=1: a masker is missing before a comma"),
+    (["--list"], {"QUICK": "yes"}, "QUICK=yes: must be 1 or 0"),
+    (["--list"], {"CLS": "my data.csv"}, "my data.csv: names in lists must be without spaces"),
 ])
 def test_mistakes(flags, env, message, tmp_path):
+    (tmp_path / "my data.csv").touch()
     result = run_all(*flags, cwd=tmp_path, **env)
     assert result.returncode == 2
     assert result.stderr == f"error: {message}\n"
@@ -414,18 +449,24 @@ def quick_python(folder, **env):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_row_at_work_and_no_other_starts(stub, tmp_path):
-    env = os.environ | stub | {"CLS": "slow", "MASKERS": "none", "SEEDS": "0 1 2 3 4"}
+@pytest.mark.parametrize(("signalled", "to_group"), [
+    (signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGHUP, False)])
+def test_a_signal_ends_the_rows_at_work_and_no_other_starts(signalled, to_group, stub, tmp_path):
+    """Ctrl-C in a terminal, which all processes there are sent; a scheduler, which knows the script alone."""
+    env = ENVIRONMENT | stub | {"CLS": "slow", "MASKERS": "none", "SEEDS": "0 1 2 3 4", "JOBS": "2"}
     child = subprocess.Popen(["bash", str(ROOT / "run_all.sh")], env=env, stdout=subprocess.DEVNULL,
                              stderr=subprocess.DEVNULL, start_new_session=True,
                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     log = tmp_path / "log"
-    while not log.exists():
+    while not log.exists() or len(log.read_text().splitlines()) < 2:
         time.sleep(0.05)
-    os.killpg(child.pid, signal.SIGINT)
-    assert child.wait(5) != 0
+    if to_group:
+        os.killpg(child.pid, signalled)
+    else:
+        child.send_signal(signalled)
+    assert child.wait(5) == 130
     time.sleep(3)
-    assert len(log.read_text().splitlines()) == 1
+    assert len(log.read_text().splitlines()) == 2
 
 
 @pytest.mark.slow

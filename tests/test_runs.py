@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest import ROOT, call, fast_tokenizer, random_lm
+from conftest import ROOT, call, device_of, fast_tokenizer, random_lm
 from safetensors import SafetensorError
 
 from nmg import loop, models, runs
@@ -37,6 +37,8 @@ class Config:
 def main(cfg: Config) -> None:
     if cfg.lm == "broken":
         raise UserError("this LM is broken")
+    if "\n" in cfg.lm:
+        raise UserError(f"no LM {cfg.lm}")
     if cfg.lm == "ctrl-c":
         raise KeyboardInterrupt
     print(cfg.lm)
@@ -82,6 +84,8 @@ def test_flags(args, expected, monkeypatch):
     (["--seed=1", "random"], "'random' is not a flag"),
     (["--p=lots"], "--p takes float, not 'lots'"),
     (["--p="], "--p takes float, not ''"),
+    (["--lm="], "--lm= needs a value"),
+    (["--out", ""], "--out= needs a value"),
     (["--seed=1.5"], "--seed takes int, not '1.5'"),
     (["--seed=None"], "--seed takes int, not 'None'"),
     (["--seed"], "--seed needs a value: --seed=..."),
@@ -148,6 +152,7 @@ def test_help_shows_the_docstring_and_all_flags(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("lm", "code", "said"), [
     ("broken", 2, "error: this LM is broken\n"),
+    ("broken\nname", 2, "error: no LM broken name\n"),
     ("ctrl-c", 130, "\nstopped; the same command goes on from its last checkpoint, if any\n"),
 ])
 def test_a_mistake_is_one_sentence(lm, code, said, monkeypatch, capsys):
@@ -191,6 +196,15 @@ def test_every_script_has_help_and_knows_its_flags(script, tmp_path):
     wrong = call(script, "--sed=1", cwd=tmp_path)
     assert wrong.returncode == 2 and "did you mean 'seed'?" in wrong.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_not_utf_8(tmp_path):
+    """What it cannot show is written as its code, whether it is printed or an error; and lone surrogates."""
+    flags = ["--results=nowhere-é-\u2581.jsonl"]
+    result = subprocess.run([sys.executable, str(ROOT / "report.py"), *flags], cwd=tmp_path, text=True,
+                            capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 2 and "nowhere-\\xe9-\\u2581.jsonl: no such file" in result.stderr
 
 
 SCRIPT = '''
@@ -314,18 +328,21 @@ def test_a_file_keeps_its_mode_and_a_new_one_has_that_of_the_umask(umask, tmp_pa
 
 
 @pytest.mark.slow
-def test_standard_output_is_no_file_of_results():
-    """If it is a pipe, as here."""
-    code = "from pathlib import Path; from nmg import runs; runs.target_of(Path('/dev/stdout'))"
+def test_standard_output_is_no_file_of_results(tmp_path):
+    """If it is a pipe, as here. The link is like /dev/stdout."""
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
+    code = f"from pathlib import Path; from nmg import runs; runs.target_of(Path('{tmp_path}/stdout'))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "/dev/stdout: cannot be written to (it is no regular file)" in result.stderr
+    assert f"{tmp_path}/stdout: cannot be written to (it is no regular file)" in result.stderr
 
 
-@pytest.mark.parametrize("what", ["device", "pipe", "folder", "loop"])
-def test_only_a_regular_file_is_replaced(what, tmp_path):
+@pytest.mark.parametrize("what", ["device", "link to a device", "pipe", "folder", "loop"])
+def test_only_a_regular_file_is_replaced(what, tmp_path, tmp_path_factory):
     file = tmp_path / "file"
     if what == "device":
-        file.symlink_to("/dev/null")
+        device_of(file, 3)
+    elif what == "link to a device":
+        file.symlink_to(device_of(tmp_path_factory.mktemp("dev") / "null", 3))
     elif what == "pipe":
         os.mkfifo(file)
     elif what == "folder":
@@ -336,7 +353,8 @@ def test_only_a_regular_file_is_replaced(what, tmp_path):
     with pytest.raises(UserError, match=r"file: cannot be written to \(it is no regular file\); choose"):
         runs.write_rows(file, [])
     assert os.lstat(file).st_ino == before.st_ino and names(tmp_path) == ["file"]
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    if "device" in what:
+        assert stat.S_ISCHR(os.stat(file).st_mode)
 
 
 def test_a_name_that_is_too_long(tmp_path):
@@ -360,15 +378,18 @@ def test_a_fork_that_opens_what_is_not_there_keeps_its_traceback(tmp_path):
 def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     """Written by Python, torch and safetensors, with errors of their own; what was there stays."""
     monkeypatch.setattr(runs, "remove", lambda path: None)
+    full_disk = device_of(tmp_path / "full", 7)
     state = {"a": torch.zeros(100_000)}
     writers = {"rows": lambda file: runs.write_rows(file, 1000 * [{"a": "text"}]),
                "state": lambda file: loop.save_state(file, state)}
     for name, write in writers.items():
         (tmp_path / name).write_text("old")
-        (tmp_path / f".{name}.partial").symlink_to("/dev/full")
+        (tmp_path / f".{name}.partial").symlink_to(full_disk)
         with pytest.raises(UserError, match=f"{name}: the disk is full; free some space, and start the same"):
             write(tmp_path / name)
         assert (tmp_path / name).read_text() == "old"
+    with pytest.raises(UserError, match=r"cannot be written to \(it is no regular file\)"):
+        runs.append_row(full_disk, {"a": 1})
 
     def full(*args, **options):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
@@ -389,6 +410,26 @@ def test_rows_that_are_none(tmp_path):
     (tmp_path / "rows").write_text('{"a": "x\u2028y"}\r\n{"a": 1}', encoding="utf-8")
     assert runs.read_rows(tmp_path / "rows") == [{"a": "x\u2028y"}, {"a": 1}]
     assert runs.read_rows(tmp_path / "nowhere") == []
+    for line in (100_000 * "[", '{"a": ' + 5000 * "1" + "}"):
+        (tmp_path / "deep").write_text('{"a": 1}\n' + line)
+        with pytest.raises(UserError, match="deep:2: not a JSON object; mend or remove this line"):
+            runs.read_rows(tmp_path / "deep")
+
+
+def test_rows_that_are_appended(tmp_path):
+    """In a new folder, to a file, and through a link; what a kill cut short is gone after write_rows."""
+    file = tmp_path / "new/metrics.jsonl"
+    for i in range(3):
+        runs.append_row(file, {"episode": i, "text": "é"})
+    (tmp_path / "link").symlink_to(file)
+    runs.append_row(tmp_path / "link", {"episode": 3})
+    assert [row["episode"] for row in runs.read_rows(file)] == [0, 1, 2, 3]
+    assert (tmp_path / "link").is_symlink() and names(file.parent) == ["metrics.jsonl"]
+    before = runs.read_rows(file)[:2]
+    file.write_bytes(file.read_bytes()[:-5])
+    runs.write_rows(file, before)
+    runs.append_row(file, {"episode": 2})
+    assert [row["episode"] for row in runs.read_rows(file)] == [0, 1, 2]
 
 
 def test_checksum_is_sha256(tmp_path):
@@ -424,12 +465,14 @@ def test_a_run_from_its_start_to_its_end(tmp_path, capsys, monkeypatch):
 
 def test_a_run_of_an_earlier_version_is_refused(tmp_path):
     """Its masker would be lost, and its LM taken for one without further pre-training."""
-    (tmp_path / "run.json").write_text('{"masker": "whole"}')
-    with pytest.raises(UserError, match=r"run\.json: an earlier version of this code wrote it"):
-        runs.read_run(tmp_path)
+    for text in ('{"masker": "whole"}', '{"settings": [1]}', '{"settings": {}, "commits": []}',
+                 '{"settings": {}, "commits": "a"}'):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(UserError, match=r"run\.json: an earlier version of this code wrote it"):
+            runs.read_run(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", '{"settings": {"se', "[1]", "5", "\x80"])
+@pytest.mark.parametrize("text", ["", '{"settings": {"se', "[1]", "5", "\x80", 100_000 * "["])
 @pytest.mark.parametrize("name", ["run.json", "started.json"])
 def test_a_record_that_is_cut_short(name, text, tmp_path):
     (tmp_path / name).write_bytes(text.encode("latin-1"))
@@ -557,6 +600,24 @@ def test_a_finished_run_can_be_made_longer(tmp_path, capsys):
     (folder / "checkpoint.pt").unlink()
     with pytest.raises(UserError, match=r"its checkpoint is gone.* or --episodes=5"):
         Run(folder, SETTINGS | {"episodes": 6}, longer="episodes")
+
+
+@pytest.mark.parametrize("kept", [2, 4])
+def test_a_run_that_was_killed_while_it_was_made_longer_is_not_done(kept, tmp_path):
+    """What lies there is between two lengths. The same command goes on, and so does the one before."""
+    folder = tmp_path / "o"
+    run = Run(folder, SETTINGS | {"episodes": 2}, longer="episodes")
+    (folder / "checkpoint.pt").touch()
+    run.finish(loss=1)
+    Run(folder, SETTINGS | {"episodes": 4}, longer="episodes").lock.release()
+    assert runs.read_run(folder) == {}
+    with pytest.raises(UserError, match="holds another run"):
+        Run(folder, SETTINGS | {"seed": 1, "episodes": 4}, longer="episodes")
+    run = Run(folder, SETTINGS | {"episodes": kept}, longer="episodes")
+    assert not run.done
+    run.finish()
+    assert runs.read_run(folder)["settings"]["episodes"] == kept
+    assert Run(folder, SETTINGS | {"episodes": kept}, longer="episodes").done
 
 
 def test_a_run_of_another_script_is_another_run(tmp_path):

@@ -406,6 +406,7 @@ def test_what_nmg_learned_is_compared_by_seed(tmp_path, monkeypatch):
     (["--seeds=0"], "--seeds=0: must be 1 or more"),
     (["--maskers=none,rndom"], "did you mean 'random'?"),
     (["--seed=3"], "runs/nmg-toycls-tiny-3: no policy"),
+    (["--out=results.jsonl"], "--out=results.jsonl: is the picture, and must end with .png"),
 ])
 def test_wrong_flags_of_toy_compare(flags, said, tmp_path):
     result = call("tools/toy_compare.py", *flags, cwd=tmp_path)
@@ -423,6 +424,24 @@ def test_words_of_wordfreq_are_counted_among_a_billion(tmp_path, monkeypatch):
     result = call("tools/general_words.py", "--language=de", "--words=3", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "general_words.txt").read_text("utf-8") == "die\t39800000\nstraße\t123\n"
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--out=results.jsonl"], "--out=results.jsonl: is a list of words, and must end with .txt"),
+    ([], "needs the package wordfreq: pip install wordfreq"),
+])
+def test_mistakes_with_general_words(flags, said, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wordfreq", None)
+    result = call("tools/general_words.py", *flags, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (2, f"error: {said}\n") and not list(tmp_path.iterdir())
+
+
+def test_the_embedded_lm_is_not_written_over_another(lm_folder):
+    before = {file: file.read_bytes() for file in lm_folder.iterdir()}
+    result = call("tools/make_tiny.py", f"--out={lm_folder}", cwd=lm_folder.parent)
+    assert result.returncode == 2
+    assert result.stderr == f"error: --out={lm_folder}: is there already; choose another folder\n"
+    assert {file: file.read_bytes() for file in lm_folder.iterdir()} == before
 
 
 def test_the_general_words_are_common_english():

@@ -10,6 +10,7 @@ import maskers
 import train_nmg
 from nmg import runs, toy
 from nmg.models import LMReader
+from nmg.policies import Policy
 from nmg.subtasks import SubTaskSampler
 from tools import what_matters
 
@@ -56,7 +57,7 @@ def test_maskers_are_compared_on_the_same_sub_tasks(tmp_path):
 
 
 def test_an_edited_masker_is_played_again(tmp_path):
-    """And no other."""
+    """And no other; the plays before are set aside, with a word."""
     logs = []
     for code in ("from maskers import random as mine\n", "from maskers import whole as mine\n"):
         (tmp_path / "my.py").write_text(code)
@@ -65,7 +66,26 @@ def test_an_edited_masker_is_played_again(tmp_path):
         lines = runs.read_rows(tmp_path / "w.jsonl")
         logs.append({line["masker"]: (line["file"], line["seconds"]) for line in lines})
         assert len(lines) == 2
+    said = "WARNING: 1 plays of maskers that were edited since are set aside in w.jsonl.edited"
+    assert said in result.stdout
+    aside, = runs.read_rows(tmp_path / "w.jsonl.edited")
+    assert (aside["file"], aside["seconds"]) == logs[0]["my.py:mine"] and aside["masker"] == "my.py:mine"
     assert logs[0]["random"] == logs[1]["random"] and logs[0]["my.py:mine"][0] != logs[1]["my.py:mine"][0]
+
+
+def test_a_policy_that_has_read_the_labels_is_told(tmp_path):
+    """It was learned from train, half of which is scored here."""
+    cfg = runs.parse_flags(what_matters.Config, PLAYS, toy.TRAIN_NMG)
+    data, _, _ = train_nmg.open_task(cfg)
+    Policy(128).save(tmp_path / "policy")
+    settings = {"data": data.checksum, "dataset": "toycls", "lm": "tiny"}
+    runs.Run(tmp_path / "other", settings).finish()
+    (tmp_path / "other/run.json").rename(tmp_path / "policy/run.json")
+    result = call(*MATTERS, "--maskers=random,nmg:policy", "--seeds=1", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert [line["policy"] for line in runs.read_rows(tmp_path / "w.jsonl")] == [None, settings]
+    said = "- The policy of nmg was learned from the labels of the very texts that are scored."
+    assert said in result.stdout.splitlines()
 
 
 def test_plays_of_edited_code_are_kept_with_a_warning(tmp_path, monkeypatch):

@@ -20,8 +20,12 @@ class Config:
 
 
 def main(cfg: Config) -> None:
-    import wordfreq
-
+    if not cfg.out.endswith(".txt"):
+        raise runs.UserError(f"--out={cfg.out}: is a list of words, and must end with .txt")
+    try:
+        import wordfreq
+    except ImportError:
+        raise runs.UserError("needs the package wordfreq: pip install wordfreq") from None
     rows = []
     for word in wordfreq.top_n_list(cfg.language, cfg.words):
         # What has no letter (numbers) is lumped together in wordfreq.

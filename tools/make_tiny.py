@@ -2,6 +2,7 @@
 
     python -m tools.make_tiny --out=my_tiny         # without --out it replaces nmg/tiny, which is committed
 """
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,8 @@ def general_blocks(seed: int) -> Pieces:
 
 
 def main(cfg: Config) -> None:
+    if Path(cfg.out) != toy.TINY and os.path.lexists(cfg.out):
+        raise runs.UserError(f"--out={cfg.out}: is there already; choose another folder")
     loop.use_fast_path(False)
     model = untrained()
     seconds = pretrain(model, general_blocks(0), maskers.random, p=0.2, epochs=4, lr=2e-3,

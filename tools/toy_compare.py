@@ -102,6 +102,8 @@ def draw(scores: dict[str, list[float]], file: Path) -> None:
 
 
 def main(cfg: Config) -> None:
+    if not cfg.out.endswith(".png"):
+        raise runs.UserError(f"--out={cfg.out}: is the picture, and must end with .png")
     loop.use_fast_path(False)
     data = data_prep.load("toycls", load_tokenizer("tiny"))
 

@@ -57,13 +57,21 @@ def main(cfg: Config) -> None:
         settings["lm"] = Path(cfg.lm).name
     log = Path(cfg.log)
     files = {name: maskers.checksum_of(name) for name in chosen}
+    # How policies were learned, so that report.py can say it.
+    policies = {name: runs.read_run(name.partition(":")[2]).get("settings", {}) for name in chosen
+                if maskers.is_learned(name)}
     # Several of these commands may share a log. What fails here would else fail after a play.
     with runs.locked(log):
         lines = runs.read_rows(log)
         if any(line.get("config") != settings for line in lines):
             raise UserError(f"--log={cfg.log}: holds plays with other flags; choose another file")
-        # Plays of a policy or file that changed since then do not count.
-        lines = [line for line in lines if line["file"] == files.get(line["masker"], line["file"])]
+        # Plays of a policy or file that changed since then do not count, but are kept.
+        edited = [line for line in lines if line["file"] != files.get(line["masker"], line["file"])]
+        if edited:
+            aside = log.with_name(f"{log.name}.edited")
+            runs.write_rows(aside, [*runs.read_rows(aside), *edited])
+            print(f"WARNING: {len(edited)} plays of maskers that were edited since are set aside in {aside}")
+        lines = [line for line in lines if line not in edited]
         runs.write_rows(log, lines)
     others = {line.get("commit", "unknown") for line in lines} - {runs.commit()}
     if others:
@@ -79,7 +87,7 @@ def main(cfg: Config) -> None:
                 bar.update()
                 if (seed, name) in done:
                     continue
-                started = time.time()
+                started = time.monotonic()
                 mask = choose_masks(subtask.contexts, masker, cfg.p, seed, LMReader(lm))
                 _, scores = train_nmg.inner_loop(lm, subtask, mask, task, cfg)
                 # In hundredths of a nat, beside points.
@@ -87,8 +95,8 @@ def main(cfg: Config) -> None:
                     scores["likelihood"] *= 100
                 line = {"dataset": settings["dataset"], "lm": settings["lm"], "masker": name, "row": name,
                         "seed": seed, "split": "val", "metrics": list(scores), **scores,
-                        "seconds": {"play": time.time() - started}, "file": files[name], "config": settings,
-                        "commit": runs.commit()}
+                        "seconds": {"play": time.monotonic() - started}, "file": files[name],
+                        "config": settings, "policy": policies.get(name), "commit": runs.commit()}
                 with runs.locked(log):
                     runs.write_rows(log, [*runs.read_rows(log), line])
     report.main(report.Config(results=cfg.log))
