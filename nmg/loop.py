@@ -188,7 +188,8 @@ class LossOf(torch.nn.Module):
         self.loss_fn = loss_fn
 
     def forward(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self.loss_fn(self.model, tensors)
+        with autocast(self.model):
+            return self.loss_fn(self.model, tensors)
 
 
 def steps_of(length: np.ndarray, batch_size: int, epochs: int, max_steps: int | None = None) -> int:
@@ -235,9 +236,9 @@ def check_gpus() -> None:
                         "share one")
 
 
-def backward(module: torch.nn.Module, model: torch.nn.Module, parts: list[tuple[dict, int]],
-             scaler: torch.amp.GradScaler, world: int) -> torch.Tensor:
-    """Accumulates the gradients of one batch, and returns its mean loss over all its labels.
+def take_step(module: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
+              world: int, parts: list[tuple[dict, int]]) -> torch.Tensor:
+    """Accumulates the gradients of one batch, and follows them; returns its mean loss over all its labels.
 
     module: LossOf(model), or DistributedDataParallel around that; parts: tensors and weights of this
     process's micro-batches"""
@@ -248,13 +249,17 @@ def backward(module: torch.nn.Module, model: torch.nn.Module, parts: list[tuple[
         dist.all_reduce(n_labels)
     loss = 0
     for tensors, weight in parts:
-        with autocast(model):
-            part_loss = module(tensors) * weight / n_labels.clamp(min=1)
+        part_loss = module(tensors) * weight / n_labels.clamp(min=1)
         # DDP averages the gradients of processes, but we want their sum.
         scaler.scale(part_loss * world).backward()
         loss += part_loss.detach().float()
     if world > 1:
         dist.all_reduce(loss)
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
     return loss
 
 
@@ -296,15 +301,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
         done, seconds = load_checkpoint(checkpoint, trained)
         print(f"going on after step {done} of {steps} from {checkpoint}", flush=True)
 
-    def step(parts):
-        loss = backward(module, model, parts, scaler, world)
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(params, 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
-
+    step = functools.partial(take_step, module, optimizer, scaler, world)
     if may_record() and not scaler.is_enabled() and world == 1 and not micro_batch:
         step = Recorded(step, optimizer)
 
@@ -330,10 +327,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
         if checkpoint and rank == 0 and time.time() - saved > 60 * CHECKPOINT_MINUTES:
             save_checkpoint(checkpoint, trained, done, seconds + time.time() - started)
             saved = time.time()
-    # The norm of all weights asks a GPU once; only a bad one is looked for.
-    if not torch.nn.utils.get_total_norm(model.parameters()).isfinite():
-        for name, parameter in model.named_parameters():
-            check_finite(parameter, f"{desc}: the weights {name}")
+    check_weights(model, desc)
     return seconds + time.time() - started
 
 
@@ -356,7 +350,7 @@ class Recorded:
 
     There is a CUDA graph for each shape of a batch: the first one is run as it is, which also makes AdamW's
     moments; the second is recorded; later ones are copied into its tensors. What changes from step to step
-    must be in tensors, too: learning rates, and the number of labels (`backward`).
+    must be in tensors, too: learning rates, and the number of labels (`take_step`).
 
     What PyTorch's sources say of recording: deterministic index_put_ sorts on the GPU, which can be recorded
     (with an index of bools, the CPU must know their number, and it cannot); so can the gradient of an
@@ -414,6 +408,13 @@ def progress(steps: Iterable, desc: str, **options: object) -> tqdm:
 def check_finite(tensor: torch.Tensor, what: str) -> None:
     if not tensor.isfinite().all():
         raise UserError(f"{what} became infinite or NaN; a smaller learning rate may help")
+
+
+def check_weights(model: torch.nn.Module, what: str) -> None:
+    # The CPU waits for a GPU once, for the norm of all weights, unless there is a bad one to be named.
+    if not torch.nn.utils.get_total_norm(model.parameters()).isfinite():
+        for name, parameter in model.named_parameters():
+            check_finite(parameter, f"{what}: the weights {name}")
 
 
 def check_numbers(numbers: dict[str, object], what: str) -> None:
