@@ -232,6 +232,7 @@ def counts():
         with loop.autocast(model):
             output = model(**inputs)
         loop.check_finite(output.logits, "the predictions")
+        output.logits.float().log_softmax(-1)
     # The last step: the first one also makes AdamW's moments.
     before, after = found[-2:]
     return {"step": after - before, "end": operators.count - after, "scoring": scoring.count}
