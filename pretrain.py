@@ -77,12 +77,12 @@ def mask_batch(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, epoc
 def mlm_tensors(batch: Batch, mask: np.ndarray, corrupted: np.ndarray) -> dict[str, torch.Tensor]:
     """What mlm_loss reads: those of the batch, corrupted; masked_at (K,), flat indices; labels (K,). K is a
     multiple of padded_to(), which is 1 but where steps are recorded; what is added has no label, -100."""
-    masked_at = np.flatnonzero(mask)
-    padding = (0, -len(masked_at) % padded_to())
-    labels = np.pad(batch.input_ids[mask].astype(np.int64), padding, constant_values=-100)
+    masked_at = torch.from_numpy(np.flatnonzero(mask))
+    labels = torch.from_numpy(batch.input_ids[mask].astype(np.int64))
+    padding = (0, -len(labels) % padded_to())
     return batch.tensors() | {"input_ids": torch.from_numpy(corrupted.astype(np.int64)),
-                              "masked_at": torch.from_numpy(np.pad(masked_at, padding)),
-                              "labels": torch.from_numpy(labels)}
+                              "masked_at": F.pad(masked_at, padding),
+                              "labels": F.pad(labels, padding, value=-100)}
 
 
 def mlm_loss(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
