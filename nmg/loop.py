@@ -56,13 +56,13 @@ def use_fast_path(fast: bool) -> None:
     fast_cpu.py on a CPU."""
     global FAST
     FAST = fast
-    if device().type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = fast
-        AttentionMaskInterface.register("sdpa", mask_of_padding)
     if fast and device().type == "cpu":
         fast_cpu.enable()
     else:
         fast_cpu.disable()
+    if device().type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = fast
+        AttentionMaskInterface.register("sdpa", mask_of_padding)
 
 
 def mask_of_padding(*args, attention_mask: torch.Tensor | None = None, **options) -> torch.Tensor | None:

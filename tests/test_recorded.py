@@ -240,8 +240,11 @@ def counts():
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
+    """In bf16, with the masks of a GPU, until the next test begins."""
+    with monkeypatch.context() as gpu:
+        gpu.setattr(loop, "device", lambda: torch.device("cuda"))
+        loop.use_fast_path(True)
     monkeypatch.setattr(loop, "precision_of", lambda model: torch.bfloat16)
-    AttentionMaskInterface.register("sdpa", loop.mask_of_padding)
 
 
 def test_a_step_asks_for_no_number_and_its_end_for_one(as_on_a_gpu):
