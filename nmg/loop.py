@@ -352,8 +352,8 @@ class Recorded:
     moments; the second is recorded; later ones are copied into its tensors. What changes from step to step
     must be in tensors, too: learning rates, and the number of labels (`take_step`).
 
-    What PyTorch's sources say of recording: deterministic index_put_ sorts on the GPU, which can be recorded
-    (with an index of bools, the CPU must know their number, and it cannot); so can the gradient of an
+    What we read in PyTorch's code and pull requests, and have not tried: deterministic index_put_ sorts on
+    the GPU, which can be recorded (not so an index of bools, which the CPU counts); so can the gradient of an
     embedding, since it is computed with cub. Clipping and fused AdamW leave all numbers on the GPU. A replay
     reads the seed that `torch_seed` has set before it, so it draws the dropout of a step that is not
     recorded."""

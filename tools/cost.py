@@ -32,7 +32,7 @@ class Size:
 
 
 # ChemProt and IMDb were counted. SQuAD and NewsQA are estimates: the questions of MRQA's files, with contexts
-# of 137 and 599 words on average, as in its paper, at 1.1 tokens a word. emrQA, which is not public, is taken
+# of about 137 and 599 words, at 1.1 tokens a word. emrQA, which is not public, is taken
 # to be like NewsQA: a guess.
 SIZES = {
     "squad": Size(18_900, 1.0, 86_588, 10_507, 1.0, 170, 2, 1),
