@@ -18,7 +18,7 @@ import data_prep
 import maskers
 from nmg import loop, runs, toy
 from nmg.data import Batch, Pieces, blocks, collate
-from nmg.loop import autocast, device, fit, length_batches, progress, steps_of, to_device
+from nmg.loop import autocast, device, fit, length_batches, padded_to, progress, steps_of, to_device
 from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of, save_lm, set_dropout, weights_of
 from nmg.plots import held_out_curve
 from nmg.runs import Run, UserError
@@ -75,10 +75,14 @@ def mask_batch(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, epoc
 
 
 def mlm_tensors(batch: Batch, mask: np.ndarray, corrupted: np.ndarray) -> dict[str, torch.Tensor]:
-    """What mlm_loss reads: those of the batch, corrupted; masked_at (K,), flat indices; labels (K,)."""
+    """What mlm_loss reads: those of the batch, corrupted; masked_at (K,), flat indices; labels (K,). K is a
+    multiple of padded_to(), which is 1 but where steps are recorded; what is added has no label, -100."""
+    masked_at = torch.from_numpy(np.flatnonzero(mask))
+    labels = torch.from_numpy(batch.input_ids[mask].astype(np.int64))
+    padding = (0, -len(labels) % padded_to())
     return batch.tensors() | {"input_ids": torch.from_numpy(corrupted.astype(np.int64)),
-                              "masked_at": torch.from_numpy(np.flatnonzero(mask)),
-                              "labels": torch.from_numpy(batch.input_ids[mask].astype(np.int64))}
+                              "masked_at": F.pad(masked_at, padding),
+                              "labels": F.pad(labels, padding, value=-100)}
 
 
 def mlm_loss(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -143,7 +147,7 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
         tensors = to_device(mlm_tensors(batch, mask, corrupted))
         with autocast(model):
             total += mlm_loss(model, tensors).item()
-        count += len(tensors["labels"])
+        count += int(mask.sum())
     model.train(training)
     loss = total / max(1, count)
     loop.check_numbers({"its loss": loss}, "the LM")

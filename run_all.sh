@@ -4,7 +4,8 @@
 #   bash run_all.sh                     all rows; started again, it goes on where it stopped
 #   QUICK=1 bash run_all.sh             the same rows on the embedded data and LM, no download, minutes
 #   CLS=my.csv LMS=roberta-base MASKERS="none random whole tfidf" SEEDS="0 1 2 3 4 5 6 7 8 9" bash run_all.sh
-#   bash run_all.sh --list              prints what is left, for a scheduler: policies (must end first), rows
+#   bash run_all.sh --list              prints what is left, for a scheduler: policies (must end first), rows;
+#                                       and, on stderr, what they cost
 #
 # A folder with run.json is finished and is skipped: other flags, data, or code need another OUT.
 # Environment variables choose what is run. Lists are separated by spaces:
@@ -16,6 +17,7 @@
 #                  MASKER,--flag=value gives flags of pretrain.py to one row: random,--p=0.3
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
 #   JOBS=1         commands at once; PYTHON=python runs them
+#   PROCESSES=1    processes that learn one policy (torchrun): 3 run its three plays at once, also on one GPU
 #   OUT            where everything goes
 #   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; the flags of a
 #                  row, and those that make a policy nmg-paper, -alone or -fresh, override them
@@ -40,9 +42,11 @@ if [ "$QUICK" ]; then
 fi
 [ "${QA+set}${CLS+set}" ] || QA="squad emrqa newsqa" CLS="chemprot imdb"
 SEEDS=${SEEDS:-0 1 2} POLICIES=${POLICIES:-3} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
+PROCESSES=${PROCESSES:-1}
 
 [[ -z $* || $* = --list ]] || fail "$*: give --list or nothing; all else are environment variables"
 [[ $JOBS:$POLICIES =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "JOBS=$JOBS, POLICIES=$POLICIES: must be 1 or more"
+[[ $PROCESSES = [1-3] ]] || fail "PROCESSES=$PROCESSES: must be 1, 2 or 3, as there are three plays"
 [[ $SEEDS != *[!0-9[:space:]]* ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
 [[ " $MASKERS" != *[[:space:]],* ]] || fail "MASKERS=$MASKERS: a masker is missing before a comma"
 for list in "$QA" "$CLS" "$LMS"; do
@@ -63,6 +67,8 @@ quoted() {
     words=${words//\\,/,}                       # a comma needs no \, and many rows have one
     echo "${words# }"
 }
+torchrun=""
+[ $PROCESSES = 1 ] || torchrun="-m torch.distributed.run --standalone --nproc_per_node=$PROCESSES"
 # SCRIPT LMS DATASETS MASKERS: prints the shell commands that are left to do for a table, one a line; `run`
 # runs them later
 table() {
@@ -91,7 +97,7 @@ table() {
         if [ "$learned_as" ]; then
             number=$((10#$seed % POLICIES))         # 10#: 08 is a number, too
             policy=$OUT/policy-$place-$learned_as-$number
-            [ -e $policy/run.json ] || quoted $PYTHON $here/train_nmg.py --dataset=$data --lm=$lm \
+            [ -e $policy/run.json ] || quoted $PYTHON $torchrun $here/train_nmg.py --dataset=$data --lm=$lm \
                 --seed=$number $NMG_FLAGS $learn --out=$policy
             # The --masker of nmg and nmg-... is nmg:FOLDER, that of sampled is sampled:FOLDER.
             masker=${masker%%-*}:$policy
@@ -131,6 +137,7 @@ left() { grep -e "$1" <<< "$commands" | awk '!seen[$0]++'; }
 if [ "$1" ]; then
     left "$learns"
     left "$scores"
+    $PYTHON $here/tools/cost.py <<< "$commands" >&2
     exit
 fi
 

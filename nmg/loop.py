@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
+from transformers import AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
 
 from nmg import fast_cpu
 from nmg.runs import UserError, atomic_write, is_main_process, stream
@@ -30,6 +32,9 @@ from nmg.runs import UserError, atomic_write, is_main_process, stream
 FAST = False                    # set by use_fast_path, read by precision_of
 CHECKPOINT_MINUTES = 10         # between two checkpoints of a long training
 NO_AUTOCAST = {"deberta"}       # model types whose code fails in half precision
+# Whether `fit` records its steps on a GPU (`Recorded`). It does not: recording has been tested on a CPU, with
+# a stand-in for the CUDA graph, but has not been run on a GPU yet.
+RECORD = False
 
 
 # ---------------------------------------------------------------- device and precision
@@ -53,12 +58,21 @@ def use_fast_path(fast: bool) -> None:
     fast_cpu.py on a CPU."""
     global FAST
     FAST = fast
-    if device().type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = fast
     if fast and device().type == "cpu":
         fast_cpu.enable()
     else:
         fast_cpu.disable()
+    if device().type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = fast
+        AttentionMaskInterface.register("sdpa", mask_of_padding)
+
+
+def mask_of_padding(*args, attention_mask: torch.Tensor | None = None, **options) -> torch.Tensor | None:
+    """The mask of transformers' attention "sdpa" on a GPU. Batches without padding come without a mask, so we
+    never ask a mask whether it hides anything: the CPU would wait for the answer."""
+    if attention_mask is not None:
+        options["allow_is_bidirectional_skip"] = False
+    return sdpa_mask(*args, attention_mask=attention_mask, **options)
 
 
 def has_bf16() -> bool:
@@ -176,7 +190,8 @@ class LossOf(torch.nn.Module):
         self.loss_fn = loss_fn
 
     def forward(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self.loss_fn(self.model, tensors)
+        with autocast(self.model):
+            return self.loss_fn(self.model, tensors)
 
 
 def steps_of(length: np.ndarray, batch_size: int, epochs: int, max_steps: int | None = None) -> int:
@@ -223,26 +238,30 @@ def check_gpus() -> None:
                         "share one")
 
 
-def backward(module: torch.nn.Module, model: torch.nn.Module, parts: list[tuple[dict, int]],
-             scaler: torch.amp.GradScaler, world: int) -> torch.Tensor:
-    """Accumulates the gradients of one batch, and returns its mean loss over all its labels.
+def take_step(module: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
+              world: int, parts: list[tuple[dict, int]]) -> torch.Tensor:
+    """Accumulates the gradients of one batch, and follows them; returns its mean loss over all its labels.
 
     module: LossOf(model), or DistributedDataParallel around that; parts: tensors and weights of this
     process's micro-batches"""
-    n_labels = torch.zeros((), dtype=torch.int64)
+    n_labels = torch.zeros((), dtype=torch.int64, device=device())
     for tensors, weight in parts:
         n_labels += weight * (tensors["labels"] != -100).sum()
     if world > 1:
         dist.all_reduce(n_labels)
     loss = 0
     for tensors, weight in parts:
-        with autocast(model):
-            part_loss = module(to_device(tensors)) * weight / n_labels.clamp(min=1)
+        part_loss = module(tensors) * weight / n_labels.clamp(min=1)
         # DDP averages the gradients of processes, but we want their sum.
         scaler.scale(part_loss * world).backward()
         loss += part_loss.detach().float()
     if world > 1:
         dist.all_reduce(loss)
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
     return loss
 
 
@@ -284,24 +303,22 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
         done, seconds = load_checkpoint(checkpoint, trained)
         print(f"going on after step {done} of {steps} from {checkpoint}", flush=True)
 
+    step = functools.partial(take_step, module, optimizer, scaler, world)
+    if may_record() and not scaler.is_enabled() and world == 1 and not micro_batch:
+        step = Recorded(step, optimizer)
+
     started = saved = time.monotonic()
     order = itertools.islice(batches(length, batch_size, epochs, seed), done, steps)
     bar = progress(order, desc, total=steps, initial=done)
     for epoch, indices in bar:
         parts = []
         for rows, weight in micro_batches(indices, micro_batch, rank, world):
-            parts.append((make_batch(done, epoch, rows), weight))
+            parts.append((to_device(make_batch(done, epoch, rows)), weight))
         # Every step has a dropout stream of its own, so that a resumed run draws the same.
         torch_seed(seed, f"dropout {done} {rank}")
-        loss = backward(module, model, parts, scaler, world)
-
         for group, highest in zip(optimizer.param_groups, learning_rates, strict=True):
             group["lr"] = highest * schedule(done, steps, warmup)
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(params, 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        loss = step(parts)
         done += 1
 
         if after_step and rank == 0:
@@ -312,9 +329,75 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
         if checkpoint and rank == 0 and time.monotonic() - saved > 60 * CHECKPOINT_MINUTES:
             save_checkpoint(checkpoint, trained, done, seconds + time.monotonic() - started)
             saved = time.monotonic()
-    for name, parameter in model.named_parameters():
-        check_finite(parameter, f"{desc}: the weights {name}")
+    check_weights(model, desc)
     return seconds + time.monotonic() - started
+
+
+# ---------------------------------------------------------------- a step that a GPU replays
+
+def may_record() -> bool:
+    """Whether training steps may be recorded here, on the fast path of a GPU."""
+    return RECORD and FAST and device().type == "cuda"
+
+
+def padded_to() -> int:
+    """The tokens of a batch, and its labels, are padded to a multiple of this number, so that shapes recur
+    where steps are recorded."""
+    return 32 if may_record() else 1
+
+
+class Recorded:
+    """A training step, called as step(parts) -> loss, that a GPU replays: forward and backward pass, clipping
+    and AdamW in one launch, instead of a thousand for which the GPU waits.
+
+    There is a CUDA graph for each shape of a batch: the first one is run as it is, which also makes AdamW's
+    moments; the second is recorded; later ones are copied into its tensors. What changes from step to step
+    must be in tensors, too: learning rates, and the number of labels (`take_step`).
+
+    What we read in PyTorch's code and pull requests, and have not tried: deterministic index_put_ sorts on
+    the GPU, which can be recorded (not so an index of bools, which the CPU counts); so can the gradient of an
+    embedding, since it is computed with cub. Clipping and fused AdamW leave all numbers on the GPU. A replay
+    reads the seed that `torch_seed` has set before it, so it draws the dropout of a step that is not
+    recorded."""
+
+    def __init__(self, step: Callable[[list], torch.Tensor], optimizer: torch.optim.Optimizer):
+        self.step = step
+        self.groups = optimizer.param_groups
+        self.rates = [torch.zeros((), device=device()) for _ in self.groups]
+        for group in self.groups:
+            group["capturable"] = True
+        # The usual stream cannot be recorded.
+        self.stream = torch.cuda.Stream()
+        # All graphs share their memory, as one runs at a time.
+        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs = {}        # shapes of a batch -> None, or (graph, tensors that it reads, its loss)
+
+    def __call__(self, parts: list[tuple[dict, int]]) -> torch.Tensor:
+        for group, rate in zip(self.groups, self.rates, strict=True):
+            rate.fill_(group["lr"])
+            group["lr"] = rate
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            loss = self.run(parts)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return loss
+
+    def run(self, parts: list[tuple[dict, int]]) -> torch.Tensor:
+        tensors, _ = parts[0]
+        shapes = tuple((name, tensor.shape) for name, tensor in tensors.items())
+        if shapes not in self.graphs:
+            self.graphs[shapes] = None
+            return self.step(parts)
+        if self.graphs[shapes] is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                loss = self.step(parts)
+            self.graphs[shapes] = graph, tensors, loss
+        graph, read, loss = self.graphs[shapes]
+        for name, tensor in tensors.items():
+            read[name].copy_(tensor)
+        graph.replay()
+        return loss
 
 
 def progress(steps: Iterable, desc: str, **options: object) -> tqdm:
@@ -327,6 +410,13 @@ def progress(steps: Iterable, desc: str, **options: object) -> tqdm:
 def check_finite(tensor: torch.Tensor, what: str) -> None:
     if not tensor.isfinite().all():
         raise UserError(f"{what} became infinite or NaN; a smaller learning rate may help")
+
+
+def check_weights(model: torch.nn.Module, what: str) -> None:
+    # The CPU waits for a GPU once, for the norm of all weights, unless there is a bad one to be named.
+    if not torch.nn.utils.get_total_norm(model.parameters()).isfinite():
+        for name, parameter in model.named_parameters():
+            check_finite(parameter, f"{what}: the weights {name}")
 
 
 def check_numbers(numbers: dict[str, object], what: str) -> None:

@@ -276,12 +276,15 @@ def with_head(lm: torch.nn.Module, auto_class: type, seed: int, **config: object
     except ValueError as e:
         raise UserError(f"the LM is a {type(lm).__name__}: transformers has no model of its kind for "
                         f"this task ({auto_class.__name__})") from e
-    # from_pretrained initializes the weights that it is not given. It would share the LM's tensors, so we
-    # copy them.
-    encoder = {}
+    # from_pretrained initializes the weights that it is not given, on the CPU. Of the encoder we give it only
+    # the shapes (each a single 0, expanded). The weights are copied where they are, so none leaves a GPU.
+    encoder, shapes = {}, {}
     for name, weight in lm.base_model.state_dict().items():
-        encoder[f"{model_class.base_model_prefix}.{name}"] = weight.to("cpu", copy=True)
+        encoder[name] = weight.clone()
+        zero = torch.zeros((), dtype=weight.dtype)
+        shapes[f"{model_class.base_model_prefix}.{name}"] = zero.expand_as(weight)
     with torch.random.fork_rng(devices=[]):
         torch_seed(seed, "head")
-        model = model_class.from_pretrained(None, config=changed, state_dict=encoder, dtype=torch.float32)
+        model = model_class.from_pretrained(None, config=changed, state_dict=shapes, dtype=torch.float32)
+    model.base_model.load_state_dict(encoder, strict=False, assign=True)
     return model.to(lm.device)

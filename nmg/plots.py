@@ -3,7 +3,6 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
 from nmg.runs import atomic_write
 
@@ -13,7 +12,14 @@ BLUE = "#1f3b57"
 ORANGE = "#d08c3c"
 
 
-def save(fig: Figure, file: Path) -> None:
+def figure(width: float, height: float):
+    """A picture of matplotlib, in inches."""
+    # Imported where it is needed: it takes a second, and most commands draw nothing.
+    from matplotlib.figure import Figure
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(fig, file: Path) -> None:
     """Writes a picture as PNG, its axes without a frame."""
     for ax in fig.axes:
         ax.spines[["top", "right"]].set_visible(False)
@@ -23,7 +29,7 @@ def save(fig: Figure, file: Path) -> None:
 
 def curves(metrics: list[dict], file: Path) -> None:
     """The paper's learning curves, and the scores, from the records of metrics.jsonl, one per episode."""
-    fig = Figure(figsize=(15, 3.4), layout="constrained")
+    fig = figure(15, 3.4)
     regret, scores, entropy, loss = fig.subplots(1, 4)
     last = metrics[-1]["episode"]
     against_random = [m for m in metrics if "random_score" in m]
@@ -58,7 +64,7 @@ def curves(metrics: list[dict], file: Path) -> None:
 
 def held_out_curve(rows: list[dict], file: Path) -> None:
     """Perplexity of held-out text against steps, from rows with "step" and "held_out_loss"."""
-    fig = Figure(figsize=(5, 3.2), layout="constrained")
+    fig = figure(5, 3.2)
     ax = fig.subplots()
     steps = [row["step"] for row in rows]
     perplexity = np.exp([row["held_out_loss"] for row in rows])

@@ -541,6 +541,12 @@ def test_a_head_is_fresh_and_the_encoder_a_copy():
         assert torch.equal(weight, copy) and weight.data_ptr() != copy.data_ptr()
 
 
+def test_an_encoder_stays_on_its_device():
+    """Of weights on the device "meta", which hold nothing, the CPU can get no copy."""
+    model = with_head(random_lm("bert").to("meta"), 0)
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
+
+
 def test_a_head_depends_on_the_seed_alone():
     """Not on what torch's generator has come to, which it leaves where it was."""
     lm = random_lm("bert")

@@ -15,8 +15,10 @@ import pytest
 import spacy
 from conftest import ROOT, TEXTS, fast_tokenizer, mrqa_files, random_lm, write_rows
 
+from tools import cost
+
 # What the user has set for run_all.sh is not for the tests.
-CHOSEN = re.compile("QA|CLS|LMS|MASKERS|SEEDS|POLICIES|JOBS|OUT|QUICK|PYTHON|[A-Z]+_FLAGS")
+CHOSEN = re.compile("QA|CLS|LMS|MASKERS|SEEDS|POLICIES|PROCESSES|JOBS|OUT|QUICK|PYTHON|[A-Z]+_FLAGS")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not CHOSEN.fullmatch(name)}
 
 
@@ -183,6 +185,51 @@ def test_the_papers_form_may_be_asked_for_in_all_policies():
     assert paper.partition(" --out=")[0].endswith(" --continual=True")
 
 
+@pytest.mark.parametrize(("processes", "python"), [
+    ("1", "python"), ("3", "python -m torch.distributed.run --standalone --nproc_per_node=3")])
+def test_processes_that_learn_a_policy(processes, python):
+    """And only a policy: pre-training and fine-tuning in several processes need a GPU each."""
+    learn, row = listed(CLS="chemprot", LMS="x", MASKERS="nmg", SEEDS="0", PROCESSES=processes)
+    assert " ".join(learn.partition("/train_nmg.py")[0].split()) == f"{python} {ROOT}"
+    assert row.startswith(f"python {ROOT}/pretrain.py ") and "torch" not in row
+
+
+# ---------------------------------------------------------------- what they cost
+
+def test_the_price_of_the_papers_tables_is_that_of_the_docs():
+    *table, total = run_all("--list").stderr.splitlines()
+    page = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+    assert "\n" + "\n".join(table) + "\n" in page
+    assert len(table) == 2 + 8 + 1 and re.fullmatch(r"about \d+ hours of one H100, .*", total)
+    # All policies and all rows are in it.
+    cells = table[-1].split("|")
+    assert [int(cells[3]), int(cells[5])] == [54, 246]
+
+
+@pytest.mark.parametrize(("masker", "env", "policies", "rows"), [
+    # The formula of docs/speed.md: 600 plays of 200 blocks, 200 texts in 5 epochs, and 417 scored texts.
+    ("nmg", {}, 600 * (0.049 * (3 * 200 + 5 * 200) / 16 + 1.1e-6 * 417 * 70 + 0.6), 3 * 4169 + 3 * 4169),
+    ("nmg-alone", {"NMG_FLAGS": "--episodes=10"}, 20 * (0.049 * 1600 / 16 + 0.6 + 0.03), 6 * 4169),
+    ("random", {"LMS": "distilbert-base-uncased"}, 0, 0.5 * 4 * 4169),
+    ("none", {}, 0, 3 * 4169)])
+def test_the_price_of_one_row(masker, env, policies, rows):
+    """In seconds."""
+    asked = {"CLS": "chemprot", "LMS": "bert-base-uncased", "MASKERS": masker, "SEEDS": "0"} | env
+    price = [cost.hours_of(command) for command in listed(**asked)]
+    seconds = {True: 0.0, False: 0.0}
+    for data, _, learns, hours in price:
+        assert data == "chemprot"
+        seconds[learns] += 3600 * hours
+    assert seconds[True] == pytest.approx(policies, rel=0.01)
+    assert seconds[False] == pytest.approx(rows * 0.049 / 16, rel=0.02)
+
+
+def test_nothing_is_said_of_what_the_users_own_data_cost():
+    assert run_all("--list", CLS="my.csv", LMS="x", MASKERS="none").stderr == ""
+    said = run_all("--list", CLS="my.csv chemprot", LMS="bert-base-uncased", MASKERS="none").stderr
+    assert said.endswith("\n3 commands have a data set or an LM whose cost is not known here\n")
+
+
 def test_seeds_with_zeros_in_front():
     """As of `seq -w 1 10`; such a number is not octal."""
     learn, row = listed(LMS="x", QA="newsqa", MASKERS="nmg", SEEDS="08")
@@ -286,6 +333,7 @@ def test_what_is_finished_is_not_listed_again(tmp_path):
     ([], {"JOBS": "0"}, "JOBS=0, POLICIES=3: must be 1 or more"),
     ([], {"JOBS": "many"}, "JOBS=many, POLICIES=3: must be 1 or more"),
     (["--list"], {"POLICIES": "0"}, "JOBS=1, POLICIES=0: must be 1 or more"),
+    ([], {"PROCESSES": "4"}, "PROCESSES=4: must be 1, 2 or 3, as there are three plays"),
     ([], {"SEEDS": "0,1,2"}, "SEEDS=0,1,2: must be numbers: 0 1 2"),
     (["--list"], {"MASKERS": "random ,--p=1"}, "MASKERS=random ,--p=1: a masker is missing before a comma"),
     (["--list"], {"QUICK": "yes"}, "QUICK=yes: must be 1 or 0"),
@@ -302,6 +350,7 @@ def test_mistakes(flags, env, message, tmp_path):
 
 STUB = """#!/usr/bin/env bash
 case "$*" in
+    *cost.py*) exit ;;
     *report.py*) [ -z "$REAL_PYTHON" ] || exec $REAL_PYTHON "$@"; exit ;;
     *train_nmg.py*) sleep 0.5 ;;
 esac
