@@ -27,7 +27,7 @@ from nmg.runs import UserError, atomic_write, is_main_process, stream
 
 FAST = False                    # set by use_fast_path, read by precision_of
 CHECKPOINT_MINUTES = 10         # between two checkpoints of a long training
-NO_AUTOCAST = {"deberta"}       # model types whose code fails in half precision
+NO_AUTOCAST = {"deberta", "xmod"}   # model types whose code fails in half precision
 
 
 # ---------------------------------------------------------------- device and precision

@@ -20,7 +20,10 @@ class Config:
 
 
 def main(cfg: Config) -> None:
-    import wordfreq
+    try:
+        import wordfreq
+    except ImportError:
+        raise runs.UserError("the package wordfreq is not installed: pip install wordfreq") from None
 
     rows = []
     for word in wordfreq.top_n_list(cfg.language, cfg.words):
