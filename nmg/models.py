@@ -119,8 +119,8 @@ def open_config(name: str):
     for setting, value in ENCODER.items():
         found = getattr(config, setting, value)
         if found != value:
-            print(f"WARNING: {name}: {setting}={found} in its config.json is not for a masked LM; "
-                  f"{value} is used")
+            there = f"{setting.removeprefix('_')}={found} in its config.json"
+            print(f"WARNING: {name}: {there} is not for a masked LM; {value} is used")
             setattr(config, setting, value)
     return config
 

@@ -675,11 +675,14 @@ def test_a_policy_is_to_be_used_as_it_was_learned(given, warned, tmp_path, monke
     ({"lm": "/elsewhere", "weights": "a"}, "a", False),
     ({"lm": "/elsewhere", "weights": "a"}, "b", True),
     ({"lm": "tiny", "weights": None}, "tiny", False),
+    # Earlier policies name the checksum of the weights alone.
+    ({"lm": "/elsewhere", "weights": "a"}, "a-1", False),
+    ({"lm": "/elsewhere", "weights": "a-1"}, "a-2", True),
 ])
 def test_a_policy_reads_the_hidden_states_of_its_own_lm(learned, lm, warned, tmp_path, monkeypatch, capsys):
     """Of the same weights, or without a folder of the same name; another one is warned of."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pretrain, "weights_of", lambda name: name if name in "ab" else None)
+    monkeypatch.setattr(pretrain, "weights_of", {"a": "a", "b": "b", "a-1": "a-1", "a-2": "a-2"}.get)
     runs.Run("policy", learned | {"p": 0.15, "mlm_epochs": 1}).finish()
     pretrain.policy_settings(pretrain.Config(lm=lm, masker="nmg:policy"))
     said = (f"WARNING: this policy was learned with the LM {learned['lm']}, whose hidden states it reads, "

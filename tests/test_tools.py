@@ -425,6 +425,13 @@ def test_words_of_wordfreq_are_counted_among_a_billion(tmp_path, monkeypatch):
     assert (tmp_path / "general_words.txt").read_text("utf-8") == "die\t39800000\nstraße\t123\n"
 
 
+def test_without_wordfreq_one_is_told_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wordfreq", None)
+    result = call("tools/general_words.py", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == "error: the package wordfreq is not installed: pip install wordfreq\n"
+
+
 def test_the_general_words_are_common_english():
     """20,000 of the package, without those that have no letter."""
     assert maskers.GENERAL == ROOT / "nmg/general_words.txt"
