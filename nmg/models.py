@@ -197,8 +197,10 @@ def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
             model, info = open_lm(name, AutoModelForMaskedLM, config=config, **options)
     check_weights(name, model, info)
     if info["missing_keys"]:
+        left_out = ", ".join(sorted(info["unexpected_keys"])[:3])
+        instead = f" (left out of its file: {left_out})" if left_out else ""
         print(f"WARNING: {name} brings no weights for {', '.join(sorted(info['missing_keys']))}: "
-              "NEWLY INITIALISED, to be learned in pre-training")
+              f"NEWLY INITIALISED, to be learned in pre-training{instead}")
     try_lm(name, model)
     return model
 

@@ -160,6 +160,15 @@ def test_the_head_of_microsofts_deberta_is_used(kind, tmp_path, capsys):
     assert same_weights(models.load_lm(str(tmp_path / "again")), lm)
 
 
+def test_a_head_of_another_name_is_told(tmp_path, capsys):
+    random_lm("bert").save_pretrained(tmp_path)
+    state = weights(tmp_path)
+    as_pickle(tmp_path, {name.replace("cls.predictions", "my_head"): state[name] for name in state})
+    models.load_lm(str(tmp_path))
+    said = capsys.readouterr().out
+    assert "no weights for cls.predictions.bias" in said and "(left out of its file: my_head.bias, " in said
+
+
 def test_a_checksum_is_that_of_the_whole_lm(lm_folder):
     """Weights, config and tokenizer, and nothing else that lies there; that of the weights stands first."""
     (lm_folder / "README.md").write_text("One.")
