@@ -29,7 +29,7 @@ from tqdm import tqdm
 from nmg import runs, toy
 from nmg.counts import WORD
 from nmg.data import ARRAYS, Data, SpecialTokens, Split, cut_docs, offsets_of
-from nmg.models import load_tokenizer
+from nmg.models import encode_texts, load_tokenizer
 from nmg.runs import UserError
 from nmg.sources import CACHE, SPLITS, Columns, Source, error_context, find_source, make_once
 
@@ -271,7 +271,7 @@ def text_encoder(tokenizer) -> Callable[[list[str]], list[tuple[np.ndarray, Enco
         id_in_text[tokenizer.convert_tokens_to_ids(special)] = tokenizer.unk_token_id
 
     def encode(texts: list[str]) -> list[tuple[np.ndarray, Encoding]]:
-        encodings = backend.encode_batch(texts, add_special_tokens=False)
+        encodings = encode_texts(backend, texts, tokenizer.name_or_path)
         return [(id_in_text[np.array(encoding.ids, int)], encoding) for encoding in encodings]
 
     return encode

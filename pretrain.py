@@ -165,9 +165,10 @@ def policy_settings(cfg: Config) -> dict:
         if settings and (p, epochs) != (cfg.p, cfg.epochs) and not runs.is_tiny(cfg.lm):
             print(f"WARNING: this policy was learned with --p={p} --epochs={epochs}, and is used with "
                   f"--p={cfg.p} --epochs={cfg.epochs}")
-        # An LM of the hub has no checksum of weights here, but a name.
+        # An LM of the hub has no checksum here, but a name. That of earlier policies is of the weights alone.
         learned_with = settings.get("weights") or settings.get("lm")
-        if learned_with and learned_with != (weights_of(cfg.lm) or cfg.lm):
+        checksum = weights_of(cfg.lm) or ""
+        if learned_with and learned_with not in (cfg.lm, checksum, checksum.partition("-")[0]):
             print(f"WARNING: this policy was learned with the LM {settings['lm']}, whose hidden states it "
                   f"reads, and is used with {cfg.lm}")
     return settings

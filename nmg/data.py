@@ -254,9 +254,19 @@ def number_pieces(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return thing, (np.arange(len(thing)) - offsets_of(count)[thing]).astype(np.int32)
 
 
+def room_for_text(special: SpecialTokens, max_len: int) -> int:
+    """The tokens of a text that fit between the special ones. Raises UserError if none does."""
+    around = len(special.prefix) + len(special.suffix)
+    if max_len <= around:
+        raise UserError(f"a length of {max_len} leaves no room for text, as the tokenizer puts {around} "
+                        f"special tokens around it; at least {around + 1} are needed (--max_len, in "
+                        "train_nmg.py also --ft_max_len)")
+    return max_len - around
+
+
 def blocks(split: Split, max_len: int) -> Pieces:
     """Every text in blocks of at most max_len tokens, special ones included; the last block is shorter."""
-    room = max(1, max_len - len(split.special.prefix) - len(split.special.suffix))
+    room = room_for_text(split.special, max_len)
     count = np.ceil(np.diff(split.token_start) / room).astype(np.int64)             # (N,) blocks of each text
     text_ids, nth = number_pieces(count)
     # A block ends where the next one begins.
@@ -266,7 +276,7 @@ def blocks(split: Split, max_len: int) -> Pieces:
 
 def truncated(split: Split, max_len: int) -> Pieces:
     """Every text once, cut to max_len tokens with the special ones."""
-    room = max(1, max_len - len(split.special.prefix) - len(split.special.suffix))
+    room = room_for_text(split.special, max_len)
     begin = np.asarray(split.token_start[:-1])
     return Pieces(split, np.arange(len(split)), begin, np.minimum(split.token_start[1:], begin + room))
 

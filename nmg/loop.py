@@ -31,7 +31,7 @@ from nmg.runs import UserError, atomic_write, is_main_process, stream
 
 FAST = False                    # set by use_fast_path, read by precision_of
 CHECKPOINT_MINUTES = 10         # between two checkpoints of a long training
-NO_AUTOCAST = {"deberta"}       # model types whose code fails in half precision
+NO_AUTOCAST = {"deberta", "xmod"}   # model types whose code fails in half precision
 # Whether `fit` records its steps on a GPU (`Recorded`). It does not: recording has been tested on a CPU, with
 # a stand-in for the CUDA graph, but has not been run on a GPU yet.
 RECORD = False

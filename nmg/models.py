@@ -1,5 +1,7 @@
 """The language model: opened by its name, asked for its hidden states, given the head of a task."""
+import copy
 import hashlib
+import inspect
 import json
 import os
 import pickle
@@ -11,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from tokenizers import Encoding, Tokenizer
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 from transformers.utils import find_adapter_config_file, logging
 
 from nmg import runs, toy
-from nmg.data import Batch
-from nmg.loop import autocast, device, to_device, torch_seed
+from nmg.data import Batch, SpecialTokens
+from nmg.loop import autocast, device, precision_of, to_device, torch_seed
 from nmg.runs import UserError
 
 # Settings of config.json that change what an LM computes or returns, and what they must be here.
@@ -24,16 +27,25 @@ ENCODER = {
     "is_decoder": False, "add_cross_attention": False, "causal": False,     # every token sees all others
     "chunk_size_feed_forward": 0, "return_dict": True, "torchscript": False,
     "output_attentions": False, "output_hidden_states": False,
-    "problem_type": None}                                                   # a head's, of another task
+    "problem_type": None,                                                   # a head's, of another task
+    "_attn_implementation": None, "_experts_implementation": None}          # may fetch code from the hub
+# What an LM is besides its weights. Other files, such as a run's, do not count.
+CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "*.model")
 # Logits of the MLM head that are computed at once: 0.5 GB in fp32, of which a score makes a few copies.
 MOST_LOGITS = 2**27
 
 # ---------------------------------------------------------------- by name
 
+def folder_of(name: str) -> Path:
+    """Where an LM lies, if it is no hub name."""
+    return toy.TINY if name == "tiny" else Path(name)
+
+
 def open_lm(name: str, auto_class: type, **options: object):
     """What auto_class.from_pretrained makes of an LM: the embedded `tiny`, a folder, or a hub name. UserError
     where it fails, in one of many ways."""
-    place = toy.TINY if name == "tiny" else Path(name)
+    place = folder_of(name)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -107,8 +119,8 @@ def open_config(name: str):
     for setting, value in ENCODER.items():
         found = getattr(config, setting, value)
         if found != value:
-            print(f"WARNING: {name}: {setting}={found} in its config.json is not for a masked LM; "
-                  f"{value} is used")
+            there = f"{setting.removeprefix('_')}={found} in its config.json"
+            print(f"WARNING: {name}: {there} is not for a masked LM; {value} is used")
             setattr(config, setting, value)
     return config
 
@@ -133,7 +145,40 @@ def load_tokenizer(name: str):
     if (getattr(config, "type_vocab_size", None) or 0) < 2:
         names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
         tokenizer.model_input_names = names
+    warn_of_missing_ends(name, tokenizer)
     return tokenizer
+
+
+def warn_of_missing_ends(name: str, tokenizer) -> None:
+    """Warns where a tokenizer has a token for the beginning or the end of a text, and does not use it."""
+    special = SpecialTokens.of(tokenizer)
+    missing = []
+    # XLNet's [CLS] stands at the end.
+    if tokenizer.cls_token and tokenizer.cls_token_id not in special.prefix + special.suffix:
+        missing.append(f"cls_token {tokenizer.cls_token}")
+    # Between question and text, and at the end.
+    for where in (special.middle, special.suffix):
+        if tokenizer.sep_token and tokenizer.sep_token_id not in where:
+            missing.append(f"sep_token {tokenizer.sep_token}")
+    if missing:
+        unused = " and no ".join(dict.fromkeys(missing))
+        print(f"WARNING: {name}: its tokenizer puts no {unused} around texts, although it has one; if the LM "
+              "was trained with it, its tokenizer.json lacks a post-processor")
+
+
+def encode_texts(backend: Tokenizer, texts: list[str], name: str) -> list[Encoding]:
+    """The texts without special tokens around them. Raises UserError, which names the text that fails."""
+    try:
+        return backend.encode_batch(texts, add_special_tokens=False)
+    except Exception:
+        for text in texts:
+            try:
+                backend.encode(text, add_special_tokens=False)
+            except Exception as e:
+                raise UserError(f"--lm={name}: its tokenizer cannot encode the text {text[:60]!r} ({e}); "
+                                "remove what it does not know from the texts, or use an LM whose tokenizer "
+                                "has an unknown token") from e
+        raise
 
 
 def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
@@ -143,13 +188,45 @@ def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch_seed(seed, "MLM head")
         # check_weights reports shapes that differ, in one sentence.
-        model, info = open_lm(name, AutoModelForMaskedLM, config=config, dtype=torch.float32,
-                              ignore_mismatched_sizes=True, output_loading_info=True)
+        options = {"dtype": torch.float32, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        model, info = open_lm(name, AutoModelForMaskedLM, config=config, **options)
+        # The files of Microsoft's DeBERTa have its MLM head under this name, which transformers reads only if
+        # the config says so.
+        if any(weight.startswith("lm_predictions.lm_head.") for weight in info["unexpected_keys"]):
+            config.legacy = False
+            model, info = open_lm(name, AutoModelForMaskedLM, config=config, **options)
     check_weights(name, model, info)
     if info["missing_keys"]:
+        left_out = ", ".join(sorted(info["unexpected_keys"])[:3])
+        instead = f" (left out of its file: {left_out})" if left_out else ""
         print(f"WARNING: {name} brings no weights for {', '.join(sorted(info['missing_keys']))}: "
-              "NEWLY INITIALISED, to be learned in pre-training")
+              f"NEWLY INITIALISED, to be learned in pre-training{instead}")
+    try_lm(name, model)
     return model
+
+
+def try_lm(name: str, model: torch.nn.Module) -> None:
+    """Raises UserError if the code of an LM fails on two short texts, or cannot tell padding from text."""
+    if "attention_mask" not in inspect.signature(model.forward).parameters:
+        raise UserError(f"--lm={name}: {type(model).__name__} takes no attention mask, so that padding would "
+                        "change what it computes; another LM is needed")
+    # A copy, as BigBird is another LM once it has seen a short text.
+    trial = copy.deepcopy(model).to(device()).train()
+    ids = torch.arange(16).view(2, 8) % model.config.vocab_size
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    try:
+        with torch.random.fork_rng(), autocast(trial):
+            inputs = to_device({"input_ids": ids, "attention_mask": mask})
+            trial.base_model(**inputs).last_hidden_state.sum()
+            trial(**inputs).logits.sum().backward()
+    except Exception as e:
+        way_out = "another config.json or another LM is needed"
+        if precision_of(model) != torch.float32:
+            way_out = f"--fast=False may help; otherwise, {way_out}"
+        reason = str(e).strip().split("\n")[0][:200].strip()
+        raise UserError(f"--lm={name}: {type(model).__name__} cannot be trained on text here: {reason}; "
+                        f"{way_out}") from e
 
 
 def check_weights(name: str, model: torch.nn.Module, info: dict) -> None:
@@ -207,13 +284,18 @@ def max_len_of(model: torch.nn.Module, wanted: int, flag: str = "max_len") -> in
 
 
 def weights_of(lm: str) -> str | None:
-    """sha256 of the weights in an LM's folder, which others may replace; None of `tiny` and of hub names."""
-    if lm == "tiny":
-        return None
-    files = sorted([*Path(lm).glob("*.safetensors"), *Path(lm).glob("pytorch_model*.bin")])
+    """A checksum of all that an LM in a folder is, which others may replace: sha256 of its weights, and a
+    digest of its config and its tokenizer, as in "1056811a...-7e22566b"; None of hub names."""
+    folder = folder_of(lm)
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
     if not files:
         return None
-    return hashlib.sha256("".join(map(runs.checksum, files)).encode()).hexdigest()
+    weights = hashlib.sha256("".join(map(runs.checksum, files)).encode()).hexdigest()
+    others = {}
+    for pattern in CONFIG_FILES:
+        for file in folder.glob(pattern):
+            others[file.name] = runs.checksum(file)
+    return f"{weights}-{runs.digest(sorted(others.items()))}"
 
 
 def save_lm(folder: Path, model: torch.nn.Module, tokenizer) -> None:

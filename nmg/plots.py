@@ -1,13 +1,10 @@
 """What the scripts show of a run: pictures. report.py shows whole studies."""
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 
 from nmg.runs import atomic_write
 
-# A $ in the name of a data set begins no formula.
-matplotlib.rcParams["text.parse_math"] = False
 BLUE = "#1f3b57"
 ORANGE = "#d08c3c"
 
@@ -15,7 +12,10 @@ ORANGE = "#d08c3c"
 def figure(width: float, height: float):
     """A picture of matplotlib, in inches."""
     # Imported where it is needed: it takes a second, and most commands draw nothing.
+    import matplotlib
     from matplotlib.figure import Figure
+    # A $ in the name of a data set begins no formula.
+    matplotlib.rcParams["text.parse_math"] = False
     return Figure(figsize=(width, height), layout="constrained")
 
 

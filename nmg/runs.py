@@ -108,6 +108,10 @@ def parse_flags(config: type, args: list[str], tiny: dict | None = None) -> obje
     """The dataclass `config`, filled from ["--name=value", ...]. Raises UserError.
 
     tiny: values of flags that are not given, where the LM is `tiny` or was made from it"""
+    # Fire would read its own flags behind the first, and another call behind the second.
+    for sign in ("--", "-"):
+        if sign in args:
+            raise UserError(f"{sign!r} alone is not a flag, and none may stand behind it: write --name=value")
     # Fire only splits the command line: every value stays the text that it is.
     split = fire.decorators.SetParseFn(str)(lambda *words, **flags: (words, flags))
     words, flags = fire.Fire(split, command=args, serialize=lambda _: None)
@@ -131,8 +135,12 @@ def as_flags(values: dict) -> str:
 
 def is_tiny(lm: str) -> bool:
     """Whether an LM is `tiny`, or what pretrain.py made of it in one run or several."""
-    origin = read_run(lm).get("settings", {}).get("lm", lm)
-    return lm == "tiny" or (origin != lm and is_tiny(origin))
+    seen = set()
+    # A folder that was written over may have come from itself.
+    while lm != "tiny" and lm not in seen:
+        seen.add(lm)
+        lm = read_run(lm).get("settings", {}).get("lm", lm)
+    return lm == "tiny"
 
 
 def convert(name: str, text: str, flag_type: type) -> object:

@@ -111,9 +111,12 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
-def plain_path():
-    """Every test begins on the plain path, whatever the one before switched on."""
+def plain_path(monkeypatch):
+    """Every test begins on the plain path, whatever the one before switched on. With NMG_TEST_BF16=1, the
+    fast path of this process is that of a processor with bf16: others compute it, too, but slowly."""
     loop.use_fast_path(False)
+    if "NMG_TEST_BF16" in os.environ:
+        monkeypatch.setattr(loop, "has_bf16", lambda: True)
 
 
 # ---------------------------------------------------------------- tokenizers and LMs

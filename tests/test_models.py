@@ -16,7 +16,7 @@ from tokenizers import models as tokenizer_models
 
 import data_prep
 import finetune_qa
-from nmg import models
+from nmg import loop, models
 from nmg.data import SpecialTokens, windows
 from nmg.runs import UserError
 
@@ -142,11 +142,113 @@ def test_the_pooler_and_heads_of_other_tasks_are_no_news(tmp_path, capsys):
     assert not capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["deberta", "deberta-v1"])
+def test_the_head_of_microsofts_deberta_is_used(kind, tmp_path, capsys):
+    """Under its own name, lm_predictions; config.json does not speak of it."""
+    config = type(random_lm(kind).config)(**random_lm(kind).config.to_dict() | {"legacy": False})
+    lm = transformers.AutoModelForMaskedLM.from_config(config).eval()
+    lm.save_pretrained(tmp_path)
+    assert any(name.startswith("lm_predictions.") for name in weights(tmp_path))
+    edit_config(tmp_path, legacy=True)
+    opened = models.load_lm(str(tmp_path)).eval()
+    assert not capsys.readouterr().out
+    assert same_weights(opened, lm)
+    ids = torch.arange(5, 15)[None]
+    assert torch.equal(opened(input_ids=ids).logits, lm(input_ids=ids).logits)
+    # What is saved is opened again with the same head.
+    opened.save_pretrained(tmp_path / "again")
+    assert same_weights(models.load_lm(str(tmp_path / "again")), lm)
+
+
+def test_a_head_of_another_name_is_told(tmp_path, capsys):
+    random_lm("bert").save_pretrained(tmp_path)
+    state = weights(tmp_path)
+    as_pickle(tmp_path, {name.replace("cls.predictions", "my_head"): state[name] for name in state})
+    models.load_lm(str(tmp_path))
+    said = capsys.readouterr().out
+    assert "no weights for cls.predictions.bias" in said and "(left out of its file: my_head.bias, " in said
+
+
+def test_a_checksum_is_that_of_the_whole_lm(lm_folder):
+    """Weights, config and tokenizer, and nothing else that lies there; that of the weights stands first."""
+    (lm_folder / "README.md").write_text("One.")
+    found = [models.weights_of(str(lm_folder))]
+    (lm_folder / "README.md").write_text("Another.")
+    assert models.weights_of(str(lm_folder)) == found[0]
+    edit_config(lm_folder, hidden_act="relu")
+    found.append(models.weights_of(str(lm_folder)))
+    tokenizer = lm_folder / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"lowercase": true', '"lowercase": false'))
+    found.append(models.weights_of(str(lm_folder)))
+    assert len(set(found)) == 3 and len({checksum[:64] for checksum in found}) == 1
+    as_pickle(lm_folder, weights(lm_folder))
+    assert models.weights_of(str(lm_folder))[:64] != found[0][:64]
+    assert models.weights_of("tiny") and models.weights_of("bert-base-uncased") is None
+
+
+# ---------------------------------------------------------------- LMs whose code fails
+
+SMALL = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+         "intermediate_size": 8, "max_position_embeddings": 64, "pad_token_id": 0}
+REFORMER = SMALL | {"attention_head_size": 8, "feed_forward_size": 8, "attn_layers": ["local"],
+                    "is_decoder": False, "axial_pos_embds_dim": [4, 4], "axial_pos_shape": [4, 16]}
+PERCEIVER = {"vocab_size": 30, "d_model": 8, "d_latents": 8, "num_latents": 4, "num_blocks": 1,
+             "num_self_attends_per_block": 1, "num_self_attention_heads": 1, "qk_channels": 8,
+             "num_cross_attention_heads": 1, "v_channels": 8, "max_position_embeddings": 32}
+
+
+def lm_of(kind, folder, **config):
+    config = transformers.CONFIG_MAPPING[kind](**config)
+    transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
+    return models.load_lm(str(folder))
+
+
+@pytest.mark.parametrize(("kind", "config", "said"), [
+    ("fnet", SMALL, "FNetForMaskedLM takes no attention mask, so that padding would change"),
+    ("reformer", REFORMER, "cannot be trained on text here: If training, make sure that config.axial_pos"),
+    ("perceiver", PERCEIVER, "cannot be trained on text here: PerceiverModel.forward"),
+    ("xmod", SMALL, "cannot be trained on text here: Input language unknown.*; another config.json or"),
+])
+def test_a_lm_whose_code_fails_is_one_sentence(kind, config, said, tmp_path):
+    with pytest.raises(UserError, match=f"^--lm={tmp_path}: .*{said}") as error:
+        lm_of(kind, tmp_path, **config)
+    assert "\n" not in str(error.value)
+
+
+def test_x_mod_is_computed_in_fp32(tmp_path, monkeypatch):
+    """As its code fails in half precision. Of LMs of which we do not know that, one is told."""
+    monkeypatch.setattr(loop, "has_bf16", lambda: True)
+    loop.use_fast_path(True)
+    config = SMALL | {"languages": ["en_XX"], "default_language": "en_XX"}
+    lm_of("xmod", tmp_path, **config)
+    monkeypatch.setattr(loop, "NO_AUTOCAST", {})
+    with pytest.raises(UserError, match=r"cannot be trained on text here: .*--fast=False may"):
+        lm_of("xmod", tmp_path, **config)
+
+
+def test_a_trial_changes_nothing(tmp_path):
+    """BigBird would attend in full from then on. Torch's generator stays where it was."""
+    torch.manual_seed(0)
+    drawn = torch.rand(())
+    torch.manual_seed(0)
+    lm = random_lm("bert", dropout=0.1)
+    lm.save_pretrained(tmp_path / "bert")
+    torch.manual_seed(0)
+    opened = models.load_lm(str(tmp_path / "bert"))
+    assert torch.equal(drawn, torch.rand(()))
+    assert same_weights(opened, lm) and not opened.training
+    assert all(weight.grad is None for weight in opened.parameters())
+    big_bird = lm_of("big_bird", tmp_path / "big", **SMALL | {"block_size": 4, "num_random_blocks": 1})
+    assert big_bird.bert.attention_type == "block_sparse"
+
+
 # ---------------------------------------------------------------- settings
 
 @pytest.mark.parametrize(("setting", "value"), [
     ("is_decoder", True), ("chunk_size_feed_forward", 3), ("return_dict", False), ("torchscript", True),
     ("output_hidden_states", True), ("problem_type", "multi_label_classification"),
+    # Which would be fetched from the hub, and run.
+    ("attn_implementation", "kernels-community/flash-attn"), ("experts_implementation", "somebody/experts"),
 ])
 def test_settings_that_change_what_is_computed(setting, value, tmp_path, capsys):
     """They are reset, which is said: the LM computes what it does without them, and is saved without them."""
@@ -301,6 +403,59 @@ def test_a_vocabulary_with_gaps(tmp_path):
     assert special.ordinary_ids.tolist() == [2, 3, 10, 20, 30]
     (tmp_path / "c.txt").write_text("a b c d")
     assert data_prep.load(str(tmp_path / "c.txt"), tokenizer).corpus.input_ids.tolist() == [10, 20, 30, 1]
+
+
+BACKENDS = {
+    "WordLevel": tokenizer_models.WordLevel({"[PAD]": 0, "[MASK]": 1, "a": 2}, unk_token="[UNK]"),
+    "WordPiece": tokenizer_models.WordPiece({"[PAD]": 0, "[MASK]": 1, "a": 2}, unk_token="[UNK]"),
+    "Unigram": tokenizer_models.Unigram([("[PAD]", -3.0), ("[MASK]", -3.0), ("a", -1.0)])}
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_text_that_the_tokenizer_does_not_know_is_named(kind):
+    """Where it has no unknown token; what it knows, it reads."""
+    backend = Tokenizer(BACKENDS[kind])
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", mask_token="[MASK]", name_or_path="protein")
+    encode = data_prep.text_encoder(tokenizer)
+    assert [ids.tolist() for ids, _ in encode(["a", "a a"])] == [[2], [2, 2]]
+    with pytest.raises(UserError, match=r"--lm=protein: its tokenizer cannot encode the text 'a x' \(.*unk"):
+        encode(["a", "a x", "y"])
+
+
+CLS, SEP = ("[CLS]", 2), ("[SEP]", 3)
+
+
+@pytest.mark.parametrize(("processor", "unused"), [
+    (None, "no cls_token [CLS] and no sep_token [SEP] around"),
+    (processors.TemplateProcessing("[CLS] $A", "[CLS] $A $B:1", [CLS]), "no sep_token [SEP] around"),
+    (processors.TemplateProcessing("$A [SEP]", "$A [SEP] $B [SEP]", [SEP]), "no cls_token [CLS] around"),
+    (processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A $B [SEP]", [CLS, SEP]), "no sep_token [SEP] "),
+    (processors.BertProcessing(SEP, CLS), None),
+    (processors.RobertaProcessing(SEP, CLS), None),
+    # XLNet's
+    (processors.TemplateProcessing("$A [SEP] [CLS]", "$A [SEP] $B [SEP] [CLS]", [CLS, SEP]), None),
+])
+def test_special_tokens_that_are_not_used_are_told(processor, unused, lm_folder, capsys):
+    tokenizer = fast_tokenizer("wordpiece")
+    state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"post_processor": None}
+    backend = Tokenizer.from_str(json.dumps(state))
+    if processor:
+        backend.post_processor = processor
+    backend.save(str(lm_folder / "tokenizer.json"))
+    models.load_tokenizer(str(lm_folder))
+    said = capsys.readouterr().out
+    assert f"WARNING: {lm_folder}: its tokenizer puts {unused}" in said if unused else said == ""
+
+
+@pytest.mark.parametrize(("script", "flag"), [
+    ("pretrain.py", "--max_len=2"), ("finetune_cls.py", "--max_len=1"), ("finetune_qa.py", "--max_len=3"),
+    ("train_nmg.py", "--ft_max_len=2"), ("train_nmg.py", "--max_len=2")])
+def test_a_length_without_room_for_text_is_one_sentence(script, flag, tmp_path):
+    result = call(script, flag, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "no room for" in result.stderr and flag.partition("=")[0] in result.stderr
 
 
 @pytest.mark.parametrize("types", [1, 0])

@@ -82,6 +82,13 @@ def test_flags(args, expected, monkeypatch):
     (["--xyz=1"], "unknown flag --xyz; Allowed: count, epochs"),
     (["random"], "'random' is not a flag: write --name=value"),
     (["--seed=1", "random"], "'random' is not a flag"),
+    # Where Fire has flags of its own, and another call.
+    (["--seed=1", "--", "--p=0.9"], "'--' alone is not a flag, and none may stand behind it"),
+    (["--", "--trace"], "'--' alone is not a flag"),
+    (["--", "--interactive"], "'--' alone is not a flag"),
+    (["--", "--completion"], "'--' alone is not a flag"),
+    (["--seed=1", "-", "1"], "'-' alone is not a flag"),
+    (["--completion"], "unknown flag --completion; Allowed"),
     (["--p=lots"], "--p takes float, not 'lots'"),
     (["--p="], "--p takes float, not ''"),
     (["--lm="], "--lm= needs a value"),
@@ -140,6 +147,15 @@ def test_a_flag_of_a_fork_that_is_a_list():
     assert parse_flags(Forked, []).weights is None
     with pytest.raises(UserError, match="--weights: a flag must be a bool, int, float or str"):
         parse_flags(Forked, ["--weights=1,2"])
+
+
+def test_lms_that_were_made_from_each_other(tmp_path):
+    """Folders that were written over. `tiny` ends a chain, whatever lies in a folder of that name."""
+    for name, origin in (("A", "B"), ("B", "C"), ("C", "A"), ("D", "tiny"), ("tiny", "bert")):
+        origin = origin if origin in ("tiny", "bert") else str(tmp_path / origin)
+        Run(tmp_path / name, {"lm": origin}).finish()
+    assert not runs.is_tiny(str(tmp_path / "A"))
+    assert runs.is_tiny(str(tmp_path / "D")) and not runs.is_tiny(str(tmp_path / "tiny"))
 
 
 def test_help_shows_the_docstring_and_all_flags(monkeypatch, capsys):

@@ -18,6 +18,7 @@ def counting(tmp_path, monkeypatch):
     monkeypatch.setitem(sources.DATASETS, "counting", lambda: source)
 
 
+@pytest.mark.training
 def test_a_policy_is_learned_for_a_third_kind_of_task(counting, tmp_path):
     result = call("train_nmg.py", "--dataset=counting", "--episodes=1", "--contexts=12", "--val_share=0.3",
                   "--out=o", cwd=tmp_path)
@@ -34,6 +35,7 @@ def test_a_policy_is_learned_for_a_third_kind_of_task(counting, tmp_path):
     assert [row["episode"] for row in runs.read_rows(tmp_path / "o/metrics.jsonl")] == [1, 2]
 
 
+@pytest.mark.training
 def test_an_lm_is_fine_tuned_and_scored(counting, tmp_path, monkeypatch):
     result = call("finetune_score.py", "--dev_share=0.2", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
