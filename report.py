@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from scipy import stats
 
 from nmg import plots, runs
@@ -396,7 +395,7 @@ def markdown_table(table: pd.DataFrame) -> str:
 def forest(compared: dict[str, pd.DataFrame], title: str, file: Path) -> None:
     """Differences to random with their intervals: a panel per metric, all rows of several seeds."""
     n_rows = max(len(found) for found in compared.values())
-    fig = Figure(figsize=(1.6 + 3.8 * len(compared), 0.4 * n_rows + 1.2), layout="constrained")
+    fig = plots.figure(1.6 + 3.8 * len(compared), 0.4 * n_rows + 1.2)
     panels = fig.subplots(1, len(compared), sharey=True, squeeze=False)[0]
     for ax, (metric, found) in zip(panels, compared.items(), strict=True):
         ax.axvline(0, color="grey", linestyle=":", linewidth=1)

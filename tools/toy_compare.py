@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 import data_prep
 import finetune_cls
@@ -84,7 +83,7 @@ def what_was_learned(seed: int, masked: np.ndarray, text: np.ndarray) -> str:
 
 def draw(scores: dict[str, list[float]], file: Path) -> None:
     """Bars: the mean score of each masker in percent; dots: its seeds."""
-    fig = Figure(figsize=(7, 0.55 * len(scores) + 1.1), layout="constrained")
+    fig = plots.figure(7, 0.55 * len(scores) + 1.1)
     ax = fig.subplots()
     for i, each in enumerate(scores.values()):
         ax.barh(i, np.mean(each), color="#9db8d2", height=0.6)

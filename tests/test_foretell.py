@@ -1,0 +1,72 @@
+"""tools/foretell.py: what a policy foretells, against a naive transcription, and as a command."""
+import numpy as np
+import pytest
+import torch
+from conftest import call
+
+from nmg.plays import Episode, Play, file_of, save_episode
+from nmg.policies import Policy
+from tools import foretell
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def an_episode(rng, N=5, L=8):
+    """Random contexts, three plays with scores, and states in which every token may be masked."""
+    every = np.ones((N, L), bool)
+    plays = {name: Play(rng.random((N, L)) < 0.4, 0.0, {"em": float(rng.normal())}) for name in "abc"}
+    states = [(torch.randn(L, 8).half(), torch.ones(L, dtype=torch.bool)) for _ in range(N)]
+    return Episode(rng.integers(5, 40, (N, L)), every, every, plays), states
+
+
+def test_what_is_foretold():
+    """The correlation, over all plays, of score and liking, each minus its mean in the episode."""
+    torch.manual_seed(0)
+    rng, policy = np.random.default_rng(0), Policy(8)
+    played = [an_episode(rng) for _ in range(4)]
+    x, y = [], []
+    for episode, states in played:
+        rows = []
+        for hidden, maskable in states:
+            row = policy(hidden[None].float(), maskable[None], maskable[None])[0][0].detach().numpy()
+            rows.append((row - row.mean()) / row.std())
+        liked = []
+        for play in episode.plays.values():
+            liked.append(np.mean([rows[b][t] for b, t in np.argwhere(play.mask)]))
+        scores = [play.scores["em"] for play in episode.plays.values()]
+        x += [score - np.mean(scores) for score in scores]
+        y += [value - np.mean(liked) for value in liked]
+    expected = np.dot(x, y) / np.sqrt(np.dot(x, x) * np.dot(y, y))
+    assert foretell.foretold(policy, played, "em") == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_table_for_every_number_of_updates(tmp_path):
+    """Where the score of a play is how many tokens of one kind it masked, each run foretells the other."""
+    rng = np.random.default_rng(1)
+    for run in ("a", "b"):
+        for number in range(1, 5):
+            episode, _ = an_episode(rng, 30, 12)
+            for play in episode.plays.values():
+                # Each player prefers tokens above or below some id.
+                cut = rng.integers(8, 36)
+                play.mask[:] = (episode.input_ids < cut) & (rng.random(play.mask.shape) < 0.5)
+                play.scores["em"] = float((episode.input_ids[play.mask] < 15).mean())
+            save_episode(file_of(tmp_path / run, number), episode, {})
+    flags = ["--metric=em", "--plays=a,b", "--updates=1,60", "--rl_lr=1e-3"]
+    result = call("tools/foretell.py", *flags, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines()[-2:]]
+    assert [line[0] for line in lines] == ["1", "60"]
+    mean, *pairs = [float(number) for number in lines[1][1:]]
+    assert len(pairs) == 2 and mean == pytest.approx(np.mean(pairs), abs=0.006)
+    assert min(pairs) > 0.5
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--plays=a"], "--plays=A,B: the plays of at least two runs are needed"),
+    (["--plays=a,b"], "--plays=a: holds no plays"),
+    (["--plays=a,b", "--updates=0"], "--updates=0: must be numbers above 0"),
+])
+def test_mistakes(flags, said, tmp_path):
+    result = call("tools/foretell.py", *flags, cwd=tmp_path)
+    assert result.returncode == 2 and said in result.stderr and result.stderr.count("\n") == 1
