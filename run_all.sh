@@ -85,10 +85,10 @@ table() {
         fi
 
         # 1. Learn a policy. Rows and seeds that share it print the same command.
-        learn="" learned_as=$masker
+        learn="" learned_as=$masker episodes=--episodes=200
         case $masker in
-            nmg) ;;
-            sampled) learned_as=nmg ;;
+            nmg) episodes="" ;;
+            sampled) learned_as=nmg episodes="" ;;
             nmg-paper) learn="--paper=True --updates_per_episode=10 --continual=True" ;;
             nmg-alone) learn="--paper=True --updates_per_episode=10 --continual=True --self_play=False" ;;
             nmg-fresh) learn="--paper=True --updates_per_episode=10 --continual=False" ;;
@@ -98,7 +98,7 @@ table() {
             number=$((10#$seed % POLICIES))         # 10#: 08 is a number, too
             policy=$OUT/policy-$place-$learned_as-$number
             [ -e $policy/run.json ] || quoted $PYTHON $torchrun $here/train_nmg.py --dataset=$data --lm=$lm \
-                --seed=$number $NMG_FLAGS $learn --out=$policy
+                --seed=$number $episodes $NMG_FLAGS $learn --out=$policy
             # The --masker of nmg and nmg-... is nmg:FOLDER, that of sampled is sampled:FOLDER.
             masker=${masker%%-*}:$policy
         fi

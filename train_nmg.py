@@ -89,7 +89,8 @@ class PlayConfig(Columns):
 class Config(PlayConfig):
     # the outer loop
     paper: bool = False             # True: the paper's exploration, reward and loss; nothing learned so far
-    episodes: int = 200             # the paper has at most 200; a finished run can be made longer
+    episodes: int = 16              # 36 plays; more taught nothing on ChemProt (the paper has at most 200). A
+                                    # finished run can be made longer
     plays: str | None = None        # folders of other runs, comma-separated: their plays teach, too
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     rl_lr: float = 1e-4             # Adam's

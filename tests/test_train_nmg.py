@@ -1103,7 +1103,7 @@ def test_lengths_are_the_papers(script, kind, lengths, cls_folder, qa_folder, lm
     assert "stop" in result.stderr and seen == lengths
 
 
-PAPER = {"episodes": 200, "contexts": 200, "examples": 1000, "validation": 10_000, "p": 0.05, "mlm_epochs": 3,
+PAPER = {"contexts": 200, "examples": 1000, "validation": 10_000, "p": 0.05, "mlm_epochs": 3,
          "mlm_lr": 2e-5, "rl_lr": 1e-4, "minibatch": 64, "replay_size": 50_000,
          "entropy_coef": 0.01, "self_play": True, "batch_size": 16,
          "val_share": 0.1}

@@ -5,6 +5,7 @@
 A training step takes as long as the CPU needs to launch it, whatever is in its batch; scoring takes as long
 as the GPU computes. Both were measured on one machine (docs/speed.md).
 """
+import math
 import shlex
 import sys
 from collections import defaultdict
@@ -62,6 +63,17 @@ def flags_of(command: str) -> dict[str, str]:
     return dict(word[2:].partition("=")[::2] for word in shlex.split(command) if word.startswith("--"))
 
 
+def plays_of(flags: dict[str, str]) -> int:
+    """How many plays train_nmg.py makes: two an episode, and those of the random player, which is there in
+    every fourth, or with --paper in each."""
+    episodes = int(flags.get("episodes", 16))
+    if flags.get("self_play") == "False":
+        return 2 * episodes
+    if flags.get("paper") == "True":
+        return 3 * episodes
+    return 2 * episodes + math.ceil(episodes / 4)
+
+
 def hours_of(command: str) -> tuple[str, str, bool, float]:
     """Data set, LM, whether the command learns a policy, and its hours. KeyError where data set or LM are not
     known here."""
@@ -70,8 +82,7 @@ def hours_of(command: str) -> tuple[str, str, bool, float]:
     size, share = SIZES[flags["dataset"]], LAYERS[flags["lm"]]
     learns = "train_nmg.py" in command
     if learns:
-        players = 2 if flags.get("self_play") == "False" else 3
-        seconds = int(flags.get("episodes", 200)) * players * play_seconds(size)
+        seconds = plays_of(flags) * play_seconds(size)
     elif len(scripts) == 2:
         seconds = row_seconds(size, int(flags.get("epochs", 1)))
     else:

@@ -74,9 +74,9 @@ def maskers_shown(cfg: Config, seed: int) -> dict[str, str]:
 def what_was_learned(seed: int, masked: np.ndarray, text: np.ndarray) -> str:
     """The sentence that says what NMG learned: its record, and the kind of words that it masks most beyond
     their share of the text. masked, text: percentages of toy.KINDS."""
-    last = runs.read_rows(Path(folder_of(seed)) / "metrics.jsonl")[-10:]
+    metrics = runs.read_rows(Path(folder_of(seed)) / "metrics.jsonl")
     most = int(np.argmax(masked - text))
-    said = f"seed {seed}: in the last {len(last)} episodes the learner {train_nmg.won_lost(last)}. It masks "
+    said = f"seed {seed}: the learner {train_nmg.won_lost(metrics)}. It masks "
     kind = list(toy.KINDS)[most]
     return f"{said}{kind} {masked[most]:.0f} % of the time; they are {text[most]:.0f} % of the text."
 
