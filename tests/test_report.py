@@ -663,12 +663,25 @@ def lines_of(ax):
 def test_learning_curves(tmp_path, shown):
     records = metrics([(0.5, 0.6, 0.4), (0.5, 0.3, 0.5), (0.5, 0.4, 0.2)])
     plots.curves(records, tmp_path / "c.png")
-    regret, entropy, loss = map(lines_of, shown[0].axes)
+    regret, scores, entropy, loss = map(lines_of, shown[0].axes)
     # A tie is no loss.
     assert regret == {"worst case": [1, 2, 3], "learner": [0, 1, 2], "opponent": [1, 1, 2]}
-    assert entropy == {"uniform": [2, 2, 2], "learner": [0.1, 1.1, 2.1], "opponent": [0.1, 1.1, 2.1]}
+    assert scores == {"random": [0.5] * 3, "learner": [0.6, 0.3, 0.4], "opponent": [0.4, 0.5, 0.2]}
+    assert entropy == {"random": [2, 2, 2], "learner": [0.1, 1.1, 2.1], "opponent": [0.1, 1.1, 2.1]}
     assert loss["opponent"] == pytest.approx([0.5, 2.5, 4.5])
     assert train_nmg.won_lost(records) == "won 1, lost 2, tied 0 against random"
+
+
+def test_learning_curves_where_random_plays_some_episodes(tmp_path, shown):
+    """Lost and won are counted in these; scores and losses are those of all."""
+    records = metrics([(0.5, 0.4, 0.7), (0.5, 0.1, 0.9), (0.5, 0.3, 0.8)])
+    del records[1]["random_score"], records[1]["random_entropy"]
+    plots.curves(records, tmp_path / "c.png")
+    regret, scores, _, _ = shown[0].axes
+    assert lines_of(regret) == {"worst case": [1, 2], "learner": [1, 2], "opponent": [0, 0]}
+    assert {tuple(line.get_xdata()) for line in regret.lines} == {(1, 3)}
+    assert lines_of(scores)["random"] == [0.5, 0.5] and lines_of(scores)["opponent"] == [0.7, 0.9, 0.8]
+    assert train_nmg.won_lost(records) == "won 0, lost 2, tied 0 against random"
 
 
 def test_learning_curves_without_an_opponent(tmp_path, shown):

@@ -165,12 +165,15 @@ def test_what_is_learned_and_its_flags():
     commands = listed(LMS="x", QA="newsqa", MASKERS=names, SEEDS="0",
                       NMG_FLAGS="--mlm_lr=3e-4 --self_play=True")
     learn, rows = commands[:3], commands[3:]
-    given = "train_nmg.py --dataset=newsqa --lm=x --seed=0 --mlm_lr=3e-4 --self_play=True"
+    given = "--mlm_lr=3e-4 --self_play=True"
+    script = "train_nmg.py --dataset=newsqa --lm=x --seed=0"
     where = "--out=runs/tables/policy-newsqa-x"
     paper = "--paper=True --updates_per_episode=10"
-    assert learn[0].endswith(f"{given} {where}-nmg-0")
-    assert learn[1].endswith(f"{given} {paper} --continual=True --self_play=False {where}-nmg-alone-0")
-    assert learn[2].endswith(f"{given} {paper} --continual=False {where}-nmg-fresh-0")
+    assert learn[0].endswith(f"{script} {given} {where}-nmg-0")
+    # The paper's form has the paper's number of episodes, unless another one is asked for.
+    script += " --episodes=200"
+    assert learn[1].endswith(f"{script} {given} {paper} --continual=True --self_play=False {where}-nmg-alone-0")
+    assert learn[2].endswith(f"{script} {given} {paper} --continual=False {where}-nmg-fresh-0")
     for command, row in zip(learn, rows, strict=False):
         assert f"--masker=nmg:{command.partition('--out=')[2]} " in row
     assert "--masker=random " in rows[3] and " --p=0.3 --epochs=2 " in rows[3].partition("&&")[0]
