@@ -172,8 +172,9 @@ def test_what_is_learned_and_its_flags():
     assert learn[0].endswith(f"{script} {given} {where}-nmg-0")
     # The paper's form has the paper's number of episodes, unless another one is asked for.
     script += " --episodes=200"
-    assert learn[1].endswith(f"{script} {given} {paper} --continual=True --self_play=False {where}-nmg-alone-0")
-    assert learn[2].endswith(f"{script} {given} {paper} --continual=False {where}-nmg-fresh-0")
+    given = f"{script} {given} {paper}"
+    assert learn[1].endswith(f"{given} --continual=True --self_play=False {where}-nmg-alone-0")
+    assert learn[2].endswith(f"{given} --continual=False {where}-nmg-fresh-0")
     for command, row in zip(learn, rows, strict=False):
         assert f"--masker=nmg:{command.partition('--out=')[2]} " in row
     assert "--masker=random " in rows[3] and " --p=0.3 --epochs=2 " in rows[3].partition("&&")[0]
