@@ -194,7 +194,7 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
     if n >= 20 and len(counts) > n / 5:
         yield (f"WARNING: {len(counts):,} labels for {n:,} texts: are these classes, not scores, names or "
                "texts? (--label=COLUMN)")
-    broken = [label for label in counts if NUMBER.fullmatch(label) and float(label) % 1]
+    broken = [label for label in counts if NUMBER.fullmatch(label) and float(label) % 1 > 0]
     if broken and all(map(NUMBER.fullmatch, counts)):
         yield f"WARNING: labels such as {broken[0]!r} look like scores, but each is read as a class"
     # Several labels in one, where a part of it is a label, too, or all parts stand in others.
