@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import regex
+from confusable_homoglyphs.confusables import confusables_data
 from tokenizers import Encoding, Tokenizer
 from tqdm import tqdm
 
@@ -33,13 +34,16 @@ from nmg.models import encode_texts, load_tokenizer
 from nmg.runs import UserError
 from nmg.sources import CACHE, SPLITS, Columns, Source, error_context, find_source, make_once
 
-FORMAT = 4              # goes up when the arrays change, so that old caches are not read
+FORMAT = 5              # goes up when what is kept changes, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
 KIND_OF_FIELD = {"label": "cls", "qas": "qa"}
 # What a text consists of: words, and all that stands between them, sign by sign. A blank before a word or a
 # sign is no unit, as tokenizers may put it into the token of what follows.
 UNIT = regex.compile(rf"{WORD.pattern}|\S\p{{M}}*|[^\S ]|\ (?!\S)")
 MARKS = regex.compile(r"\p{M}*")
+# Characters that one does not see; white space apart.
+INVISIBLE = regex.compile(r"(?V1)[[\p{DI}\p{Cc}\p{Cf}]--\s]")
+NUMBER = re.compile(r"-?\d+(\.\d*)?(e-?\d+)?")
 # Parts of spaCy pipelines that take time and that named entities do not depend on.
 NOT_FOR_ENTITIES = ["tagger", "morphologizer", "parser", "attribute_ruler", "lemmatizer"]
 
@@ -75,14 +79,15 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     special = SpecialTokens.of(tokenizer)
 
     # What was prepared is found by the checksum of all that went into it.
-    how = [FORMAT, asdict(source.columns), source.cut, list(source.splits), source.kind]
+    # (Its first number stays, as by the checksum tables know that two results are of the same data.)
+    how = [4, asdict(source.columns), source.cut, list(source.splits), source.kind]
     how.append(tokenizer.backend_tokenizer.to_str())
     with error_context(f"--dataset={name}"):
         how += [(file.name, runs.checksum(file)) for file in files]
     if records:
         how.append(runs.digest(records))
     key = hashlib.sha256(json.dumps(how).encode()).hexdigest()
-    folder = CACHE / "prepared" / f"{Path(name).stem}-{key[:12]}"
+    folder = CACHE / "prepared" / f"{Path(name).stem}-{key[:12]}-{FORMAT}"
     make_once(folder, lambda partial: prepare(source, tokenizer, partial, name))
 
     meta = json.loads((folder / "meta.json").read_text())
@@ -100,6 +105,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     print(f"{name} ({data.kind}) in {folder}")
     for split in splits:
         describe(split, splits[split], tokenizer.unk_token_id)
+    print(*meta["look"], sep="\n", flush=True)
     return data
 
 
@@ -107,11 +113,14 @@ def describe(name: str, split: Split, unknown: int | None) -> None:
     """Prints the counts that one should see."""
     docs = len(np.unique(split.doc))
     text = f"  {name:6} {len(split):>9,} texts  {len(split.input_ids):>11,} tokens  {docs:>9,} documents"
+    tokens = np.diff(split.token_start)
+    text += f"  {tokens.min():,} to {tokens.max():,} tokens a text, median {np.median(tokens):,.0f}"
     if hasattr(split, "question_text"):
         text += f"  {len(split.question_text):,} questions"
     if hasattr(split, "label"):
         counts = np.bincount(split.label[split.label >= 0], minlength=len(split.labels))
-        counted = [f"{label} {n:,}" for label, n in zip(split.labels, counts, strict=True)]
+        frequent = np.argsort(-counts, kind="stable")[:12]
+        counted = [f"{split.labels[i]} {counts[i]:,}" for i in frequent] + ["..."] * (len(counts) > 12)
         text += f"  {len(split.labels)} labels: {', '.join(counted)}"
     print(text, flush=True)
     unknown_share = np.mean(split.input_ids[:1_000_000] == unknown)
@@ -131,31 +140,109 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     fields = set()
     for record in train:
         fields |= KIND_OF_FIELD.keys() & record.keys()
-    labels = sort_labels({record["label"] for record in train if isinstance(record.get("label"), str)})
+    counts = collections.Counter(record["label"] for record in train if isinstance(record.get("label"), str))
+    labels = sort_labels({*counts})
     if train and "label" not in fields and source.columns.label != Columns.label:
         raise UserError(f"--label={source.columns.label}: no row of train has this column")
-    joined = "doc" in first and "doc" in next(iter(source.records("corpus")), {})
+    # The splits whose documents have numbers that mean the same as in train.
+    numbered = []
+    if "doc" in first:
+        numbered = [split for split in source.splits if "doc" in next(iter(source.records(split)), {})]
 
     # The others are read as they are written.
-    splits = {split: with_docs(source.records(split)) for split in source.splits}
+    splits = {split: with_docs(source.records(split), split == "corpus") for split in source.splits}
     if "train" in splits:
         splits |= cut_parts(train, source.cut)
     names = [split for split in SPLITS if split in splits]
-    problems = {}
+    problems, hashes = {}, {}
     alike = look_alikes(labels)
     for split in names:
         # A corpus is text only.
         wanted = fields if split != "corpus" else set()
         what = f"{name}, {split}"
         needs_gold = split == "train" or split in source.cut
-        problem = write_split(splits[split], tokenizer, folder / split, wanted, labels, what, needs_gold)
+        kept = keep_hashes(splits[split], split, hashes)
+        problem = write_split(kept, tokenizer, folder / split, wanted, labels, what, needs_gold)
         problem = problem or alike
         if problem:
             problems[split] = f"{what}: {problem}"
 
+    examples = records[:3] or itertools.islice(source.records(names[0]), 3)
+    look = [*map(example_of, examples), *warn_of_labels(counts), *overlaps(hashes, folder, numbered)]
     kind = source.kind or next((KIND_OF_FIELD[field] for field in KIND_OF_FIELD if field in fields), "text")
-    meta = {"kind": kind, "labels": labels, "splits": names, "joined": joined, "problems": problems}
+    meta = {"kind": kind, "labels": labels, "splits": names, "joined": "corpus" in numbered,
+            "problems": problems, "look": look}
     (folder / "meta.json").write_text(json.dumps(meta))
+
+
+# ---------------------------------------------------------------- a look at what was read
+
+def example_of(record: dict) -> str:
+    """A text as it was read, shortened, with its label, or its first question and answer."""
+    text = f"  for example {' '.join(record['text'].split())[:70]!r}"
+    if "label" in record:
+        text += f", label {record['label']!r}"
+    for qa in record.get("qas", [])[:1]:
+        answers = [answer["text"] for answer in qa["answers"][:1]]
+        text += f", question {qa['question'][:70]!r}, answer {', '.join(map(repr, answers)) or 'none'}"
+    return text
+
+
+def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
+    """Warnings of labels that look like something else than classes. counts: label -> its texts"""
+    n = counts.total()
+    if n >= 20 and len(counts) > n / 5:
+        yield (f"WARNING: {len(counts):,} labels for {n:,} texts: are these classes, not scores, names or "
+               "texts? (--label=COLUMN)")
+    broken = [label for label in counts if NUMBER.fullmatch(label) and float(label) % 1 > 0]
+    if broken and all(map(NUMBER.fullmatch, counts)):
+        yield f"WARNING: labels such as {broken[0]!r} look like scores, but each is read as a class"
+    # Several labels in one, where a part of it is a label, too, or all parts stand in others.
+    parts = {label: {part.strip() for part in re.split("[,;|]", label)} for label in counts}
+    labels_with = collections.Counter(itertools.chain(*parts.values()))
+    joined = [label for label in counts if re.fullmatch(r"\[.*\]|\{.*\}", label)]
+    for label in counts:
+        is_known = parts[label] & counts.keys() or all(labels_with[part] > 1 for part in parts[label])
+        if len(parts[label]) > 1 and is_known:
+            joined.append(label)
+    if joined:
+        yield (f"WARNING: labels such as {joined[0]!r} look like several labels, but each is read as one "
+               "class; several labels per text are not supported")
+    first = {}
+    for label in counts:
+        other = first.setdefault(visible(label).casefold(), label)
+        if visible(other) != visible(label):
+            yield f"WARNING: the labels {other!a} and {label!a} differ in capitals alone, but are two classes"
+
+
+def keep_hashes(records: Iterable[dict], split: str, hashes: dict[str, set[int]]) -> Iterator[dict]:
+    """The records as they are; the hashes of their texts become hashes[split]. Of a corpus, which may be
+    long, only those of texts that are held out are kept."""
+    held_out = hashes.get("dev", set()) | hashes.get("test", set())
+    kept = hashes[split] = set()
+    for record in records:
+        text = hash(record["text"].strip())
+        if split != "corpus" or text in held_out:
+            kept.add(text)
+        yield record
+
+
+def overlaps(hashes: dict[str, set[int]], folder: Path, numbered: list[str]) -> Iterator[str]:
+    """What of dev and test also stands in train and corpus, and the documents that they share with train."""
+    def docs_of(split):
+        return np.fromfile(folder / split / "doc.bin", ARRAYS["doc"])
+
+    for split in ("dev", "test"):
+        for other in ("train", "corpus"):
+            both = hashes.get(split, set()) & hashes.get(other, set())
+            if both:
+                share = len(both) / len(hashes[split])
+                warning = "WARNING:" if share > 0.05 else " "
+                yield f"{warning} {share:.1%} of the texts of {split} also stand in {other}"
+        if split in numbered:
+            shared = np.isin(docs_of(split), docs_of("train"))
+            if shared.any():
+                yield f"WARNING: {shared.mean():.1%} of the texts of {split} are from documents of train"
 
 
 def sort_labels(labels: set[str]) -> list[str]:
@@ -169,13 +256,24 @@ def look_alikes(labels: list[str]) -> str | None:
     """A sentence about two labels that look identical; None if there are none."""
     seen = {}
     for label in labels:
-        # What is left without invisible characters, and with one kind of accents and of white space.
-        characters = [c for c in label if unicodedata.category(c) not in ("Cc", "Cf") or c.isspace()]
-        visible = " ".join(unicodedata.normalize("NFC", "".join(characters)).split())
-        if visible in seen:
-            return f"the labels {seen[visible]!a} and {label!a} look alike; make them one"
-        seen[visible] = label
+        other = seen.setdefault(visible(label), label)
+        if other != label:
+            return f"the labels {other!a} and {label!a} look alike; make them one"
     return None
+
+
+def visible(label: str) -> str:
+    """What one sees of a label: without invisible characters, with one kind of white space and accents, and
+    with the letters of ASCII in place of those that look the same."""
+    seen = INVISIBLE.sub("", unicodedata.normalize("NFKC", label))
+    characters = []
+    for c in seen:
+        alike = [other["c"] for other in confusables_data.get(c, []) if len(other["c"]) == 1]
+        # Labels of ASCII alone are told apart: 1 from l, and rn from m.
+        if not c.isascii():
+            c = min([c, *alike], key=lambda c: (not c.isalpha(), c))
+        characters.append(c)
+    return " ".join("".join(characters).split())
 
 
 def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]:
@@ -192,18 +290,18 @@ def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]
     return parts | {"train": train}
 
 
-def with_docs(records: Iterable[dict]) -> Iterator[dict]:
+def with_docs(records: Iterable[dict], is_corpus: bool = False) -> Iterator[dict]:
     """The records, each with the number of its document: its "doc", its article, or else a number shared by
     all texts that are equal up to entity markers (<< >>, [[ ]]) and white space."""
     seen = {}
     for i, record in enumerate(records):
         doc = record.get("doc", record.get("article"))
-        # A corpus may be long: nothing is remembered of it.
-        if doc is None and record.keys() == {"text"}:
+        # A corpus may be long: nothing is remembered of it, as nothing is held out from it.
+        if doc is None and is_corpus:
             doc = i
         elif doc is None:
             plain = re.sub(r"<<|>>|\[\[|\]\]|\s+", "", record["text"]).lower()
-            doc = seen.setdefault(plain, i)
+            doc = seen.setdefault(hash(plain), i)
         yield record | {"doc": doc}
 
 
@@ -379,7 +477,8 @@ def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: 
 def check_answers(text: str, qa: dict) -> None:
     if not qa["answers"]:
         raise ValueError(f"question {qa['id']!r} has no answer: its field 'answers' must hold \"text\" and "
-                         "\"answer_start\"; questions without an answer, as in SQuAD 2, are not supported")
+                         "\"answer_start\"; questions without an answer, as in SQuAD 2, are not supported; "
+                         "remove them")
     for answer in qa["answers"]:
         begin = answer["start"]
         if not isinstance(answer["text"], str) or not isinstance(begin, int):
@@ -448,7 +547,7 @@ def spacy_docs(split: Split, texts: Iterable[int], nlp) -> Iterator[tuple]:
 
 @dataclass
 class Config(Columns):
-    dataset: str = "toycls"             # squad newsqa emrqa chemprot imdb toycls toyqa, hf:REPO, or a path
+    dataset: str = "toycls"             # chemprot scierc acl_arc scicite imdb squad newsqa emrqa toycls ...
     lm: str = "tiny"                    # whose tokenizer: tiny, a Hugging Face folder, or a hub name
     dev_share: float | None = None      # share of train to cut as dev where there is none; paths: 0.1
 

@@ -61,7 +61,8 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     data.check_labels("train", cfg.split)
     train = task.pieces_of(data["train"], cfg.max_len, **options).labelled_only()
     evaluated = task.pieces_of(data[cfg.split], cfg.max_len, **options)
-    print_shares(cfg, train, evaluated)
+    print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
+          f"{cut_share(evaluated):.1%} of those of {cfg.split}.", flush=True)
 
     # 2. the folder of this run
     settings = runs.settings_of(cfg, without=("results", "row", "save_model"), data=data.checksum,
@@ -102,25 +103,12 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
         add_result(Path(cfg.results), run, cfg.row)
 
 
-def print_shares(cfg: EvaluationConfig, train: Pieces, evaluated: Pieces) -> None:
-    """How many texts max_len cuts, and how many that are scored also stand in train."""
-    print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
-          f"{cut_share(evaluated):.1%} of those of {cfg.split}. Of the texts of {cfg.split}, "
-          f"{seen_share(evaluated.split, train.split):.1%} also stand in train.", flush=True)
-
-
 def cut_share(pieces: Pieces) -> float:
     """The share of texts whose last token is in no piece."""
     texts = np.unique(pieces.text_ids)
     end = np.zeros(len(pieces.split), np.int64)                     # (N,) where the last piece of a text ends
     np.maximum.at(end, pieces.text_ids, pieces.end)
     return float(np.mean(end[texts] < pieces.split.token_start[texts + 1]))
-
-
-def seen_share(split: Split, train: Split) -> float:
-    """The share of texts that also stand in train."""
-    known = {hash(train.text(i)) for i in range(len(train))}
-    return float(np.mean([hash(split.text(i)) in known for i in range(len(split))]))
 
 
 def scores_of(lines: list[dict], task: ModuleType, split: Split) -> dict[str, float]:

@@ -15,6 +15,8 @@ import itertools
 import json
 import os
 import re
+import shutil
+import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,8 +24,8 @@ from http.client import HTTPException
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
 from filelock import FileLock
+from tqdm import tqdm
 
 from nmg import runs, toy
 from nmg.runs import UserError
@@ -31,14 +33,21 @@ from nmg.runs import UserError
 CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent.parent / "cache")).expanduser()
 LONGEST_LINE = 2**28            # characters, of a gzipped file
 SPLITS = ("train", "dev", "test", "corpus")
-# The split of a file by the first word of its name.
+# The split of a file by its name, before a dot, the number of a shard, or a version.
 SPLIT_NAMES = {split: split for split in SPLITS}
 SPLIT_NAMES |= {"val": "dev", "valid": "dev", "validation": "dev", "eval": "dev", "unsupervised": "corpus"}
 
 # A line of CoNLL: one or more columns, and a tag such as O or B-PER.
 CONLL = re.compile(r"\S.*\s(O|[BIESLUM]-[A-Za-z]\S*)")
+# Labelled text in the format of fastText.
+FASTTEXT = re.compile(r"__label__\S+\s.*")
+QUOTES = 'a double quote in a quoted cell is written twice (""), with no backslash; or use jsonl'
 # One file of several, as in train-00000-of-00002.parquet or train-00000-of-00002-1a2b3c4d.parquet.
 SHARD = re.compile(r"-(\d+)-of-(\d+)[-.]")
+
+
+# Fields that say that a question has no answer.
+UNANSWERABLE = ("is_impossible", "no_answer")
 
 
 @dataclass
@@ -65,9 +74,10 @@ def error_context(where: object) -> Iterator[SimpleNamespace]:
     except UnicodeDecodeError as e:
         raise UserError(f"{at.where}: is not UTF-8 text; save it as UTF-8, in one of the formats "
                         f"{' '.join(READERS)}") from e
+    except csv.Error as e:
+        raise UserError(f"{at.where}: {e}; {QUOTES}") from e
     # What a broken or a forbidden file raises; anything else is a defect of the program.
-    except (OSError, TypeError, ValueError, AttributeError, EOFError, RecursionError, csv.Error,
-            zlib.error) as e:
+    except (OSError, TypeError, ValueError, AttributeError, EOFError, RecursionError, zlib.error) as e:
         raise UserError(f"{at.where}: {e}") from e
 
 
@@ -81,6 +91,9 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
         for n, line in enumerate(iter(lambda: f.readline(most), ""), 1):
             if len(line) == most:
                 raise ValueError(f"line {n} has {most:,} characters or more; unpack the file, if it must")
+            if "\0" in line:
+                raise ValueError("holds NUL bytes, so that it is no UTF-8 text; unpack an archive, and save "
+                                 "UTF-16 as UTF-8")
             yield f"{path}:{n}", line
 
 
@@ -102,11 +115,17 @@ def suffix_of(path: Path) -> str:
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     first = [line.strip() for _, line in itertools.islice(lines(path), 1000) if line.strip()]
-    tagged = [line for line in first if CONLL.fullmatch(line)]
-    # Tags would be read as text.
-    if len(tagged) > len(first) / 2:
+    # Tags and labels would be read as text.
+    if 2 * sum(map(bool, map(CONLL.fullmatch, first))) > len(first):
         raise ValueError("looks like CoNLL (a token and its tag per line), but token classification is not "
                          "built in; convert it to .jsonl with the field text, or to one text per line")
+    pairs = [line.split("\t") for line in first if line.count("\t") == 1]
+    # Few different cells for many lines are labels.
+    fewest = min(len({cells[0] for cells in pairs}), len({cells[1] for cells in pairs}))
+    is_table = 2 * len(pairs) > len(first) and 5 * fewest <= len(pairs)
+    if is_table or 2 * sum(map(bool, map(FASTTEXT.fullmatch, first))) > len(first):
+        raise ValueError("looks like a label and a text per line (as fastText has them), but a .txt file is "
+                         "text alone; convert it to .jsonl with the fields text and label")
     for where, line in lines(path):
         if line.strip():
             yield where, {"text": line.strip()}
@@ -115,41 +134,77 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
 def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
     # Texts may be longer than what the csv module allows.
     csv.field_size_limit(2**31 - 1)
-    table = csv.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
+    n = blank = 0
     with error_context(path) as at:
+        first = next((line for _, line in lines(path)), "")
+        likely = max(",;\t|", key=first.count)
+        # Excel writes what it calls csv with other separators.
+        if delimiter not in first and likely in first:
+            print(f"{path}: its columns are separated by {likely!r}, not by {delimiter!r}", flush=True)
+            delimiter = likely
+        table = csv.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
         header = [name.strip() for name in next(table, [])]
-        for name, count in collections.Counter(header).items():
-            # Columns without a name are not read.
-            if count > 1 and name:
-                raise ValueError(f"the name {name!r} appears {count} times; rename all but one")
+        check_names(header)
         at.where = f"{path}:2"
         for cells in table:
             if cells:
                 # The second of two files that were joined may begin with a byte order mark.
                 cells[0] = cells[0].lstrip("\ufeff")
+            check_quotes(cells, delimiter, len(header))
             if len(cells) > len(header):
                 raise ValueError("more cells than columns; put cells that hold a separator in double quotes")
-            if delimiter == "\t" and any("\n" in cell for cell in cells):
-                raise ValueError("a quoted cell runs over several lines; double quotes that are plain "
-                                 "characters, or use jsonl")
             if cells and set(cells) == set(header):
                 raise ValueError("the header is repeated here; remove this line (were two files joined?)")
             if cells:
+                n += 1
                 yield at.where, dict(zip(header, cells, strict=False))
+            else:
+                blank += 1
             # A quoted cell may run over lines: the place of a row is where it begins.
             at.where = f"{path}:{table.line_num + 1}"
+        print(f"{path}: {n:,} rows in {table.line_num:,} lines, {blank:,} of them blank", flush=True)
+        if table.line_num - blank > 2 * n + 1:
+            print(f"WARNING: {path}: quoted cells run over several lines; if its texts have no line breaks, "
+                  f"{QUOTES}", flush=True)
+
+
+def check_names(names: list[str]) -> None:
+    """Raises ValueError if two columns have the same name. Columns without a name are not read."""
+    for name, count in collections.Counter(names).items():
+        if count > 1 and name:
+            raise ValueError(f"the name {name!r} appears {count} times; rename all but one")
+
+
+def check_quotes(cells: list[str], delimiter: str, columns: int) -> None:
+    """Raises ValueError if double quotes that are plain characters join rows, or tear a cell apart."""
+    for cell in cells:
+        _, *below = cell.split("\n")
+        if below and delimiter == "\t":
+            raise ValueError("a quoted cell runs over several lines; double quotes that are plain "
+                             "characters, or use jsonl")
+        # In running text, a blank follows a comma.
+        rows = [line for line in below if len(re.findall(rf"[{delimiter}](?=\S)", line)) == columns - 1]
+        if columns > 1 and rows and 2 * len(rows) >= len(below):
+            raise ValueError(f"a quoted cell holds lines that look like rows: {rows[0][:60]!r}; {QUOTES}")
+    # A cell that begins a quotation, or ends with a backslash, and a later one that ends the quotation.
+    odd = [cell for cell in cells if cell.count('"') % 2 or cell.endswith("\\")]
+    opened = [cell for cell in odd[:-1] if cell.lstrip().startswith('"') or cell.endswith("\\")]
+    if opened and odd[-1].endswith('"'):
+        raise ValueError(f"a quoted cell is torn apart at {delimiter!r}; it begins at its first character, "
+                         f"and {QUOTES}")
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict]]:
     with error_context(path) as at:
-        for where, line in lines(path):
+        for n, (where, line) in enumerate(lines(path)):
             if not line.strip():
                 continue
             at.where = where
             row = json.loads(line.strip())
             # MRQA begins with a header.
             if not isinstance(row, dict) or row.keys() != {"header"}:
-                yield where, row
+                for part in paragraphs_of(row, n):
+                    yield where, part
 
 
 def read_json(path: Path) -> Iterator[tuple[str, dict]]:
@@ -166,31 +221,43 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
         if isinstance(found, dict):
             found = found.get("data", found)
         if isinstance(found, dict):
-            # A table by columns, whose rows pandas numbers, or else a single row.
-            if all(isinstance(column, dict) for column in found.values()):
+            inner = [value for value in found.values() if isinstance(value, dict)]
+            is_table = len(inner) == len(found)
+            names = {*inner[0]} if inner else set()
+            # Rows by their index, which pandas numbers; a table by columns; or else a single row.
+            numbered = all(map(str.isdecimal, found)) and not all(map(str.isdecimal, names))
+            if is_table and (numbered or "text" in names):
+                found = inner
+            elif is_table:
                 found = {column: [*rows.values()] for column, rows in found.items()}
             found = as_list(found)
         for n, row in enumerate(found):
             at.where = f"{path}[{n}]"
-            if not isinstance(row, dict) or "paragraphs" not in row:
-                yield at.where, row
-                continue
-            for paragraph in row["paragraphs"]:
-                if "note_id" in paragraph:
-                    paragraph = note_row(paragraph)
-                    # A note that no question is about says nothing.
-                    if paragraph["qas"]:
-                        yield at.where, paragraph
-                elif len(found) > 1:
-                    yield at.where, paragraph | {"article": n}
-                else:
-                    # Where there is one article, its paragraphs are documents.
-                    yield at.where, paragraph
+            # Where there is one article, its paragraphs are documents.
+            for part in paragraphs_of(row, n if len(found) > 1 else None):
+                yield at.where, part
+
+
+def paragraphs_of(row: object, n: int | None) -> Iterator[object]:
+    """The paragraphs of a SQuAD article, with its number n, or the notes of emrQA; other rows as they are."""
+    if not isinstance(row, dict) or "paragraphs" not in row:
+        yield row
+        return
+    for paragraph in row["paragraphs"]:
+        if "note_id" in paragraph:
+            paragraph = note_row(paragraph)
+            # A note that no question is about says nothing.
+            if paragraph["qas"]:
+                yield paragraph
+        elif n is None:
+            yield paragraph
+        else:
+            yield paragraph | {"article": n}
 
 
 def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
-    """Parquet, or the files of the library `datasets`. Numbers of a ClassLabel become its names; -1, which
-    stands for no label, becomes None."""
+    """Parquet, Feather, or the files of the library `datasets`. Numbers of a ClassLabel become its names; -1,
+    which stands for no label, becomes None."""
     import datasets
     import pyarrow
     from pyarrow import parquet
@@ -198,9 +265,13 @@ def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
         if path.suffix.lower() == ".parquet":
             file = parquet.ParquetFile(path)
             schema, batches = file.schema_arrow, file.iter_batches(1000)
+        elif pyarrow.memory_map(str(path)).read(6) == b"ARROW1":
+            file = pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))
+            schema, batches = file.schema, map(file.get_batch, range(file.num_record_batches))
         else:
             batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
             schema = batches.schema
+        check_names(schema.names)
         features = datasets.Features.from_arrow_schema(schema)
         classes = {column: kind for column, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
         rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
@@ -249,10 +320,10 @@ def evidence_of(qa: dict) -> str:
     return evidence.pop()
 
 
-# The formats; all but the last two also gzipped.
+# The formats; all but the last three also gzipped.
 READERS = {".json": read_json, ".jsonl": read_jsonl, ".csv": read_table,
            ".tsv": functools.partial(read_table, delimiter="\t"), ".txt": read_lines,
-           ".parquet": read_arrow, ".arrow": read_arrow}
+           ".parquet": read_arrow, ".arrow": read_arrow, ".feather": read_arrow}
 
 
 # ---------------------------------------------------------------- rows -> records
@@ -264,9 +335,10 @@ READERS = {".json": read_json, ".jsonl": read_jsonl, ".csv": read_table,
 # one file only. What is cut from train shares no document with the rest.
 
 def read(path: Path, columns: Columns) -> Iterator[dict]:
-    """The records of one file in any of the formats. Empty rows are skipped, with a count."""
+    """The records of one file in any of the formats. Rows that are empty, or that an annotator rejected,
+    are skipped, with a count."""
     first = last = None
-    empty = []
+    skipped = {"empty": [], "rejected": []}
     with error_context(path) as at:
         # A pipe that nobody writes to would be waited for.
         if not path.is_file():
@@ -280,9 +352,12 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
             columns = Columns()
         for where, row in reader(path):
             at.where = where
+            if is_rejected(row, columns):
+                skipped["rejected"].append(where)
+                continue
             record = record_of(row, columns)
             if record is None:
-                empty.append(where)
+                skipped["empty"].append(where)
                 continue
             first = first or record
             for name in ("doc", "qas"):
@@ -297,8 +372,16 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
             last = record
     if last:
         yield last
-    if empty:
-        print(f"{path}: {len(empty):,} empty rows are skipped, the first at {empty[0]}", flush=True)
+    for what, places in skipped.items():
+        if places:
+            print(f"{path}: {len(places):,} {what} rows are skipped, the first at {places[0]}", flush=True)
+
+
+def is_rejected(row: object, columns: Columns) -> bool:
+    """Whether the annotator of a label rejected it, as Prodigy says."""
+    if not isinstance(row, dict) or columns.label not in row or "answer" in (columns.text, columns.label):
+        return False
+    return row.get("answer") in ("reject", "ignore")
 
 
 def record_of(row: dict, columns: Columns) -> dict | None:
@@ -340,6 +423,8 @@ def is_question(row: dict, columns: Columns) -> bool:
 def label_of(value: object) -> object:
     """The name of a class. Numbers, true and false become text, as JSON writes them; what cannot be a label,
     such as a list, stays as it is. None if there is none."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     if isinstance(value, str):
         return value.strip() or None
     if is_missing(value):
@@ -361,7 +446,10 @@ def nonempty(row: dict, name: str) -> str:
 
 
 def doc_number(value: object, column: str) -> int:
-    """The number of a document, from 0; a name becomes its checksum, the same one in every file."""
+    """The number of a document, from 0; a name, or a larger number, becomes its checksum, the same one in
+    every file."""
+    if isinstance(value, int) and value >= 2**31:
+        value = str(value)
     if isinstance(value, str) and value.strip():
         name = value.strip()
         value = zlib.crc32(name.encode()) >> 1
@@ -384,8 +472,8 @@ def qa_record(row: dict, columns: Columns) -> dict:
     text = nonempty(row, context)
     record = {"text": text, "qas": []}
     for qa in row.get("qas", [row]):
-        # MRQA has qid.
-        name = "qid" if "qid" in qa else "id"
+        # MRQA has qid, KLUE guid.
+        name = next((name for name in ("qid", "guid") if name in qa), "id")
         asked = {"id": str(qa[name]), "question": nonempty(qa, "question")}
         answers = mrqa_answers(qa, text) if "detected_answers" in qa else squad_answers(qa)
         record["qas"].append(asked | answers)
@@ -404,9 +492,14 @@ def squad_answers(qa: dict) -> dict:
     given = qa.get("answers") or []
     if isinstance(given, str):
         given = [given]
+    # In SQuAD 2 and the like, what stands there may be a trap.
+    if any(str(qa.get(name)).lower() in ("true", "1") for name in UNANSWERABLE):
+        given = []
     for found in as_list(given):
         if not isinstance(found, dict):
             found = {"text": found}
+        if is_missing(found.get("text")):
+            continue
         answers.append({"text": found.get("text"), "start": found.get("answer_start")})
     return {"answers": answers}
 
@@ -464,9 +557,19 @@ class Source:
 
 MRQA = "https://s3.us-east-2.amazonaws.com/mrqa/release/v2/"
 DONT_STOP = "https://allennlp.s3-us-west-2.amazonaws.com/dont_stop_pretraining/data/"
+SCIBERT = ("https://raw.githubusercontent.com/allenai/scibert/06793f77d7278898159ed50da30d173cdc8fdea9/"
+           "data/text_classification/")
 
-# The files of each data set that is downloaded: their places, and their sha256 where one is known. The dev
-# files of MRQA 2019 are what the paper reports: `test`. The others have the splits of Gururangan et al. 2020.
+
+def of_scibert(folder: str, *sha256: str) -> dict[str, tuple[str, str]]:
+    """Train, dev and test of a data set of the SciBERT repository, which are lines of JSON."""
+    return {f"{split}.jsonl": (f"{SCIBERT}{folder}/{split}.txt", checksum)
+            for split, checksum in zip(SPLITS, sha256, strict=False)}
+
+
+# The files of each data set that is downloaded: their places, and their sha256, which nobody has published
+# for imdb. The dev files of MRQA 2019 are what the paper reports: `test`. The others have the splits of
+# Gururangan et al. 2020, who took all but imdb's from SciBERT.
 DOWNLOADS = {
     "squad": {
         "train.jsonl.gz": (f"{MRQA}train/SQuAD.jsonl.gz",
@@ -478,7 +581,26 @@ DOWNLOADS = {
                            "f1ccbf2d259ce1094aacde21a53592894248e5778814205dac94f0b086dbe968"),
         "test.jsonl.gz": (f"{MRQA}dev/NewsQA.jsonl.gz",
                           "66bfb10cab2029bbc7d1afaece20c35fac341b1c179d15b70fde22a207f096ae")},
-    "chemprot": {f"{split}.jsonl": (f"{DONT_STOP}chemprot/{split}.jsonl", None) for split in SPLITS[:3]},
+    "chemprot": of_scibert(
+        "chemprot",
+        "ab17b85c4fb869b2338d7c9617414e63f3c7225e5005920b18d9cd996f1049d8",
+        "bfe8f39e5146ad4bb16b23707dade850546a305047bc666f6f6824c6a7e3df2f",
+        "372249c85ffea6d9a18dc5168cf45841b3d79b03412d6c620381cfc0dd3d6d49"),
+    "scierc": of_scibert(
+        "sciie-relation-extraction",
+        "83d395d97de2c02dcb4898af3c6e34b5f5aa19771298fbc9f69ae435fa1258fb",
+        "9500a8e561f1ce50d972b8473525fe24ebae732bde653c381a4c65945965567a",
+        "be4c06d2b8903783818a5e4cba08c71b954a86f00021907706f66ac3e26c58bd"),
+    "acl_arc": of_scibert(
+        "citation_intent",
+        "58eef60d2bbfdabefc3de25191714f769db03134523ef67e87d864112c67908c",
+        "bc456ac8caf40829dc2d3a44801a385ad8463c80682cbf002c19329b35812b5f",
+        "749d083cc3141d54a2bf1475c02a5a1c020c664601d55fe2829bdf85f06db4bb"),
+    "scicite": of_scibert(
+        "sci-cite",
+        "3046a7288579c797052f82b55ec1b243231a7d80653462d052ebbbb2a6bd322b",
+        "1dc52ca86748d6638642a204eff94714ca6cd6202e73fbe64eab09e3581cad02",
+        "ac76196975f15d3a4317ccd702da9fc774f9a29caa962f87bbd5d1f9b810f1ab"),
     "imdb": {f"{split}.jsonl": (f"{DONT_STOP}imdb/{split}.jsonl", None) for split in SPLITS[:3]},
 }
 
@@ -495,6 +617,19 @@ def make_once(path: Path, make: Callable[[Path], object]) -> None:
                 make(partial)
 
 
+def download_file(url: str, target: Path, sha256: str | None) -> None:
+    """Raises OSError if the file is not whole: by its checksum, or else by the length that the server
+    says."""
+    with urllib.request.urlopen(url) as response, open(target, "wb") as f:
+        length = response.headers["Content-Length"]
+        with tqdm.wrapattr(response, "read", int(length or 0), desc=target.name, disable=None) as body:
+            shutil.copyfileobj(body, f)
+        if sha256 is None and str(f.tell()) != length:
+            raise OSError(f"{f.tell():,} bytes came, but the server says {length}")
+    if sha256 not in (None, runs.checksum(target)):
+        raise OSError(f"invalid hash, its sha256 is not {sha256}")
+
+
 def downloaded(name: str) -> Source:
     """A data set of DOWNLOADS. Whoever has its files already puts them into the folder of that name."""
     folder = CACHE / "raw" / name
@@ -503,8 +638,8 @@ def downloaded(name: str) -> Source:
         partial.mkdir()
         for file, (url, sha256) in DOWNLOADS[name].items():
             try:
-                torch.hub.download_url_to_file(url, str(partial / file), hash_prefix=sha256)
-            except (OSError, RuntimeError, HTTPException) as e:
+                download_file(url, partial / file, sha256)
+            except (OSError, HTTPException) as e:
                 raise UserError(f"{url}: cannot be downloaded ({e}); files of your own go into {folder}, or "
                                 "use --dataset=PATH") from e
 
@@ -573,20 +708,24 @@ def arrow_files(found, name: str) -> dict[str, list[Path]]:
         found = {"train": found}
     files = {}
     for part, dataset in found.items():
-        split = split_of(part)
+        split = SPLIT_NAMES.get(re.split(r"[\W_]", part.lower())[0])
         if split in files:
             raise UserError(f"{name}: two of its parts could be {split} ({', '.join(found)}); save those "
                             "that you want with save_to_disk, and give that folder")
         if split:
             files[split] = [Path(file["filename"]) for file in dataset.cache_files]
+        else:
+            print(f"{name}: {part} is not read, as its name is not train, dev, test or corpus", flush=True)
     if not files:
         raise UserError(f"{name}: none of its parts is train, dev, test or corpus: {', '.join(found)}")
     return files
 
 
 def split_of(name: str) -> str | None:
-    """The split that a file or a part of a data set is, by the first word of its name; None for others."""
-    return SPLIT_NAMES.get(re.split(r"[\W_]", name.lower())[0])
+    """The split that a file is by its name: train.csv, val-00000-of-00002.parquet, dev-v1.1.json; None for
+    others, such as test_protocol.txt."""
+    word = re.match(r"([^\W_]+)([-_]v?\d[^.]*)?(\.|$)", name.lower())
+    return SPLIT_NAMES.get(word[1]) if word else None
 
 
 def find_splits(folder: Path) -> dict[str, list[Path]]:
@@ -596,7 +735,7 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
         import datasets
         return arrow_files(datasets.load_from_disk(str(folder)), str(folder))
     found = collections.defaultdict(list)
-    ignored = []
+    ignored, unread = [], []
     for path in sorted(folder.iterdir()):
         split = split_of(path.name)
         files = [path]
@@ -607,8 +746,13 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
                 found[split].append(file)
             elif suffix_of(file) in READERS:
                 ignored.append(file.name)
+            elif split and file.is_file():
+                unread.append(file.name)
     if found and ignored:
         print(f"{folder}: not read, as their names are not train, dev, test or corpus: {', '.join(ignored)}")
+    if found and unread:
+        print(f"WARNING: {folder}: not read, as their formats are not {' '.join(READERS)}: "
+              f"{', '.join(unread[:20])}", flush=True)
     for split, files in found.items():
         if len(files) > 1 and not all(SHARD.search(file.name) for file in files):
             raise UserError(f"{folder}: {files[0].name} and {files[1].name} could be {split}; join them, or "

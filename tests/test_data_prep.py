@@ -4,6 +4,7 @@ import functools
 import gzip
 import hashlib
 import http.server
+import io
 import itertools
 import json
 import os
@@ -890,7 +891,7 @@ def test_what_a_run_keeps_in_memory_of_a_corpus(tmp_path):
     assert len(pieces) == 2 * n and tracemalloc.get_traced_memory()[0] < 24 * len(pieces)
     tracemalloc.reset_peak()
     kept = tracemalloc.get_traced_memory()[0]
-    numbered = data_prep.with_docs({"text": "a"} for _ in range(n))
+    numbered = data_prep.with_docs(({"text": "a"} for _ in range(n)), is_corpus=True)
     assert [next(numbered)["doc"] for _ in range(3)] == [0, 1, 2]
     collections.deque(numbered, maxlen=0)
     assert tracemalloc.get_traced_memory()[1] < kept + 100_000
@@ -969,22 +970,59 @@ def test_a_data_set_is_downloaded_whole_or_not_at_all(server, tmp_path, monkeypa
 
 
 def test_named_sets_download_what_they_read(server, tmp_path, tok, monkeypatch):
-    """squad and chemprot through the real code, with a local server in the place of the official ones."""
+    """Through the real code, with a local server in the place of the official ones; of all but imdb the
+    checksum is known."""
     rows = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(5)]
     for split in ("train", "dev", "test"):
-        write_rows(tmp_path / f"www/chemprot/{split}.jsonl", rows)
-    (tmp_path / "www/train").mkdir()
-    (tmp_path / "www/train/SQuAD.jsonl.gz").write_bytes(b"not the official file")
-    for name, official in (("chemprot", sources.DONT_STOP), ("squad", sources.MRQA)):
+        write_rows(tmp_path / f"www/imdb/{split}.jsonl", rows)
+    wrong = {"squad": "train/SQuAD.jsonl.gz", "scierc": "sciie-relation-extraction/train.txt",
+             "chemprot": "chemprot/train.txt", "acl_arc": "citation_intent/train.txt",
+             "scicite": "sci-cite/train.txt"}
+    for file in wrong.values():
+        (tmp_path / "www" / file).parent.mkdir()
+        (tmp_path / "www" / file).write_bytes(b"not the official file")
+    officials = dict.fromkeys(wrong, sources.SCIBERT) | {"squad": sources.MRQA, "imdb": sources.DONT_STOP}
+    for name, official in officials.items():
         here = {}
         for file, (url, sha256) in sources.DOWNLOADS[name].items():
             assert url.startswith(official)
             here[file] = (url.replace(official, server), sha256)
         monkeypatch.setitem(sources.DOWNLOADS, name, here)
     monkeypatch.setattr(sources, "CACHE", tmp_path / "cache")
-    assert [len(load("chemprot", tok)[split]) for split in ("train", "dev", "test")] == [5, 5, 5]
-    with pytest.raises(UserError, match=r"SQuAD\.jsonl\.gz: cannot be downloaded \(invalid hash"):
-        load("squad", tok)
+    assert [len(load("imdb", tok)[split]) for split in ("train", "dev", "test")] == [5, 5, 5]
+    for name, file in wrong.items():
+        with pytest.raises(UserError, match=rf"{re.escape(file)}: cannot be downloaded \(invalid hash"):
+            load(name, tok)
+
+
+def test_a_download_that_ends_early(tmp_path, monkeypatch):
+    """Without a checksum, the length that the server says decides; then it is fetched again."""
+    monkeypatch.setattr(sources, "CACHE", tmp_path)
+    monkeypatch.setitem(sources.DOWNLOADS, "imdb", {"train.jsonl": ("http://host/train.jsonl", None)})
+    whole = json.dumps(GOOD).encode() + b"\n"
+    for length, body, said in ((len(whole), whole[:9], f"9 bytes came, but the server says {len(whole)}"),
+                               (None, whole, "but the server says None"), (len(whole), whole, "")):
+        response = io.BytesIO(body)
+        response.headers = {"Content-Length": length and str(length)}
+        monkeypatch.setattr(sources.urllib.request, "urlopen", lambda url, response=response: response)
+        if said:
+            with pytest.raises(UserError, match=rf"train\.jsonl: cannot be downloaded \(.*{said}"):
+                sources.downloaded("imdb")
+    assert sources.downloaded("imdb").splits["train"][0].read_bytes() == whole
+
+
+@needs_shared
+@pytest.mark.parametrize(("name", "counts"), [
+    ("scierc", (3219, 455, 974)), ("acl_arc", (1688, 114, 139)), ("scicite", (7320, 916, 1861))])
+def test_the_data_sets_of_scibert_are_those_whose_checksums_are_known(name, counts, tmp_path, monkeypatch):
+    by_url = {}
+    for split, (url, _) in zip(("train", "dev", "test"), sources.DOWNLOADS[name].values(), strict=True):
+        by_url[url] = SHARED / "data" / name / f"{split}.jsonl"
+    monkeypatch.setattr(sources, "CACHE", tmp_path)
+    real = sources.urllib.request.urlopen
+    monkeypatch.setattr(sources.urllib.request, "urlopen", lambda url: real(by_url[url].as_uri()))
+    source = sources.find_source(name)
+    assert tuple(len(list(source.records(split))) for split in ("train", "dev", "test")) == counts
 
 
 # ---------------------------------------------------------------- tokenizer and LM by name
@@ -1068,7 +1106,8 @@ BAD = [
     ("windows.csv", "text,label\na,b\n".encode("utf-16"), "windows.csv: is not UTF-8 text; save it as"),
     ("table.csv.zip", b"PK\x03\x04\x14\0\xb4\xff", "table.csv.zip: is not UTF-8 text; save it as"),
     ("cut.parquet", b"PAR1", "cut.parquet: Parquet file size is 4 bytes, smaller than"),
-    ("cut.arrow", b"ARROW1\0\0\0\0\0\0", "cut.arrow: Expected to read"),
+    ("cut.arrow", b"ARROW\0\0\0\0\0\0\0", "cut.arrow: Expected to read"),
+    ("cut.feather", b"ARROW1\0\0\0\0\0\0", "cut.feather: File is too small"),
     ("train-00000-of-00002.jsonl", jsonl(GOOD), "00002.jsonl is one of 2 files, but here are 1"),
     ("cut.jsonl.gz", gzip.compress(jsonl(*[GOOD] * 500).encode())[:60], "cut.jsonl.gz: Compressed file"),
     ("plain.jsonl.gz", jsonl(GOOD), "plain.jsonl.gz: Not a gzipped file"),
@@ -1128,7 +1167,7 @@ BAD = [
     ("empty.tsv", "\n\n\n", "empty.tsv, train: there is no text in it"),
     ("kinds.jsonl", mrqa(char_spans=[[2, 2]]) + jsonl({"text": "a"}), "its fields are text, but before it"),
     ("pretty.txt", json.dumps([GOOD], indent=1)[1:-1], "pretty.txt:2: Expecting property name"),
-    ("list.jsonl", jsonl(GOOD | {"label": ["x"]}), "a label must be text, a number, or true or false, not"),
+    ("list.jsonl", jsonl(GOOD | {"label": ["x", "y"]}), "a label must be text, a number, or true or"),
     ("zero.jsonl", jsonl({"text": 0}), "zero.jsonl:1: the field 'text' must be text and not empty, not 0"),
     ("doc.jsonl", jsonl(GOOD | {"doc": -1}), "doc.jsonl:1: the field 'doc' must be a number from 0"),
     ("space.jsonl", jsonl(GOOD, GOOD | {"label": "a\u200b"}), r"the labels 'a' and 'a\u200b' look alike"),
@@ -1157,6 +1196,169 @@ def test_so_is_one_that_is_not_train(name, content, said, tmp_path, tok):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=re.escape(said)):
         load(str(tmp_path), tok)
+
+
+def stories(labels, **more):
+    """Forty rows, whose labels take turns."""
+    rows = []
+    for i in range(40):
+        others = {key: values[i % len(values)] for key, values in more.items()}
+        rows.append({"text": f"story {i} of a river", "label": labels[i % len(labels)]} | others)
+    return rows
+
+
+def table(rows, separator=","):
+    return "".join(separator.join(cells) + "\n" for cells in [rows[0], *map(dict.values, rows)])
+
+
+def asked(**fields):
+    """Questions of which every other one has the given fields."""
+    good = FLAT | {"answers": [FOUND]}
+    return jsonl(*[good | {"id": str(i)} | fields if i % 2 else good for i in range(20)])
+
+
+ROWS = stories(["neg", "pos"])
+TORN = "a quoted cell is torn apart at"
+LINES = "a quoted cell holds lines that look like rows: 'pos,the end'; a double quote in a quoted cell is"
+LABELS_AND_TEXTS = "looks like a label and a text per line (as fastText has them), but a .txt file is text"
+NO_ANSWER = "question '1' has no answer"
+NUL = "holds NUL bytes, so that it is no UTF-8 text"
+MISREAD = [
+    ("escaped.csv", 'text,label,date\n"size 5\\", a river",neg\na city,pos,monday\n', f"csv:2: {TORN} ','"),
+    ("escaped.tsv", 'text\tlabel\tdate\n"5\\"\ta river"\tneg\na\tpos\tmonday\n', f"tsv:2: {TORN} '\\t'"),
+    ("blank.csv", 'label,text,date\npos,a city,monday\nneg, "a river, wide"\n', f"csv:3: {TORN} ','"),
+    ("inch.csv", 'label,text\nneg,a river\npos,"quoted\npos,the end\nneg,a city 12"\n', f"csv:3: {LINES}"),
+    ("first.csv", 'text,label\n"a river,pos\nthe end,pos\na 12",pos\n', "that look like rows: 'the end,pos'"),
+    ("escaped2.csv", 'text,label\n"he said \\"no\\" twice",a\n', 'is written twice (""), with no backslash'),
+    ("fasttext.txt", "__label__pos a b\n__label__neg __label__x c\n", LABELS_AND_TEXTS),
+    ("first.txt", table(ROWS, "\t").partition("\n")[2], LABELS_AND_TEXTS),
+    ("last.txt", "".join(f"{row['label']}\t{row['text']}\n" for row in ROWS), LABELS_AND_TEXTS),
+    ("given.jsonl", asked(answers=[{"text": "", "answer_start": 0}]), NO_ANSWER),
+    ("null.jsonl", asked(answers=[{"text": None, "answer_start": None}]), NO_ANSWER),
+    ("impossible.jsonl", asked(is_impossible=True), NO_ANSWER),
+    ("text.jsonl", asked(is_impossible="True"), NO_ANSWER),
+    ("number.jsonl", asked(is_impossible=1), NO_ANSWER),
+    ("no_answer.jsonl", asked(no_answer=True), NO_ANSWER),
+    ("float.jsonl", jsonl(GOOD | {"doc": 1.5e18}), "float.jsonl:1: the field 'doc' must be a number from 0"),
+    ("nul.csv", "text,label\na\0b,c\n", f"nul.csv: {NUL}"),
+    ("utf16.csv", table(ROWS).encode("utf-16-le"), f"utf16.csv: {NUL}"),
+    ("data.tar", b"train.csv" + bytes(503) + table(ROWS).encode(), f"data.tar: {NUL}"),
+    ("look1.jsonl", jsonl(*stories(["p\u043es", "pos"])), r"the labels 'pos' and 'p\u043es' look alike"),
+    ("look2.jsonl", jsonl(*stories(["pos", "p\u03bfs"])), "look alike"),
+    ("look3.jsonl", jsonl(*stories(["A1", "\uff21\uff11"])), "look alike"),
+    ("look4.jsonl", jsonl(*stories(["don't", "don\u2019t"])), "look alike"),
+    ("look5.jsonl", jsonl(*stories(["\u2764", "\u2764\ufe0f"])), "look alike"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "said"), MISREAD, ids=[name for name, _, _ in MISREAD])
+def test_what_would_be_misread_is_one_sentence(name, content, said, tmp_path, tok):
+    test_a_bad_file_is_one_sentence(name, content, said, tmp_path, tok)
+
+
+SEVERAL = "look like several labels, but each is read as one class; several labels per text are not"
+CAPITALS = "WARNING: the labels 'pos' and 'Pos' differ in capitals alone, but are two classes"
+SCORES = "WARNING: labels such as '0.5' look like scores, but each is read as a class"
+LOOKS = [
+    # what is read: (texts, labels), and what is said of it
+    ("semicolon.csv", table(ROWS, ";"), (40, 2), "csv: its columns are separated by ';', not by ','"),
+    ("tab.csv", table(ROWS, "\t"), (40, 2), r"its columns are separated by '\t'"),
+    ("bar.csv", table(ROWS, "|"), (40, 2), "its columns are separated by '|'"),
+    ("comma.tsv", table(ROWS), (40, 2), r"its columns are separated by ',', not by '\t'"),
+    ("rows.csv", table(ROWS) + "\n\n", (40, 2), "rows.csv: 40 rows in 43 lines, 2 of them blank"),
+    ("breaks.csv", 'text,label\n' + '"Dear all,\nfine, thanks\n\nBye,\nMary",a\n' * 3, (3, 1),
+     "breaks.csv: quoted cells run over several lines; if its texts have no line breaks"),
+    ("reject.jsonl", jsonl(*stories(["a", "b"], answer=["accept", "reject"])), (20, 1),
+     "reject.jsonl: 20 rejected rows are skipped, the first at"),
+    ("ignore.jsonl", jsonl(*stories(["a"], answer=["ignore", "accept", "a"])), (26, 1), "14 rejected rows"),
+    ("scores.jsonl", jsonl(*stories([0.5, 1.5, 2, "-3e-1"])), (40, 4), SCORES),
+    ("names.jsonl", jsonl(*stories([f"user {i}" for i in range(20)])), (40, 20),
+     "WARNING: 20 labels for 40 texts: are these classes, not scores, names or texts?"),
+    ("vector.jsonl", jsonl(*stories(["[1, 0]", "[0, 1]"])), (40, 2), f"labels such as '[1, 0]' {SEVERAL}"),
+    ("comma.jsonl", jsonl(*stories(["pos", "pos,river"])), (40, 2), f"labels such as 'pos,river' {SEVERAL}"),
+    ("parts.jsonl", jsonl(*stories(["a; b", "a;c", "b;c"])), (40, 3), f"labels such as 'a; b' {SEVERAL}"),
+    ("case.jsonl", jsonl(*stories(["pos", "Pos"])), (40, 2), CAPITALS),
+    ("example.jsonl", jsonl(*ROWS), (40, 2), "  for example 'story 1 of a river', label 'pos'"),
+    ("large.jsonl", jsonl(*stories(["a"], doc=[2**60, 2**60 + 1])), (40, 1), "2 documents"),
+    ("one.jsonl", jsonl(*stories([["a"], ["b"]])), (40, 2), "2 labels: a 20, b 20"),
+    ("index.json", json.dumps(dict(enumerate(ROWS))), (40, 2), ""),
+    ("ids.json", json.dumps({f"id {i}": row for i, row in enumerate(ROWS)}), (40, 2), ""),
+    ("columns.json", pd.DataFrame(ROWS).set_index("text", drop=False).to_json(), (40, 2), ""),
+    ("many.jsonl", jsonl(*stories([f"c{i:02}" for i in range(14)])), (40, 14), "14 labels: c00 3, c01 3, "),
+    ("dozen.jsonl", jsonl(*stories([f"c{i:02}" for i in range(14)])), (40, 14), "c10 3, c11 3, ...\n"),
+    # Nothing is said of these.
+    ("plain.jsonl", jsonl(*stories(["burn", "bum", "1", "l"])), (40, 4), None),
+    ("stars.jsonl", jsonl(*stories(["1.0", "2.0"])), (40, 2), None),
+    ("topics.jsonl", jsonl(*stories(["Sports", "Science, technology"])), (40, 2), None),
+    ("folder.csv", "text,label\n" + "".join(f'"C:\\dir{i}\\",a\n' for i in range(40)), (40, 1), None),
+    ("loans.jsonl", jsonl(*stories(["a"], answer=["accepted", "yes"])), (40, 1), None),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "found", "said"), LOOKS, ids=[name for name, *_ in LOOKS])
+def test_what_is_said_of_what_was_read(name, content, found, said, tmp_path, capsys, monkeypatch):
+    """None: no warning."""
+    (tmp_path / name).write_text(content)
+    monkeypatch.setitem(sources.DATASETS, name, lambda: sources.Source({"train": [tmp_path / name]}))
+    data = load(name, fast_tokenizer("bpe"))
+    data.check_labels("train")
+    printed = capsys.readouterr().out
+    assert (len(data["train"]), len(data["train"].labels)) == found
+    assert "WARNING" not in printed if said is None else said in printed
+
+
+def test_texts_and_documents_that_splits_share(tmp_path, tok, capsys):
+    """Is said at each load, also of what was prepared before."""
+    write_rows(tmp_path / "train.jsonl", [row | {"doc": i // 4} for i, row in enumerate(ROWS)])
+    new = [{"text": f"new {i}", "label": "neg", "doc": 6 + i} for i in range(10)]
+    write_rows(tmp_path / "dev.jsonl", [*new[:9], ROWS[0] | {"doc": 90}])
+    write_rows(tmp_path / "test.jsonl", new[4:])
+    (tmp_path / "corpus.txt").write_text("new 5\nnew 6 \nsome text\n")
+    for _ in range(2):
+        load(str(tmp_path), tok)
+        said = [line for line in capsys.readouterr().out.splitlines() if "of the texts of" in line]
+        assert said == ["WARNING: 10.0% of the texts of dev also stand in train",
+                        "WARNING: 20.0% of the texts of dev also stand in corpus",
+                        "WARNING: 40.0% of the texts of dev are from documents of train",
+                        "WARNING: 33.3% of the texts of test also stand in corpus"]
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d/train.txt"])
+def test_equal_texts_without_labels_are_one_document(name, tmp_path, tok):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    texts = [f"Text {i % 5}{' ' * (i % 3)}" for i in range(50)]
+    (tmp_path / name).write_text("\n".join(["text"] * name.endswith("csv") + texts))
+    data = load(str(tmp_path / name).removesuffix("/train.txt"), tok, dev_share=0.2)
+    assert len(data["dev"]) == 10 and len(set(data["dev"].doc)) == 1
+    assert not {*map(str.strip, texts_of(data["dev"]))} & {*map(str.strip, texts_of(data["train"]))}
+
+
+@pytest.mark.parametrize(
+    "name", ["test_protocol.txt", "test-log.csv", "test.csv.xz", "test.zip", "test.xlsx"])
+def test_files_that_are_no_test_split_are_named(name, tmp_path, tok, capsys):
+    write_rows(tmp_path / "train.jsonl", ROWS)
+    (tmp_path / name).write_bytes(b"PK\3\4")
+    assert set(load(str(tmp_path), tok).splits) == {"train", "dev"}
+    assert re.search(f"not read, as their (names|formats) are not .*: {name}\n", capsys.readouterr().out)
+
+
+def test_other_shapes_of_tables_and_questions(tmp_path, tok):
+    frame = pd.DataFrame(ROWS)
+    for name in ("t.feather", "t.arrow"):
+        frame.to_feather(tmp_path / name)
+        assert load(str(tmp_path / name), tok)["train"].labels == ["neg", "pos"]
+    twice = pyarrow.table([[row["text"] for row in ROWS]] * 2, names=["text", "text"])
+    pyarrow.parquet.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(UserError, match=r"twice\.parquet: the name 'text' appears 2 times"):
+        load(str(tmp_path / "twice.parquet"), tok)
+    # An article per line is a document.
+    two = squad(TEXTS[:2], ["mat", "big ones"]), squad(TEXTS[2:], ["many pieces", "Short"])
+    articles = [found["data"][0] for found in two]
+    data = load(str(write_rows(tmp_path / "lines.jsonl", articles)), tok, dev_share=0.5)
+    assert len(data["train"]) == len(data["dev"]) == 2 and len(set(data["dev"].doc)) == 1
+    named = {"guid" if key == "id" else key: value for key, value in (FLAT | {"answers": [FOUND]}).items()}
+    data = load(str(write_rows(tmp_path / "guid.jsonl", [named])), tok)
+    assert data["train"].questions[0]["id"] == FLAT["id"]
 
 
 def test_a_folder_of_conll_is_not_read_as_a_corpus(tmp_path, tok):
