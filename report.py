@@ -130,7 +130,10 @@ def origins_of(line: dict) -> dict[str, str | None]:
         learned.append(f"from other data, or prepared in another way ({policy.get('dataset')})")
     elif policy.get("data") and line["split"] == "val":
         learned.append("from the labels of the very texts that are scored")
-    if (policy.get("weights") or policy.get("lm")) not in (None, base.get("weights") or base.get("lm")):
+    # Earlier checksums are of the weights alone, and tiny had none.
+    known = str(base.get("weights")).partition("-")[0]
+    learned_with = policy.get("weights") or policy.get("lm")
+    if learned_with not in (None, base.get("weights"), known, base.get("lm")):
         learned.append(f"with another LM ({policy.get('lm')})")
     return {"pre-trainings": adapted, "policies": policy_file, "learned": " and ".join(learned) or None}
 
