@@ -876,10 +876,12 @@ def test_a_finished_run_is_done(finished):
     assert other.returncode == 2 and "seed=0 there, 1 here" in other.stderr
 
 
-@pytest.mark.parametrize(("form", "flags"), [("finished", SMALL), ("finished_paper", IN_PAPERS_FORM)])
-def test_a_finished_run_made_longer_is_the_longer_run(form, flags, request, tmp_path):
+@pytest.mark.parametrize("paper", [False, True])
+def test_a_finished_run_made_longer_is_the_longer_run(paper, finished, finished_paper, tmp_path):
     """Byte for byte."""
-    finished = request.getfixturevalue(form)
+    flags = SMALL
+    if paper:
+        finished, flags = finished_paper, IN_PAPERS_FORM
     for episodes in (2, 4):
         result = call("train_nmg.py", *flags, f"--episodes={episodes}", "--out=o", cwd=tmp_path)
         assert result.returncode == 0, result.stderr
@@ -965,10 +967,12 @@ def test_killed_before_any_of_its_files_it_ends_the_same(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "flags"), [("finished", SMALL), ("finished_paper", IN_PAPERS_FORM)])
-def test_three_processes_learn_what_one_does(form, flags, request, tmp_path):
+@pytest.mark.parametrize("paper", [False, True])
+def test_three_processes_learn_what_one_does(paper, finished, finished_paper, tmp_path):
     """The plays of an episode in processes of their own: the same policy, byte for byte."""
-    finished = request.getfixturevalue(form)
+    flags = SMALL
+    if paper:
+        finished, flags = finished_paper, IN_PAPERS_FORM
     result = torchrun(3, "train_nmg.py", *flags, "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert ends_as(tmp_path, finished[0])
