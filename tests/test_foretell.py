@@ -4,8 +4,9 @@ import pytest
 import torch
 from conftest import call
 
+import maskers
 from nmg.plays import Episode, Play, file_of, save_episode
-from nmg.policies import Policy
+from nmg.policies import Policy, load_policy
 from tools import foretell
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,3 +71,39 @@ def test_a_table_for_every_number_of_updates(tmp_path):
 def test_mistakes(flags, said, tmp_path):
     result = call("tools/foretell.py", *flags, cwd=tmp_path)
     assert result.returncode == 2 and said in result.stderr and result.stderr.count("\n") == 1
+
+
+# ---------------------------------------------------------------- several policies as one masker
+
+def test_several_policies_are_the_mean_of_their_standardised_logits(tmp_path, monkeypatch):
+    """Whatever their scale, each counts alike; what is drawn from is as sharp as the logits of one."""
+    rng, saved = np.random.default_rng(0), []
+    raw = rng.normal(size=(2, 3, 9)) * np.array([1, 50])[:, None, None]
+    raw[:, :, 7:] = -np.inf
+    for i in range(2):
+        (tmp_path / str(i)).mkdir()
+        saved.append(Policy(8, sharpness=1.7))
+        saved[i].save(tmp_path / str(i))
+        monkeypatch.setattr(saved[i], "logits", lambda batch, lm, i=i: raw[i])
+    monkeypatch.setattr(maskers, "load_policy", lambda folder: saved[int(folder[-1])])
+    name = f"sampled:{tmp_path}/0,{tmp_path}/1"
+    found = maskers.mean_logits(saved)(None, None)
+    for row in range(3):
+        each = [(logits[row, :7] - logits[row, :7].mean()) / logits[row, :7].std() for logits in raw]
+        mean = np.mean(each, axis=0)
+        np.testing.assert_allclose(found[row, :7], 1.7 * (mean - mean.mean()) / mean.std())
+        assert (found[row, 7:] == -np.inf).all()
+    assert callable(maskers.find(name))
+    # A list of maskers keeps the folders of one together; another order is another masker.
+    assert maskers.split_names(f"random,{name},whole") == ["random", name, "whole"]
+    turned = f"sampled:{tmp_path}/1,{tmp_path}/0"
+    assert maskers.checksum_of(name) != maskers.checksum_of(turned)
+    assert maskers.checksum_of(name) != maskers.checksum_of(f"sampled:{tmp_path}/0")
+
+
+def test_an_old_policy_keeps_its_masks(tmp_path):
+    """Its file says nothing of a sharpness, and its logits are as they are."""
+    Policy(8, sharpness=2.4).save(tmp_path)
+    assert load_policy(tmp_path).sharpness == 2.4
+    (tmp_path / "policy.json").write_text('{"hidden_size": 8}')
+    assert load_policy(tmp_path).sharpness is None
