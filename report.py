@@ -278,7 +278,9 @@ def sharing(lines: pd.DataFrame) -> list[str]:
     counts, seeds = behind(lines), lines.groupby("row")["seed"].nunique()
     counts.loc[counts.index.str.startswith(("nmg:", "sampled:")), "policies"] = 0
     shared = (counts.gt(0) & counts.lt(seeds, axis=0)).any(axis=1)
-    return list(shared.index if shared.get("random") else shared.index[shared])
+    if not shared.get("random"):
+        shared = shared[shared]
+    return list(shared.index)
 
 
 def conclusion(compared: pd.DataFrame, metric: str, shared: list[str]) -> str:

@@ -402,9 +402,10 @@ def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Mo
             metrics.append(log)
         if learner.replay:
             learner.learn(len(metrics) - 1)
-    if metrics and runs.is_main_process():
-        # After a kill, the log may have more or less than was saved.
-        runs.write_rows(folder / "metrics.jsonl", metrics)
+    log = folder / "metrics.jsonl"
+    if runs.is_main_process() and (metrics or log.exists()):
+        # After a kill, the log may have more or less than was saved, or a line that is cut short.
+        runs.write_rows(log, metrics)
     return metrics
 
 
@@ -459,7 +460,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
                 log |= {f"{name}_{metric}": score for metric, score in play.scores.items()}
             metrics.append(log | {"seconds": time.monotonic() - started})
             save_episode(file_of(folder, number + 1), episode, metrics[-1])
-            runs.write_rows(folder / "metrics.jsonl", metrics)
+            runs.append_row(folder / "metrics.jsonl", metrics[-1])
             bar.set_postfix_str(f"learner {won_lost(metrics)}")
             if (number + 1) % cfg.save_every == 0 or number + 1 == cfg.episodes:
                 curves(metrics, folder / "curves.png")
@@ -506,7 +507,8 @@ def main(cfg: Config) -> None:
     # A killed run may go on with other values of the two flags that are left out; a finished one may be made
     # longer.
     settings = runs.settings_of(cfg, without=("save_every", "micro_batch"), **sources)
-    run = Run(cfg.out, settings, longer="episodes", checkpoint="checkpoint.pt" if cfg.paper else "plays")
+    checkpoint = "checkpoint.pt" if cfg.paper else "plays"
+    run = Run(cfg.out, settings, longer="episodes", checkpoint=checkpoint)
     if run.done:
         return
     print(FORMS[cfg.paper])
