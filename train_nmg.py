@@ -94,7 +94,7 @@ class Config(PlayConfig):
     plays: str | None = None        # folders of other runs, comma-separated: their plays teach, too
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     rl_lr: float = 1e-4             # Adam's
-    updates_per_episode: int = 40   # minibatches from replay; many more learn the noise of the plays (the
+    updates_per_episode: int = 80   # minibatches from replay; 160 and more learn the noise of the plays (the
                                     # paper has 10)
     minibatch: int = 64             # blocks with all their actions (with --paper: actions)
     entropy_coef: float = 0.01      # higher values explore longer; falling entropy alone shows no learning
@@ -298,6 +298,8 @@ class Learner:
         """A network that has learned nothing, and its optimizer."""
         torch_seed(self.cfg.seed, name)
         self.policy = Policy(self.hidden_size, self.cfg.sharpness).to(device())
+        # At first it prefers nothing: what random weights prefer would be noise in what it learns.
+        torch.nn.init.zeros_(self.policy.token_head[-1].weight)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.cfg.rl_lr)
 
     def store(self, number: int, episode: Episode, states: list[State]) -> None:
