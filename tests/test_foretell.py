@@ -53,13 +53,16 @@ def test_a_table_for_every_number_of_updates(tmp_path):
                 play.mask[:] = (episode.input_ids < cut) & (rng.random(play.mask.shape) < 0.5)
                 play.scores["em"] = float((episode.input_ids[play.mask] < 15).mean())
             save_episode(file_of(tmp_path / run, number), episode, {})
-    flags = ["--metric=em", "--plays=a,b", "--updates=1,60", "--rl_lr=1e-3"]
+    flags = ["--metric=em", "--plays=a,b", "--updates=1,60", "--rl_lr=1e-3", "--seeds=2"]
     result = call("tools/foretell.py", *flags, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()[-2:]]
     assert [line[0] for line in lines] == ["1", "60"]
-    mean, *pairs = [float(number) for number in lines[1][1:]]
+    cut = lines[1].index("seeds")
+    mean, *pairs = [float(number) for number in lines[1][1:cut]]
+    seeds = [float(number) for number in lines[1][cut + 1:]]
     assert len(pairs) == 2 and mean == pytest.approx(np.mean(pairs), abs=0.006)
+    assert len(set(seeds)) == 2 and mean == pytest.approx(np.mean(seeds), abs=0.001)
     assert min(pairs) > 0.5
 
 
@@ -67,6 +70,7 @@ def test_a_table_for_every_number_of_updates(tmp_path):
     (["--plays=a"], "--plays=A,B: the plays of at least two runs are needed"),
     (["--plays=a,b"], "--plays=a: holds no plays"),
     (["--plays=a,b", "--updates=0"], "--updates=0: must be numbers above 0"),
+    (["--plays=a,b", "--seeds=0"], "--seeds=0: must be 1 or more"),
 ])
 def test_mistakes(flags, said, tmp_path):
     result = call("tools/foretell.py", *flags, cwd=tmp_path)

@@ -5,9 +5,11 @@
 
 A policy is learned anew from each run's plays (train_nmg.Learner). Of every play of the other runs it then
 says how much it likes the mask: the mean standardised logit of the masked tokens. Printed is the correlation
-of that with the score, both minus their mean over the plays of the episode, for every pair of runs. So a
-setting of the learner is judged by plays that it has not seen, and without playing.
+of that with the score, both minus their mean over the plays of the episode, for every pair of runs, as the mean
+of several seeds. So a setting of the learner is judged by plays that it has not seen, and without playing.
 """
+import itertools
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +27,7 @@ from nmg.runs import UserError
 @dataclass
 class Config(train_nmg.Config):
     updates: str = "20,40,80"       # updates_per_episode to compare, separated by commas
+    seeds: int = 3                  # how many learners of each run, with seeds from --seed on
 
 
 def liking(policy: Policy, episode: Episode, states: list[State]) -> np.ndarray:
@@ -45,10 +48,21 @@ def foretold(policy: Policy, played: list[tuple[Episode, list[State]]], metric: 
     return float(np.corrcoef(np.concatenate(scores), np.concatenate(likings))[0, 1])
 
 
+def learned_from(played: list[tuple[Episode, list[State]]], hidden_size: int, cfg: Config) -> Policy:
+    """The policy that is learned anew from the plays of one run."""
+    learner = train_nmg.Learner(hidden_size, cfg)
+    for number, (episode, states) in enumerate(played):
+        learner.store(number, episode, states)
+    learner.learn(len(played) - 1)
+    return learner.policy
+
+
 def main(cfg: Config) -> None:
     folders = (cfg.plays or "").split(",")
     if len(folders) < 2:
         raise UserError("--plays=A,B: the plays of at least two runs are needed")
+    if cfg.seeds < 1:
+        raise UserError(f"--seeds={cfg.seeds}: must be 1 or more")
     if not all(number.isdigit() and int(number) > 0 for number in cfg.updates.split(",")):
         raise UserError(f"--updates={cfg.updates}: must be numbers above 0, separated by commas")
     loop.use_fast_path(cfg.fast)
@@ -61,19 +75,20 @@ def main(cfg: Config) -> None:
         played[folder] = [(episode, encode(lm, episode)) for episode in tqdm(episodes, folder)]
 
     print(f"{'updates':>8}  mean   the policy of the first run and each other run, then of the second, ...")
+    first_seed = cfg.seed
     for updates in cfg.updates.split(","):
         cfg.updates_per_episode = int(updates)
-        found = {}
-        for source in folders:
-            learner = train_nmg.Learner(lm.config.hidden_size, cfg)
-            for number, (episode, states) in enumerate(played[source]):
-                learner.store(number, episode, states)
-            learner.learn(len(played[source]) - 1)
+        found = defaultdict(list)
+        for source, seed in itertools.product(folders, range(first_seed, first_seed + cfg.seeds)):
+            cfg.seed = seed
+            policy = learned_from(played[source], lm.config.hidden_size, cfg)
             for target in folders:
                 if target != source:
-                    found[source, target] = foretold(learner.policy, played[target], cfg.metric)
-        each = "  ".join(f"{r:.2f}" for r in found.values())
-        print(f"{updates:>8}  {np.mean([*found.values()]):.3f}  {each}", flush=True)
+                    found[source, target].append(foretold(policy, played[target], cfg.metric))
+        pairs = np.array([*found.values()])                                         # (pairs, seeds)
+        each = "  ".join(f"{r:.2f}" for r in pairs.mean(1))
+        of_seeds = "  ".join(f"{r:.3f}" for r in pairs.mean(0))
+        print(f"{updates:>8}  {pairs.mean():.3f}  {each}   seeds  {of_seeds}", flush=True)
 
 
 if __name__ == "__main__":
