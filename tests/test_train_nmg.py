@@ -1174,8 +1174,8 @@ def test_wrong_flags(flags, said, tmp_path):
     ["--rl_lr=1e30", "--updates_per_episode=2"],
     ["--ft_lr=1e30", "--ft_epochs=1", "--metric=accuracy", "--batch_size=1000"]])
 def test_one_step_with_a_learning_rate_without_sense(flags, tmp_path):
-    """All weights are finite after it; no output is, and no policy is saved. (The policy needs two steps, as its
-    last layer begins at zero.)"""
+    """All weights are finite after it; no output is, and no policy is saved. (The policy, whose last layer
+    begins at zero, needs two steps.)"""
     result = call("train_nmg.py", *SMALL, "--episodes=1", *flags, "--out=o", cwd=tmp_path)
     assert result.returncode == 2 and "became infinite or NaN; a smaller learning rate" in result.stderr
     assert not (tmp_path / "o/policy.safetensors").exists() and not (tmp_path / "o/metrics.jsonl").exists()

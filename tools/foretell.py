@@ -5,8 +5,8 @@
 
 A policy is learned anew from each run's plays (train_nmg.Learner). Of every play of the other runs it then
 says how much it likes the mask: the mean standardised logit of the masked tokens. Printed is the correlation
-of that with the score, both minus their mean over the plays of the episode, for every pair of runs; of several
-seeds the mean. So a setting of the learner is judged by plays that it has not seen, and without playing.
+of that with the score, both minus their mean over the plays of the episode, for every pair of runs and
+averaged over seeds. So a setting of the learner is judged by plays that it has not seen, without playing.
 """
 import itertools
 from collections import defaultdict
