@@ -98,7 +98,8 @@ class Config(PlayConfig):
                                     # paper has 10)
     minibatch: int = 64             # blocks with all their actions (with --paper: actions)
     entropy_coef: float = 0.01      # higher values explore longer; falling entropy alone shows no learning
-    save_every: int = 10            # episodes between two pictures (with --paper: and checkpoints)
+    save_every: int = 10            # episodes between two pictures (with --paper: and checkpoints), unless
+                                    # five minutes are over before
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
     # without --paper
     sharpness: float = SHARPNESS    # standard deviation of a block's logits, by which tokens are drawn
@@ -339,12 +340,23 @@ class Learner:
 
 # ---------------------------------------------------------------- the outer loop
 
+# With slow episodes there are a picture (and with --paper a checkpoint) at least as often, in seconds.
+SAVE_SECONDS = 300
+
+
 def won_lost(metrics: list[dict]) -> str:
     """The record of the learner's plays, in which it explores (its policy plus the episode's direction),
     against random, where it played, too."""
     played = [m for m in metrics if "random_score" in m]
     ahead = np.array([m["learner_score"] - m["random_score"] for m in played])
     return f"won {sum(ahead > 0)}, lost {sum(ahead < 0)}, tied {sum(ahead == 0)} against random"
+
+
+def progress(metrics: list[dict]) -> str:
+    """What the bar shows: the scores of the last episode, and the learner's record."""
+    last = metrics[-1]
+    scores = [f"{name} {last[f'{name}_score']:.4g}" for name in PLAYERS if f"{name}_score" in last]
+    return f"{', '.join(scores)}; learner {won_lost(metrics)}"
 
 
 def inner_loops(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], task: ModuleType,
@@ -424,6 +436,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
     if len(metrics) > cfg.episodes:
         raise UserError(f"--episodes={cfg.episodes}: {folder} holds {len(metrics)} already; give more")
     bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not is_main)
+    saved = time.monotonic()
 
     for number in bar:
         started = time.monotonic()
@@ -463,8 +476,10 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             metrics.append(log | {"seconds": time.monotonic() - started})
             save_episode(file_of(folder, number + 1), episode, metrics[-1])
             runs.append_row(folder / "metrics.jsonl", metrics[-1])
-            bar.set_postfix_str(f"learner {won_lost(metrics)}")
-            if (number + 1) % cfg.save_every == 0 or number + 1 == cfg.episodes:
+            bar.set_postfix_str(progress(metrics))
+            is_due = (number + 1) % cfg.save_every == 0 or time.monotonic() - saved >= SAVE_SECONDS
+            if is_due or number + 1 == cfg.episodes:
+                saved = time.monotonic()
                 curves(metrics, folder / "curves.png")
                 if cfg.paper:
                     learner.save_checkpoint(folder / "checkpoint.pt", learners_lm, metrics)

@@ -682,6 +682,9 @@ def test_learning_curves_where_random_plays_some_episodes(tmp_path, shown):
     assert {tuple(line.get_xdata()) for line in regret.lines} == {(1, 3)}
     assert lines_of(scores)["random"] == [0.5, 0.5] and lines_of(scores)["opponent"] == [0.7, 0.9, 0.8]
     assert train_nmg.won_lost(records) == "won 0, lost 2, tied 0 against random"
+    # The bar shows who played the last episode.
+    assert train_nmg.progress(records[:2]) == "opponent 0.9, learner 0.1; learner " + train_nmg.won_lost(
+        records[:2])
 
 
 def test_learning_curves_without_an_opponent(tmp_path, shown):

@@ -862,6 +862,22 @@ def test_help_shows_the_values_that_differ_between_tasks(kind, task):
         assert type(value)(shown) == value, line
 
 
+@pytest.mark.parametrize(("seconds", "pictures"), [(0, [1, 2, 3]), (300, [2, 3])])
+def test_slow_episodes_have_more_pictures(seconds, pictures, tmp_path, monkeypatch):
+    """And in the paper's form as many checkpoints."""
+    shown = []
+    monkeypatch.setattr(train_nmg, "SAVE_SECONDS", seconds)
+    monkeypatch.setattr(train_nmg, "curves", lambda metrics, _: shown.append(len(metrics)))
+    saved = []
+    monkeypatch.setattr(paper_form.Agents, "save_checkpoint", lambda *args: saved.append(len(args[3])))
+    result = call("train_nmg.py", *IN_PAPERS_FORM, "--episodes=3", "--save_every=2", "--mlm_epochs=1",
+                  "--out=o", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert shown == saved == pictures
+    last = runs.read_rows(tmp_path / "o/metrics.jsonl")[-1]
+    assert f"learner {last['learner_score']:.4g}; learner won" in result.stderr
+
+
 def test_what_a_policy_was_trained_on(finished):
     about = runs.read_run(finished[0] / "o")["settings"]
     world = data_prep.load("toycls", toy.tokenizer())
