@@ -6,11 +6,16 @@
 #   CLS=my.csv LMS=roberta-base MASKERS="none random whole tfidf" SEEDS="0 1 2 3 4 5 6 7 8 9" bash run_all.sh
 #   bash run_all.sh --list              prints what is left, for a scheduler: policies (must end first), rows;
 #                                       and, on stderr, what they cost
+#   bash run_all.sh --download          only fetches and prepares the data sets, and fetches the LMs: on a
+#                                       login node, for jobs without a network (HF_HUB_OFFLINE=1)
 #
 # A folder with run.json is finished and is skipped: other flags, data, or code need another OUT.
 # Environment variables choose what is run. Lists are separated by spaces:
-#   QA, CLS        data sets of each task, names or paths; if only one of the two is set, the other is empty
-#   LMS, SEEDS     LMs and seeds
+#   QA, CLS        data sets of each task, names or paths; if only one of the two is set, the other is empty.
+#                  Without both all of the paper's but emrqa, which needs an agreement:
+#                  QA="squad emrqa newsqa" CLS="chemprot imdb"
+#   LMS, SEEDS     LMs and seeds. The paper has three seeds, which can show nothing; docs/results.md says what
+#                  more of them cost
 #   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
 #                  are masked), sampled (tokens are drawn from the same policy), nmg-paper (the paper's form),
 #                  nmg-alone and nmg-fresh (the same without self-play, or continual adaptation: table 3);
@@ -21,7 +26,7 @@
 #   OUT            where everything goes
 #   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; the flags of a
 #                  row, and those that make a policy nmg-paper, -alone or -fresh, override them
-#
+
 # shellcheck disable=SC2016,SC2086       # lists are split at spaces
 # -f: a * in a name is no pattern
 set -ef
@@ -30,6 +35,11 @@ fail() {
     echo "error: $*" >&2
     exit 2
 }
+if [[ $* = --help || $* = -h ]]; then
+    # The comment above.
+    awk 'NR == 1 {next} !/^#/ {exit} {print substr($0, 3)}' "$0"
+    exit
+fi
 
 # ---------------------------------------------------------------- defaults and checks
 [[ $QUICK = [01] || -z $QUICK ]] || fail "QUICK=$QUICK: must be 1 or 0"
@@ -40,11 +50,12 @@ if [ "$QUICK" ]; then
     # With so few validation examples accuracies often tie, and a tie rewards nothing.
     NMG_FLAGS=${NMG_FLAGS:-"--episodes=2 --metric=likelihood"}
 fi
-[ "${QA+set}${CLS+set}" ] || QA="squad emrqa newsqa" CLS="chemprot imdb"
+[ "${QA+set}${CLS+set}" ] || QA="squad newsqa" CLS="chemprot imdb"
 SEEDS=${SEEDS:-0 1 2} POLICIES=${POLICIES:-3} JOBS=${JOBS:-1} OUT=${OUT:-runs/tables} PYTHON=${PYTHON:-python}
 PROCESSES=${PROCESSES:-1}
 
-[[ -z $* || $* = --list ]] || fail "$*: give --list or nothing; all else are environment variables"
+[[ -z $* || $* = --list || $* = --download ]] ||
+    fail "$*: give --list, --download, --help or nothing; all else are environment variables"
 [[ $JOBS:$POLICIES =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "JOBS=$JOBS, POLICIES=$POLICIES: must be 1 or more"
 [[ $PROCESSES = [1-3] ]] || fail "PROCESSES=$PROCESSES: must be 1, 2 or 3, as there are three plays"
 [[ $SEEDS != *[!0-9[:space:]]* ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
@@ -53,6 +64,41 @@ for list in "$QA" "$CLS" "$LMS"; do
     [[ $list != *[[:space:]]* || ! -e $list ]] || fail "$list: names in lists must be without spaces"
 done
 [[ $OUT$PYTHON$here != *[[:space:]~]* ]] || fail "OUT, PYTHON and this path must be without spaces or ~"
+
+all="none random whole span entity punct nmg sampled nmg-paper"
+# A control for learned maskers: random masks as few as theirs, for as many epochs.
+[ "$QUICK" ] || all="$all random,--p=0.05,--epochs=3"
+rows=(${MASKERS:-$all})
+for row in "${rows[@]}"; do
+    masker=${row%%,*}
+    # A name without : is a function of maskers.py, or a policy to be learned.
+    case $masker in
+        nmg | sampled | nmg-paper | nmg-alone | nmg-fresh) ;;
+        *.py:*) [[ -e ${masker%:*} || $1 ]] || fail "MASKERS=$masker: no such file: ${masker%:*}" ;;
+        *:*) ;;
+        *) grep -qs "^def $masker(" $here/maskers.py || fail "MASKERS=$masker: no such masker. Allowed:" \
+            "nmg sampled nmg-paper nmg-alone nmg-fresh FILE.py:function nmg:FOLDER sampled:FOLDER" \
+            $(awk '/^@register/ {getline; print $2}' $here/maskers.py | sed 's/(.*//') ;;
+    esac
+done
+qa_lms=${LMS:-bert-base-uncased distilbert-base-uncased} cls_lms=${LMS:-bert-base-uncased}
+
+if [ "$1" = --download ]; then
+    # LMS DATASETS: fetches them
+    download() {
+        for lm in $1; do
+            for data in $2; do
+                $PYTHON $here/data_prep.py "--dataset=$data" "--lm=$lm"
+            done
+            [ -z "$2" ] || PYTHONPATH=$here $PYTHON -c \
+                'import sys; from nmg.models import load_lm; load_lm(sys.argv[1])' "$lm"
+        done
+    }
+    download "$qa_lms" "$QA"
+    download "$cls_lms" "$CLS"
+    exit
+fi
+
 settings="pretrain: $PRETRAIN_FLAGS; finetune: $FINETUNE_FLAGS; nmg: $NMG_FLAGS; policies: $POLICIES"
 mkdir -p $OUT/logs
 [ -e $OUT/settings ] || echo "$settings" > $OUT/settings
@@ -120,13 +166,10 @@ table() {
     done; done; done; done
 }
 
-all="none random whole span entity punct nmg sampled nmg-paper"
-# A control for learned maskers: random masks as few as theirs, for as many epochs.
-[ "$QUICK" ] || all="$all random,--p=0.05,--epochs=3"
 # 1: question answering, EM / F1; 2: classification, accuracy; 3: ablations, on the last of QA
 commands=$(
-    table finetune_qa.py "${LMS:-bert-base-uncased distilbert-base-uncased}" "$QA" "${MASKERS:-$all}"
-    table finetune_cls.py "${LMS:-bert-base-uncased}" "$CLS" "${MASKERS:-$all}"
+    table finetune_qa.py "$qa_lms" "$QA" "${rows[*]}"
+    table finetune_cls.py "$cls_lms" "$CLS" "${rows[*]}"
     [ "$MASKERS" ] || table finetune_qa.py "${LMS:-distilbert-base-uncased}" "${QA##* }" "nmg-alone nmg-fresh"
 )
 # What tells the commands that learn a policy from those of a row.
@@ -134,10 +177,25 @@ learns="/train_nmg.py --dataset=" scores=" --row="
 # LEARNS or SCORES: prints these commands, each once
 left() { grep -e "$1" <<< "$commands" | awk '!seen[$0]++'; }
 
+# ---------------------------------------------------------------- what will be run, and what it costs
+n_seeds=$(wc -w <<< "$SEEDS")
+# A sign-flip test of so many rows against random needs 2 / 2^seeds <= .05 / rows (report.py).
+least=1
+while [[ " ${rows[*]} " = *" random "* ]] && ((2**least < 40 * (${#rows[@]} - 1))); do
+    least=$((least + 1))
+done
+{
+    echo "question answering: ${QA:-nothing (QA is ${QA-not set})}; classification: ${CLS:-nothing (CLS is" \
+        "${CLS-not set})}; rows: ${rows[*]}"
+    [ $n_seeds -ge $least ] || echo "$n_seeds seeds can show nothing: a comparison of ${#rows[@]} rows" \
+        "needs $least (docs/results.md says what they cost)"
+    [ $n_seeds -le $POLICIES ] || [ -z "$(left "$learns")" ] ||
+        echo "$n_seeds seeds share $POLICIES policies: nothing will be claimed of learned masks"
+    $PYTHON $here/tools/cost.py <<< "$commands"
+} >&2
 if [ "$1" ]; then
     left "$learns"
     left "$scores"
-    $PYTHON $here/tools/cost.py <<< "$commands" >&2
     exit
 fi
 
@@ -147,20 +205,35 @@ cores=$(getconf _NPROCESSORS_ONLN)
 [ $JOBS = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > JOBS ? cores / JOBS : 1))}
 export OUT
 
-# Runs the commands that it reads, each with a log named like what it makes. If one fails, the rest go on.
+# KIND TOTAL: runs the commands that it reads, each with a log named like what it makes, and says how far it
+# is. If one fails, the rest go on.
 run() {
-    tr "\n" "\0" | xargs -0 -r -n 1 -P $JOBS bash -c '
-        log=$OUT/logs/$(basename "${1##*--out=}").log
-        echo "$(date +%T) $log"
-        echo "$1" > "$log"
-        eval "$1" >> "$log" 2>&1 ||
-            echo "FAILED ($?): $log: $(tail -n 1 "$log")" | tee -a "$OUT/logs/failed" >&2' "$0"
+    export kind=$1 total=$2 began=$(date +%s)
+    : > $OUT/logs/ended                         # a line for each command that has ended
+    number=0
+    while IFS= read -r command; do
+        number=$((number + 1))
+        printf "%s\0" $number "$command"
+    done | xargs -0 -r -n 2 -P $JOBS bash -c '
+        log=$OUT/logs/$(basename "${2##*--out=}").log
+        ended=$(wc -l < "$OUT/logs/ended")
+        left=""
+        if [ $ended -gt 0 ]; then
+            minutes=$((($(date +%s) - began) * (total - ended) / ended / 60))
+            left=", about $minutes min left"
+            [ $minutes -lt 120 ] || left=", about $((minutes / 60)) h left"
+        fi
+        echo "$(date +%T) $kind $1 of $total$left: $log"
+        echo "$2" > "$log"
+        eval "$2" >> "$log" 2>&1 ||
+            echo "FAILED ($?): $log: $(tail -n 1 "$log")" | tee -a "$OUT/logs/failed" >&2
+        echo >> "$OUT/logs/ended"' "$0"
 }
-# LEARNS or SCORES: runs these commands in a process group of their own (set -m), so that Ctrl-C, SIGTERM and
-# a closed terminal end all of them with this script.
+# LEARNS or SCORES, KIND: runs these commands in a process group of their own (set -m), so that Ctrl-C,
+# SIGTERM and a closed terminal end all of them with this script.
 run_left() {
     set -m
-    left "$1" | run &
+    left "$1" | run $2 "$(left "$1" | wc -l)" &
     set +m
     trap "kill -- -$(jobs -p); exit 130" INT TERM HUP
     wait
@@ -169,11 +242,15 @@ run_left() {
 echo "$(left "$learns" | wc -l) policies and $(left "$scores" | wc -l) rows are left"
 rm -f $OUT/logs/failed
 # Policies first, as rows mask with them.
-run_left "$learns"
-run_left "$scores"
+run_left "$learns" policy
+run_left "$scores" row
 $PYTHON $here/report.py --results=$OUT/results.jsonl || echo "FAILED: report.py" >> $OUT/logs/failed
-# Printed last, where one looks first: the warnings in the logs with counts, and what failed.
-grep -rhs "^WARNING" $OUT/logs | sort | uniq -c >&2
+# Printed last, where one looks first: each warning in the logs, once for all rows of a table, and what
+# failed. (A log begins with its command.)
+find $OUT/logs -name "*.log" -exec awk '
+    FNR == 1 {match($0, /--dataset=[^ ]* --lm=[^ ]*/); table = substr($0, RSTART, RLENGTH)}
+    /^WARNING/ {count[$0 " (" table]++}
+    END {for (warning in count) print warning ", " count[warning] " times)"}' {} + | sort >&2
 if [ -e $OUT/logs/failed ]; then
     echo "the same command runs these again:" >&2
     cat $OUT/logs/failed >&2
