@@ -26,6 +26,11 @@ READING = """- Mean ± standard deviation over seeds. hours: median of a seed, w
   .05 / rows). What seeds show holds for these examples, which all of them share. withheld: seeds that share a
   pre-training or a policy are no independent trials of a masker (`POLICIES` of run_all.sh). A checksum behind
   the name of data or an LM: they were edited between two lines, and so these are not compared."""
+# Rows as the paper's tables call them. Its NMG is our nmg-paper; the others are our form, and ablations.
+PAPER_ROWS = {"none": "No PT", "random": "Random", "whole": "Whole", "span": "Span", "entity": "Entity",
+              "punct": "Punct.", "nmg-paper": "NMG (the paper's form)", "nmg-alone": "NMG w/o self-play",
+              "nmg-fresh": "NMG w/o continual adaptation", "nmg": "NMG (ours)",
+              "sampled": "NMG (ours, drawn)"}
 # Settings that say where things lie, or that a table shows by itself, and so are not compared.
 NOT_COMPARED = {"masker", "dataset", "lm", "split", "spacy_model", "eval_every", "weights"}
 # Settings that a table names, where they are set.
@@ -46,6 +51,7 @@ class Config:
     results: str = "results.jsonl"  # lines of the finetune scripts; several files, comma-separated
     split: str | None = None        # lines of this split only: test, dev, val; None: test, or what there is
     plan: float | None = None       # points: says how many seeds would find such a difference
+    paper: bool = False             # True: before all else the tables as the paper prints them
     primary: str | None = None      # the row whose test was fixed in advance, so that its p is not corrected
     out: str | None = None          # folder of results.md and pictures; None: report, beside results
 
@@ -397,6 +403,49 @@ def markdown_table(table: pd.DataFrame) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
+def paper_column(lines: pd.DataFrame, metrics: tuple[str, ...]) -> pd.Series:
+    """The scores of one data set and LM, a row each, as the paper prints them: means ± standard deviations,
+    "80.63±.32 / 88.18±.25"; of each metric the best is bold, and the second best underlined."""
+    columns = []
+    for metric in metrics:
+        scores = scores_of(lines, metric)
+        mean = scores.mean(axis=1).round(2)
+        text = formatted(mean, "{:.2f}").add(formatted(scores.std(axis=1), "±{:.2f}"), fill_value="")
+        text = text.str.replace("±0.", "±.")
+        place = mean.rank(ascending=False, method="dense")
+        text = text.mask(place == 1, "**" + text + "**").mask(place == 2, "<u>" + text + "</u>")
+        columns.append(text.reindex(scores.index, fill_value="-"))
+    return columns[0].str.cat(columns[1:], sep=" / ")
+
+
+def printed_metrics(metrics: list[str]) -> tuple[str, ...]:
+    """Those that the paper prints, which are without macro F1; of a task that it does not have, all."""
+    known = set(PAPER.index.get_level_values("metric"))
+    return tuple(name for name in metrics if name in known) or tuple(metrics)
+
+
+def paper_tables(lines: pd.DataFrame) -> list[str]:
+    """A table for each kind of task, which is told by its metrics, as the paper prints them: a column for
+    each data set, and for each LM a block of rows."""
+    page = []
+    known = PAPER.index.get_level_values("dataset").unique()
+    for metrics, of_task in lines.groupby(lines["metrics"].map(printed_metrics)):
+        datasets = set(of_task["dataset"])
+        datasets = [name for name in known if name in datasets] + sorted(datasets.difference(known))
+        rows = [[" ", *map(escaped, datasets)], ["---"] * (1 + len(datasets))]
+        for lm, of_lm in of_task.groupby("lm"):
+            rows.append([f"*{escaped(lm)}*", *[" "] * len(datasets)])
+            # Columns find their rows by name.
+            table = pd.DataFrame(index=of_lm["row"].unique())
+            for dataset, of_dataset in of_lm.groupby("dataset"):
+                table[dataset] = paper_column(of_dataset, metrics)
+            for row, cells in table.reindex(columns=datasets).fillna("-").iterrows():
+                rows.append([escaped(PAPER_ROWS.get(row, row)), *cells])
+        page.append(f"## {escaped(' / '.join(metrics))}, as the paper prints it")
+        page.append("\n".join(f"| {' | '.join(cells)} |" for cells in rows))
+    return page
+
+
 def forest(compared: dict[str, pd.DataFrame], title: str, file: Path) -> None:
     """Differences to random with their intervals: a panel per metric, all rows of several seeds."""
     n_rows = max(len(found) for found in compared.values())
@@ -422,6 +471,9 @@ def main(cfg: Config) -> None:
     known = set(all_lines["row"]) - {"random"}
     if cfg.primary and cfg.primary not in known:
         raise UserError(f"--primary={cfg.primary}: no such row{runs.nearest(cfg.primary, known)}")
+    if cfg.paper:
+        page += paper_tables(all_lines)
+    made = ["results.md"]
     for (dataset, lm), lines in all_lines.groupby(["dataset", "lm"]):
         title = f"{dataset}, {lm}"
         page.append(f"## {escaped(title)}")
@@ -435,6 +487,7 @@ def main(cfg: Config) -> None:
             picture = re.sub(r"[^\w.-]+", "-", f"forest-{dataset}-{lm}.png")
             forest(compared, title, Path(cfg.out, picture))
             page.append(f"![Differences to random]({picture})")
+            made.append(picture)
         for metric, found in compared.items():
             page.append(markdown_table(score_table(lines, metric, found)))
             page.append(conclusion(found, metric, sharing(lines)))
@@ -444,6 +497,7 @@ def main(cfg: Config) -> None:
     with runs.atomic_write(Path(cfg.out, "results.md")) as partial:
         partial.write_text(text, encoding="utf-8")
     print(text)
+    print(f"saved {cfg.out}: {', '.join(made)}")
 
 
 if __name__ == "__main__":

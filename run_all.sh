@@ -244,7 +244,8 @@ rm -f $OUT/logs/failed
 # Policies first, as rows mask with them.
 run_left "$learns" policy
 run_left "$scores" row
-$PYTHON $here/report.py --results=$OUT/results.jsonl || echo "FAILED: report.py" >> $OUT/logs/failed
+# Tables, also as the paper prints them, and pictures, whose names stand in its last line.
+$PYTHON $here/report.py --results=$OUT/results.jsonl --paper=True || echo "FAILED: report.py" >> $OUT/logs/failed
 # Printed last, where one looks first: each warning in the logs, once for all rows of a table, and what
 # failed. (A log begins with its command.)
 find $OUT/logs -name "*.log" -exec awk '

@@ -460,6 +460,32 @@ def test_policies_of_one_row_that_were_learned_in_other_ways(tmp_path):
     assert notes_of(tmp_path)[1] == ["- pretraining.policy.paper differs: False (nmg), True (nmg)."]
 
 
+def test_the_papers_layout(tmp_path):
+    """A table for each kind of task; of each data set and LM the best is bold, the second best underlined."""
+    for seed in (0, 1):
+        for masker, (em, f1) in {"none": (80, 90), "random": (81, 89), "my|f": (79, 90)}.items():
+            add(tmp_path, masker, seed, (em + seed, f1), "squad", "bert", {"data": "a"})
+            add(tmp_path, masker, seed, (em - 10.125, f1 - 10), "newsqa", "bert", {"data": "b"})
+        add(tmp_path, "none", seed, (70.0, 80.0), "newsqa", "distil", {"data": "b"})
+        add(tmp_path, "whole", seed, 75.0, "chemprot", "bert", {"data": "c"})
+    made = call("report.py", "--paper", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    title = "## em / f1, as the paper prints it\n\n"
+    assert made.stdout.partition(title)[2].partition("\n\n")[0].splitlines() == [
+        "|   | squad | newsqa |",
+        "| --- | --- | --- |",
+        "| *bert* |   |   |",
+        "| No PT | <u>80.50±.71</u> / **90.00±.00** | <u>69.88±.00</u> / **80.00±.00** |",
+        "| Random | **81.50±.71** / <u>89.00±.00</u> | **70.88±.00** / <u>79.00±.00</u> |",
+        "| my\\|f | 79.50±.71 / **90.00±.00** | 68.88±.00 / **80.00±.00** |",
+        "| *distil* |   |   |",
+        "| No PT | - | **70.00±.00** / **80.00±.00** |"]
+    assert "## accuracy, as the paper prints it\n\n|   | chemprot |\n" in made.stdout
+    assert "as the paper prints it" not in call("report.py", cwd=tmp_path).stdout
+    last = "saved report: results.md, forest-newsqa-bert.png, forest-squad-bert.png"
+    assert made.stdout.splitlines()[-1] == last
+
+
 def test_settings_that_differ_are_named_with_their_rows(tmp_path):
     """Also where only the seeds of one row differ in them."""
     for seed in range(2):
@@ -840,7 +866,8 @@ def test_the_script(study):
     assert result.returncode == 0, result.stderr
     page = (study / "some/where/results.md").read_text()
     picture = "forest-chemprot-bert-base-uncased.png"
-    assert result.stdout.strip() == page.strip()
+    text, _, last = result.stdout.strip().rpartition("\n")
+    assert text.strip() == page.strip() and last == f"saved some/where: results.md, {picture}"
     command = "python report.py --results=results.jsonl --out=some/where"
     assert page.startswith(f"Made by `{command}`.\n")
     assert f"]({picture})" in page
@@ -873,6 +900,7 @@ def test_the_committed_report_is_made_from_the_committed_results(tmp_path):
     now = (tmp_path / "results.md").read_text().splitlines()
     # The first line names --out.
     assert here[0] == f"Made by `python report.py {' '.join(flags)} --out=docs`."
-    assert here[1:] == now[1:]
+    # And below it stands what is written by hand.
+    assert here[1:len(now)] == now[1:] and here[len(now) + 1].startswith("## What would it cost")
     for picture in tmp_path.glob("*.png"):
         assert (ROOT / "docs" / picture.name).exists()
