@@ -35,7 +35,7 @@ import data_prep
 import maskers
 import report
 import train_nmg
-from nmg import runs, sources, toy
+from nmg import loop, runs, sources, toy
 from nmg.data import cut_docs
 from nmg.loop import torch_seed
 from nmg.policies import SHARPNESS, Policy
@@ -247,6 +247,8 @@ def run(study: Study) -> None:
             if job in policies:
                 train_nmg.main(replace(study.learn, seed=int(job.rpartition("-")[2]), out=job))
                 ready.add(job)
+                # Learning may have other flags.
+                loop.use_fast_path(cfg.fast)
                 # The time of learning says nothing about that of plays.
                 bar.unpause()
                 continue
@@ -331,7 +333,7 @@ def main(cfg: Config) -> None:
         raise UserError("--plan=FILE.toml is needed: what is fixed in advance (results/plans has examples)")
     files = [Path(name) for name in cfg.plan.split(",")]
     if cfg.dataset and len(files) > 1:
-        raise UserError(f"--dataset={cfg.dataset}: is for one plan, and --plan names {len(files)}")
+        raise UserError(f"--dataset={cfg.dataset}: is for one plan, and --plan has {len(files)}")
     # All plans are read before the first play, as a mistake in the last one should not show after days.
     studies = [read_plan(file, cfg) for file in files]
     for study in studies:
