@@ -303,8 +303,8 @@ def show(study: Study) -> pd.Series:
     p = report.formatted(compared["p"], "{:.2g}").reindex(compared.index, fill_value="too few seeds")
     better = (d > 0).sum(axis=1).astype(str) + " of " + d.count(axis=1).astype(str)
     needed = {row: report.seeds_needed(found, 1) for row, found in compared.iterrows()}
-    more = pd.DataFrame({"p": p, "seeds better": better, "seeds for 1 point": needed}, index=table.index)
-    table = table.join(more.fillna("-"))
+    more = {"p": p, "seeds better": better, "seeds for 1 point": needed}
+    table = table.join(pd.DataFrame(more, table.index, dtype=object).fillna("-"))
     print(f"\nPlan {study.file} ({last_changed(study.file)}); the first play ended {lines['ended'].min()}:\n")
     for line in study.file.read_text(encoding="utf-8").strip().splitlines():
         print(f"    {line}".rstrip())
