@@ -300,9 +300,13 @@ def with_docs(records: Iterable[dict], is_corpus: bool = False) -> Iterator[dict
         if doc is None and is_corpus:
             doc = i
         elif doc is None:
-            plain = re.sub(r"<<|>>|\[\[|\]\]|\s+", "", record["text"]).lower()
-            doc = seen.setdefault(hash(plain), i)
+            doc = seen.setdefault(hash(plain(record["text"])), i)
         yield record | {"doc": doc}
+
+
+def plain(text: str) -> str:
+    """What texts of one document have in common: a text without entity markers, white space and capitals."""
+    return re.sub(r"<<|>>|\[\[|\]\]|\s+", "", text).lower()
 
 
 def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[str], labels: list[str],

@@ -313,16 +313,19 @@ def conclusion(compared: pd.DataFrame, metric: str, shared: list[str]) -> str:
     return f"**{escaped(metric)}**: {escaped('; '.join(said))}." if said else ""
 
 
+def seeds_needed(found: pd.Series, points: float) -> str:
+    """How many seeds would find a difference of so many points with a row of `compare`, as text."""
+    n = least_seeds(found.tests)
+    while detectable(found.sd, n, found.tests) > points and n < 10_000:
+        n += 1
+    number = f"{n:g}" if n < 10_000 else "more than 10,000"
+    guess = f" (a guess, from {found.n:g} seeds)" if found.n < 6 else ""
+    return f"{number}{guess}"
+
+
 def planned(compared: pd.DataFrame, metric: str, points: float) -> str:
     """One sentence: how many seeds would find a difference, from the scatter so far."""
-    needed = []
-    for row, found in compared.iterrows():
-        n = least_seeds(found.tests)
-        while detectable(found.sd, n, found.tests) > points and n < 10_000:
-            n += 1
-        number = f"{n:g}" if n < 10_000 else "more than 10,000"
-        guess = f" (a guess, from {found.n:g} seeds)" if found.n < 6 else ""
-        needed.append(f"{row} {number}{guess}")
+    needed = [f"{row} {seeds_needed(found, points)}" for row, found in compared.iterrows()]
     return (f"Seeds that would find {points:g} points of {metric} (power .8, a t test at 5 % / "
             f"rows): {', '.join(needed) or 'no row has two seeds in common with random'}.")
 

@@ -26,9 +26,10 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import typing
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -37,14 +38,14 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 # What the flags of the project must be. A flag of another name may have any value, also 0 or less than 0.
-SHARES = {"p", "p_end", "val_share", "dev_share"}   # above 0 and at most 1
+SHARES = {"p", "p_end", "val_share", "dev_share", "new_share"}   # above 0 and at most 1
 AT_LEAST_ZERO = {
     "dropout", "episodes", "ft_lr", "lr", "mlm_lr", "noise", "rl_lr", "seed", "sharpness", "uniform_episodes",
     "weight_decay"}
 AT_LEAST_ONE = {
     "batch_size", "contexts", "docs", "epochs", "eval_every", "examples", "ft_epochs",
     "ft_max_len", "labelled", "max_answer", "max_len", "max_steps", "micro_batch", "minibatch",
-    "mlm_epochs", "random_every", "replay_size", "replay_tokens", "save_every", "seeds",
+    "mlm_epochs", "policies", "random_every", "replay_size", "replay_tokens", "save_every", "seeds",
     "updates_per_episode", "validation"}
 # The beginning of a file that git has not fetched.
 LFS_POINTER = b"version https://git-lfs"
@@ -316,6 +317,37 @@ def locked(path: Path) -> Iterator[None]:
         raise unwritable(path, f"{lock}: {e.strerror}") from None
     with held:
         yield
+
+
+def shared(jobs: Iterable[Hashable], done: Callable[[], set], locks: Path,
+           needs: dict[Hashable, set] | None = None) -> Iterator[Hashable]:
+    """Gives out the jobs that are not done, each to one of the processes that call this at the same time.
+    Ends when all jobs are done, also those that other processes are at work on.
+
+    A job has a lock, which is held until the loop asks for the next one. The system takes it back when a
+    process is killed, so that another one gets its job.
+
+    jobs: what json can write; done: gives those that are done by now; locks: the folder of the locks;
+    needs: job -> those that must be done before it"""
+    needs = needs or {}
+    # Makes the folder, or says in one sentence why it cannot.
+    target_of(locks / "any")
+    while True:
+        finished = done()
+        left = [job for job in jobs if job not in finished]
+        if not left:
+            return
+        for job in left:
+            if needs.get(job, set()) - finished:
+                continue
+            # Timeout: another process is at work on it.
+            with contextlib.suppress(Timeout), FileLock(locks / f"{digest(job)}.lock").acquire(timeout=0):
+                # Another process may have done it since it was looked up.
+                if job not in done():
+                    yield job
+                break
+        else:
+            time.sleep(1)
 
 
 def read_rows(file: Path) -> list[dict]:

@@ -1,0 +1,268 @@
+"""tools/study.py: a study by its plan, killed and resumed, by two processes, and plans that are wrong."""
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from conftest import ROOT, call, kill_when, write_rows
+
+import report
+import train_nmg
+from nmg import runs, sources
+from tools import study
+
+# A play of a second or less.
+FAST = "contexts = 30\ndocs = 6\nmlm_epochs = 1\nft_epochs = 1\n"
+ROWS = ("random", "punct", "sampled", "nmg", "mean", "untrained")
+PLAN = f"""policies = 2
+seeds = 2
+maskers = {list(ROWS)}
+[learn]
+episodes = 1
+{FAST}[play]
+val_share = 0.5
+{FAST}"""
+# Without policies.
+PLAYS = f"""policies = 1
+seeds = 3
+primary = 'punct'
+maskers = ['random', 'punct']
+[learn]
+episodes = 1
+[play]
+val_share = 0.5
+{FAST}"""
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "toy.toml").write_text(PLAN)
+    (tmp_path / "plays.toml").write_text(PLAYS)
+    return tmp_path
+
+
+def study_of(place, name="plays", *flags):
+    return call("tools/study.py", f"--plan={name}.toml", "--out=o", *flags, cwd=place)
+
+
+def lines_of(place, name="plays"):
+    return runs.read_rows(place / f"o/{name}/plays.jsonl")
+
+
+def plays_of(place, name="plays"):
+    """{(seed, row): accuracy}; no play is there twice."""
+    lines = lines_of(place, name)
+    plays = {(line["seed"], line["row"]): line["accuracy"] for line in lines}
+    assert len(plays) == len(lines)
+    return plays
+
+
+@pytest.mark.slow
+def test_a_study_of_the_toy_world(place, monkeypatch):
+    learned = []
+    main = train_nmg.main
+    monkeypatch.setattr(train_nmg, "main", lambda cfg: learned.append(cfg) or main(cfg))
+    result = study_of(place, "toy")
+    assert result.returncode == 0, result.stderr
+    # Policies are learned from one part of the documents and compared on the other.
+    assert [(cfg.dataset, cfg.seed, cfg.out) for cfg in learned] == [
+        ("toy-learn", 0, "o/toy/policy-0"), ("toy-learn", 1, "o/toy/policy-1")]
+    plays = plays_of(place, "toy")
+    assert set(plays) == set(itertools.product(range(2), ROWS))
+    used = {(line["seed"], line["row"]): line["masker"] for line in lines_of(place, "toy")}
+    assert [used[seed, "sampled"] for seed in range(2)] == [
+        "sampled:o/toy/policy-0", "sampled:o/toy/policy-1"]
+    assert used[1, "nmg"] == "nmg:o/toy/policy-1" and used[1, "untrained"] == "sampled:o/toy/untrained-1"
+    assert used[0, "mean"] == "sampled:o/toy/policy-0,o/toy/policy-1"
+
+    # The plan and its table.
+    assert "Plan toy.toml (not committed, last edited 20" in result.stdout
+    assert f"    {PLAN.splitlines()[0]}\n" in result.stdout
+    d = np.array([plays[seed, "untrained"] - plays[seed, "random"] for seed in range(2)])
+    row = re.search(r"^\| untrained \|.*$", result.stdout, re.MULTILINE)[0].split(" | ")
+    assert row[2] == f"{d.mean():+.2f}" and row[4:6] == ["too few seeds", f"{sum(d > 0)} of 2"]
+
+
+def test_parts_share_no_document_and_no_text(tmp_path):
+    """Two files number their documents alike; a text stands in many documents."""
+    for split, docs in (("train", range(40)), ("test", range(20, 60))):
+        rows = [{"text": f"{split} {doc} says this.", "label": "ab"[doc % 2], "doc": doc} for doc in docs]
+        rows += [{"text": f"<< Common >> text  {doc % 3}", "label": "a", "doc": doc} for doc in docs]
+        write_rows(tmp_path / f"data/{split}.jsonl", rows)
+    made = study.Study(tmp_path / "s.toml", study.Plan(dataset=str(tmp_path / "data"), splits="train,test"),
+                       None, None, tmp_path)
+    both = []
+    for _ in range(2):
+        study.divide(made)
+        parts = [sources.DATASETS[name]().splits["train"] for name in ("s-learn", "s-new")]
+        both.append(parts)
+    assert both[0] == both[1]
+    learn, new = parts
+    assert {row["doc"] for row in learn} & {row["doc"] for row in new} == set()
+    assert {row["text"] for row in learn} & {row["text"] for row in new} == set()
+    assert len({row["doc"] for row in learn + new}) == 60 and len(learn) == 80 and len(new) >= 30
+
+
+@pytest.mark.slow
+def test_a_killed_study_goes_on(place):
+    """Also with what the killed process was at work on; nothing is played twice."""
+    log = place / "o/plays/plays.jsonl"
+    kill_when(lambda: len(runs.read_rows(log)) >= 2, "tools/study.py", "--plan=plays.toml", "--out=o",
+              cwd=place, PYTHONPATH=str(ROOT))
+    before = runs.read_rows(log)
+    assert 2 <= len(before) < 6
+    result = study_of(place)
+    assert result.returncode == 0, result.stderr
+    assert lines_of(place)[:len(before)] == before
+    assert set(plays_of(place)) == set(itertools.product(range(3), ("random", "punct")))
+    # As if it had not been killed.
+    assert call("tools/study.py", "--plan=plays.toml", "--out=whole", cwd=place).returncode == 0
+    whole = {(line["seed"], line["row"]): line["accuracy"]
+             for line in runs.read_rows(place / "whole/plays/plays.jsonl")}
+    assert whole == plays_of(place)
+    # The same command prints the table again.
+    assert study_of(place).stdout.splitlines()[-3:] == result.stdout.splitlines()[-3:]
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work(place):
+    command = [sys.executable, "-m", "tools.study", "--plan=toy.toml", "--out=o"]
+    children = []
+    for _ in range(2):
+        children.append(subprocess.Popen(command, cwd=place, text=True, stdout=subprocess.PIPE,
+                                         stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}))
+    said = [child.communicate(timeout=300) for child in children]
+    assert [child.returncode for child in children] == [0, 0], said
+    assert set(plays_of(place, "toy")) == set(itertools.product(range(2), ROWS))
+    # Each policy was learned once, and both wait for the end, so that both tables are whole.
+    learned = Counter(re.findall(r"saved o/toy/(policy-\d)", said[0][0] + said[1][0]))
+    assert learned == {"policy-0": 1, "policy-1": 1}
+    tables = [out[out.index("\nPlan"):] for out, _ in said]
+    assert tables[0] == tables[1]
+
+
+def test_jobs_are_given_out_once(tmp_path):
+    """And one that waits for others comes after them; a job that another process does meanwhile is not done
+    again."""
+    done, given = set(), []
+    other = runs.shared(["a", "b", "c"], lambda: done, tmp_path / "locks")
+    assert next(other) == "a"
+    needs = {"c": {"a", "b"}}
+    for job in runs.shared(["c", "a", "b"], lambda: done, tmp_path / "locks", needs):
+        given.append(job)
+        done.add(job)
+        if job == "b":
+            # The other process finishes, or is killed.
+            other.close()
+    assert given == ["b", "a", "c"]
+
+
+@pytest.mark.filterwarnings("error:'str' is not supported")
+def test_a_plan_that_changed_after_the_first_play(place):
+    (place / "plays.toml").write_text(PLAYS.replace("seeds = 3", "seeds = 1"))
+    first = study_of(place)
+    assert first.returncode == 0, first.stderr
+    row = r"^\| punct \|.*\| one seed: no evidence \| - \| . of 1 \| - \|$"
+    assert re.search(row, first.stdout, re.MULTILINE)
+    before = lines_of(place)
+    (place / "plays.toml").write_text("# Comments may change.\n" + PLAYS.replace("seeds = 3", "seeds = 1"))
+    assert study_of(place).returncode == 0
+    (place / "plays.toml").write_text(PLAYS)
+    result = study_of(place)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert "plays.toml: the plan, its data or its LM changed after the first play" in result.stderr
+    assert "(plan.seeds=1 there, 3 here)" in result.stderr
+    assert lines_of(place) == before
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("policies = 1", "polices = 1", "plays.toml: unknown flag --polices; did you mean 'policies'? Allowed:"),
+    ("seeds = 3", "seeds = 'many'", "plays.toml: --seeds takes int, not 'many'"),
+    ("seeds = 3", "seeds = 0", "plays.toml: --seeds=0: must be 1 or more"),
+    ("seeds = 3", "seeds = ", "plays.toml: is not TOML"),
+    ("seeds = 3", "seeds = 1979-05-27", "plays.toml: seeds must be a text, a number, true, false, or a list"),
+    ("[learn]", "[lern]", "plays.toml: lern must be a text, a number, true, false, or a list of texts"),
+    ("[learn]", "learn = 3\n[lern]", "plays.toml"),
+    ("episodes = 1", "episods = 1", "plays.toml, [learn]: unknown flag --episods; did you mean 'episodes'?"),
+    ("episodes = 1", "seed = 1", "plays.toml, [learn]: seed is set by the study; leave it out"),
+    ("val_share = 0.5", "val_share = 2", "plays.toml, [play]: --val_share=2: a share must be above 0"),
+    ("'punct']", "'punkt']", "plays.toml: --masker=punkt: no such masker; did you mean 'punct'? Allowed:"),
+    ("['random', 'punct']", "'punct,rare'", "plays.toml: maskers=punct,rare: must hold random, and none"),
+    ("['random', 'punct']", "'random,punct,punct'", "must hold random, and none twice"),
+    ("primary = 'punct'", "primary = 'random'", "plays.toml: primary=random: is compared with random"),
+    ("primary = 'punct'", "splits = 'train,eval'", "splits=train,eval: toycls has no eval split"),
+    ("primary = 'punct'", "new_share = 1", "plays.toml: new_share=1.0: toycls has 24 documents with labels"),
+    ("primary = 'punct'", "metric = 'f1'", "--metric=f1: allowed are accuracy, macro_f1, likelihood"),
+    ("primary = 'punct'", "dataset = 'nowhere'", "--dataset=nowhere: no such file or folder"),
+])
+def test_wrong_plans(old, new, said, place):
+    """One sentence that names the key or the value, and no play."""
+    assert old in PLAYS
+    text = PLAYS.replace(old, new)
+    if "primary" in old and "primary" not in new:
+        text = "primary = 'punct'\n" + text
+    (place / "plays.toml").write_text(text)
+    result = study_of(place)
+    assert result.returncode == 2 and said in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr and result.stderr.count("\n") == 1
+    assert not (place / "o/plays/plays.jsonl").exists()
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    ([], "--plan=FILE.toml is needed"),
+    (["--plan=nowhere.toml"], "--plan=nowhere.toml: cannot be read (No such file or directory)"),
+    (["--plan=toy.toml,plays.toml", "--dataset=toyqa"], "--dataset=toyqa: is for one plan, and --plan has 2"),
+])
+def test_wrong_flags(flags, said, place):
+    result = call("tools/study.py", *flags, cwd=place)
+    assert result.returncode == 2 and said in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_primary_comparisons_of_several_studies(place):
+    (place / "other.toml").write_text(PLAYS.replace("seeds = 3", "seeds = 7\nseed = 20"))
+    (place / "plays.toml").write_text(PLAYS.replace("seeds = 3", "seeds = 6"))
+    result = call("tools/study.py", "--plan=plays.toml,other.toml", "--out=o", cwd=place)
+    assert result.returncode == 0, result.stderr
+    p = {}
+    for name in ("plays", "other"):
+        plays = plays_of(place, name)
+        d = [plays[seed, "punct"] - plays[seed, "random"] for seed, row in plays if row == "punct"]
+        p[name] = report.sign_flips(np.array(d))
+    low, high = sorted(p.values())
+    corrected = {low: min(1, 2 * low), high: min(1, max(2 * low, high))}
+    for name in p:
+        row = re.search(rf"^\| {name}, punct \|.*$", result.stdout, re.MULTILINE)[0].split(" | ")
+        assert row[3:] == [f"{p[name]:.2g}", f"{corrected[p[name]]:.2g} |"]
+
+
+def test_the_commit_of_a_plan(place):
+    def git(*args):
+        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", *args], cwd=place, check=True,
+                       capture_output=True)
+
+    file = place / "plays.toml"
+    assert study.last_changed(file).startswith("not committed, last edited 20")
+    git("init")
+    git("add", "plays.toml")
+    assert study.last_changed(file).startswith("not committed")
+    git("commit", "-m", "plan")
+    assert re.fullmatch(r"commit [0-9a-f]{7,} of 20\d\d-\d\d-\d\d \d\d:\d\d", study.last_changed(file))
+    file.write_text("# edited\n" + PLAYS)
+    assert study.last_changed(file).startswith("not committed")
+
+
+def test_the_plans_of_the_repository():
+    """They can be read; all have the same flags, but for data and how many texts are scored."""
+    plans = sorted((ROOT / "results/plans").glob("*.toml"))
+    assert len(plans) >= 5
+    for file in plans:
+        read = study.read_plan(file, study.Config())
+        assert read.plan.dataset in sources.DATASETS and read.learn.metric == "likelihood"
+        assert (read.play.ft_epochs, read.learn.ft_epochs, read.play.contexts) == (20, 5, 200)

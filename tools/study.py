@@ -1,0 +1,347 @@
+"""A study of a task by a plan that is fixed in advance: policies are learned from one part of its documents,
+and their masks are compared with random ones, and with those of other maskers, on the other part.
+
+    python -m tools.study --plan=results/plans/scicite-200.toml --lm=FOLDER
+    python -m tools.study --plan=results/plans/scicite-200.toml,results/plans/imdb-200.toml --lm=FOLDER
+
+A plan is a TOML file: the fields of `Plan` in this file, and two tables, [learn] with flags of train_nmg.py,
+and [play] with those of the plays that are compared (train_nmg.PlayConfig). All maskers of a seed share the
+sub-task, the head, the order and the corruption, as in tools/what_matters.py.
+
+A masker of a plan is any --masker, or
+    sampled      draws tokens from a policy; seed s has policy s % policies
+    nmg          takes the most probable tokens of that policy
+    mean         draws tokens from the mean of all policies
+    untrained    draws tokens from a policy that has learned nothing, another one for each of the policies
+
+OUT/NAME, the folder of a study, holds its policies (policy-0, ...) and a line for each play (plays.jsonl,
+which report.py reads, too). Killed and started again, a study goes on; several of these commands at once
+share its work. In the end it prints a table, and for several plans all primary comparisons, with p corrected
+by Holm's method.
+"""
+import contextlib
+import itertools
+import subprocess
+import time
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+import data_prep
+import maskers
+import report
+import train_nmg
+from nmg import loop, runs, sources, toy
+from nmg.data import cut_docs
+from nmg.loop import torch_seed
+from nmg.policies import SHARPNESS, Policy
+from nmg.runs import UserError
+from nmg.sources import Columns, Source
+from nmg.subtasks import SubTaskSampler
+from tools.what_matters import add_play, done_plays, locks_of, play, settings_of_plays, warn_of_commits
+
+# Names in a plan that stand for the masks of its policies (Study.masker).
+LEARNED = ("sampled", "nmg", "mean")
+
+
+@dataclass
+class Config:
+    plan: str | None = None         # TOML files, separated by commas
+    lm: str | None = None           # instead of the plan's lm
+    dataset: str | None = None      # instead of the plan's dataset, as where its copy lies elsewhere
+    out: str = "runs/studies"       # each study has a folder there, of the name of its plan
+
+
+@dataclass
+class Plan(Columns):
+    dataset: str = "toycls"         # a name or path (data_prep.py) of labelled texts; a corpus is not read
+    splits: str = "train"           # the splits to divide, such as train,dev,test
+    new_share: float = 0.5          # the share of their texts, whole documents, on which maskers are compared
+    lm: str = "tiny"
+    policies: int = 3               # how many are learned, with the seeds 0, 1, ...
+    maskers: str = "random,sampled,nmg,mean,untrained,whole,span,punct,tfidf,label,rare,difference"
+    primary: str = "sampled"        # the masker whose comparison with random is the primary one
+    metric: str = "accuracy"        # in which they are compared
+    seeds: int = 12                 # sub-tasks, on each of which every masker plays
+    seed: int = 0                   # the first of the seeds
+
+
+@dataclass
+class Study:
+    """A plan that was read and checked, with the flags of learning and of playing, and the study's folder."""
+    file: Path
+    plan: Plan
+    learn: train_nmg.Config
+    play: train_nmg.PlayConfig
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "plays.jsonl"
+
+    @property
+    def rows(self) -> list[str]:
+        return maskers.split_names(self.plan.maskers)
+
+    def masker(self, row: str, seed: int) -> str:
+        """The --masker of a row of the plan."""
+        number = seed % self.plan.policies
+        policies = [f"{self.folder}/policy-{i}" for i in range(self.plan.policies)]
+        stands_for = {
+            "sampled": f"sampled:{policies[number]}",
+            "nmg": f"nmg:{policies[number]}",
+            "mean": f"sampled:{','.join(policies)}",
+            "untrained": f"sampled:{self.folder}/untrained-{number}"}
+        return stands_for.get(row, row)
+
+
+# ---------------------------------------------------------------- the plan
+
+def read_plan(file: Path, cfg: Config) -> Study:
+    """Raises UserError, which names the key or value that is wrong, and what is allowed."""
+    try:
+        fields = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise UserError(f"--plan={file}: cannot be read ({e.strerror})") from None
+    except ValueError as e:
+        raise UserError(f"{file}: is not TOML ({e})") from None
+    tables = {name: fields.pop(name, {}) for name in ("learn", "play")}
+    folder = Path(cfg.out, file.stem)
+    plan = parsed(Plan, fields, str(file), {})
+    plan = replace(plan, lm=cfg.lm or plan.lm, dataset=cfg.dataset or plan.dataset)
+    # `divide` makes both data sets.
+    own = {"dataset": f"{file.stem}-learn", "lm": plan.lm, "seed": 0, "out": str(folder)}
+    learn = parsed(train_nmg.Config, tables["learn"], f"{file}, [learn]", own)
+    own = {"dataset": f"{file.stem}-new", "lm": plan.lm, "seed": 0, "metric": plan.metric}
+    play_flags = parsed(train_nmg.PlayConfig, tables["play"], f"{file}, [play]", own)
+    study = Study(file, plan, learn, play_flags, folder)
+    check_maskers(study)
+    return study
+
+
+def check_maskers(study: Study) -> None:
+    for row in study.rows:
+        try:
+            if row not in (*LEARNED, "untrained"):
+                maskers.find(row)
+        except UserError as e:
+            raise UserError(f"{study.file}: {e}; and {', '.join(LEARNED)}, untrained") from None
+    others = [row for row in study.rows if row != "random"]
+    # One random, and no other twice.
+    if len({*others, "random"}) < len(study.rows) or len(others) == len(study.rows):
+        raise UserError(f"{study.file}: maskers={study.plan.maskers}: must hold random, and none twice")
+    primary = study.plan.primary
+    if primary not in others:
+        raise UserError(f"{study.file}: primary={primary}: is compared with random, and must be one of the "
+                        f"other maskers{runs.nearest(primary, others)}")
+
+
+def parsed(config: type, fields: dict, where: str, own: dict) -> object:
+    """A dataclass from a table of a plan, whose fields are checked as the flags of a command line are.
+
+    own: fields that the study sets itself"""
+    if not isinstance(fields, dict):
+        raise UserError(f"{where}: must be a table of flags")
+    flags = [f"--{name}={value}" for name, value in own.items()]
+    for name, value in fields.items():
+        if name in own:
+            raise UserError(f"{where}: {name} is set by the study; leave it out")
+        if isinstance(value, list):
+            value = ",".join(map(str, value))
+        if not isinstance(value, str | int | float):
+            raise UserError(f"{where}: {name} must be a text, a number, true, false, or a list of texts")
+        flags.append(f"--{name}={value}")
+    # The toy world's values are those of train_nmg.py.
+    tiny = {} if config is Plan else toy.TRAIN_NMG
+    try:
+        return runs.parse_flags(config, flags, tiny)
+    except UserError as e:
+        raise UserError(f"{where}: {e}") from None
+
+
+def last_changed(file: Path) -> str:
+    """When a plan was last changed: its commit, or "not committed"."""
+    def git(*args):
+        return subprocess.run(["git", *args, "--", file.name], cwd=file.resolve().parent, capture_output=True,
+                              text=True).stdout.strip()
+
+    last = edits = ""
+    # Git may not be installed.
+    with contextlib.suppress(OSError):
+        last = git("log", "-1", "--format=commit %h of %cd", "--date=format:%Y-%m-%d %H:%M")
+        edits = git("status", "--porcelain")
+    if last and not edits:
+        return last
+    edited = time.localtime(file.stat().st_mtime)
+    return f"not committed, last edited {time.strftime('%Y-%m-%d %H:%M', edited)}"
+
+
+# ---------------------------------------------------------------- the two parts of the documents
+
+def divide(study: Study) -> None:
+    """Makes two data sets of the plan's documents, NAME-learn and NAME-new, always in the same way. Raises
+    UserError."""
+    plan = study.plan
+    source = sources.find_source(plan.dataset)
+    source.columns = Columns(plan.text, plan.label, plan.doc)
+    records = []
+    for split in plan.splits.split(","):
+        if split not in source.splits:
+            known = [name for name in source.splits if name != "corpus"]
+            raise UserError(f"{study.file}: splits={plan.splits}: {plan.dataset} has no {split} split"
+                            f"{runs.nearest(split, known)}")
+        records += source.records(split)
+    gold = [record for record in data_prep.with_docs(records) if record.get("label") or record.get("qas")]
+    docs = np.array([record["doc"] for record in gold])
+    is_new = cut_docs(docs, plan.new_share)
+    if is_new.all() or not is_new.any():
+        raise UserError(f"{study.file}: new_share={plan.new_share}: {plan.dataset} has "
+                        f"{len(np.unique(docs))} documents with labels, too few for two parts")
+    parts = {"learn": [], "new": []}
+    for record, new in zip(gold, is_new, strict=True):
+        parts["new" if new else "learn"].append(record)
+    # Where documents have numbers, two of them may hold the same text.
+    known = {data_prep.plain(record["text"]) for record in parts["learn"]}
+    parts["new"] = [record for record in parts["new"] if data_prep.plain(record["text"]) not in known]
+    for name, part in parts.items():
+        part_of_study = Source({"train": part}, kind=source.kind)
+        sources.DATASETS[f"{study.file.stem}-{name}"] = lambda made=part_of_study: made
+    learn, new = len(parts["learn"]), len(parts["new"])
+    print(f"{study.file.stem}: {learn:,} texts to learn policies from, and {new:,} of other documents to "
+          f"compare maskers on; {len(gold) - learn - new:,} are left out, as the first part holds them, too")
+
+
+# ---------------------------------------------------------------- learning and playing
+
+def run(study: Study) -> None:
+    """Learns the policies and plays all maskers, as far as that is not done."""
+    divide(study)
+    plan, log = study.plan, study.log
+    cfg = replace(study.play)
+    data, lm, task = train_nmg.open_task(cfg)
+    sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
+    settings = settings_of_plays(cfg, data.checksum)
+    settings["plan"] = runs.settings_of(plan, ("dataset", "lm")) | {"dataset": Path(plan.dataset).name}
+    settings["learn"] = runs.settings_of(study.learn, ("lm",))
+    with runs.locked(log):
+        refuse_another_plan(study, settings)
+        for number in range(plan.policies):
+            save_untrained(study.folder / f"untrained-{number}", lm.config.hidden_size, number)
+    warn_of_commits(log)
+
+    plays = list(itertools.product(range(plan.seed, plan.seed + plan.seeds), study.rows))
+    # A play of a learned masker waits for its policies.
+    needs = {}
+    for seed, row in plays:
+        if row in LEARNED:
+            needs[seed, row] = set(maskers.folders_of(study.masker(row, seed)))
+    policies = sorted(set().union(*needs.values()))
+    # Those that this process has learned, or has found finished and learned with the plan's flags.
+    ready = set()
+    with tqdm(total=len(plays), initial=len(done_plays(log)), unit="play", disable=None) as bar:
+        for job in runs.shared([*policies, *plays], lambda: ready | done_plays(log), locks_of(log), needs):
+            if job in policies:
+                train_nmg.main(replace(study.learn, seed=int(job.rpartition("-")[2]), out=job))
+                ready.add(job)
+                # Learning may have other flags.
+                loop.use_fast_path(cfg.fast)
+                # The time of learning says nothing about that of plays.
+                bar.unpause()
+                continue
+            seed, row = job
+            line = play(study.masker(row, seed), seed, lm, sampler, task, cfg)
+            refuse_another_plan(study, settings)
+            add_play(log, line | {"row": row}, settings)
+            # Other processes play, too.
+            bar.n = len(done_plays(log))
+            bar.refresh()
+
+
+def refuse_another_plan(study: Study, settings: dict) -> None:
+    """Raises UserError if there are plays, and they were made by another plan or with other data or LM."""
+    for line in runs.read_rows(study.log)[:1]:
+        there = line.get("config")
+        if there == settings:
+            return
+        changed = []
+        before = flat(there)
+        for name, value in flat(settings).items():
+            if before.get(name) != value:
+                changed.append(f"{name}={before.get(name)} there, {value} here")
+        raise UserError(f"{study.file}: the plan, its data or its LM changed after the first play in "
+                        f"{study.log} ({', '.join(changed)}); undo the change, or choose another --out")
+
+
+def flat(settings: dict) -> dict:
+    """{"p": 0.05, "learn.p": 0.05, ...} from {"p": 0.05, "learn": {"p": 0.05}}"""
+    found, = pd.json_normalize(settings).to_dict("records")
+    return found
+
+
+def save_untrained(folder: Path, hidden_size: int, seed: int) -> None:
+    # Written last of all.
+    if not (folder / "policy.safetensors").exists():
+        torch_seed(seed, "untrained")
+        Policy(hidden_size, SHARPNESS).save(folder)
+
+
+# ---------------------------------------------------------------- the table
+
+def show(study: Study) -> pd.Series:
+    """Prints the plan and the table of a study; returns the primary comparison, a row of report.compare."""
+    plan = study.plan
+    lines = report.read([str(study.log)], None)
+    compared = report.compare(report.scores_of(lines, plan.metric), plan.primary)
+    d = report.differences(report.scores_of(lines, plan.metric))
+    table = report.score_table(lines, plan.metric, compared)
+    table = table[[plan.metric, "minus random", "95 % interval"]]
+    # score_table withholds p where seeds share a policy; what is found here is about these very policies.
+    p = report.formatted(compared["p"], "{:.2g}").reindex(compared.index, fill_value="too few seeds")
+    better = (d > 0).sum(axis=1).astype(str) + " of " + d.count(axis=1).astype(str)
+    needed = {row: report.seeds_needed(found, 1) for row, found in compared.iterrows()}
+    more = {"p": p, "seeds better": better, "seeds for 1 point": needed}
+    table = table.join(pd.DataFrame(more, table.index, dtype=object).fillna("-"))
+    print(f"\nPlan {study.file} ({last_changed(study.file)}); the first play ended {lines['ended'].min()}:\n")
+    for line in study.file.read_text(encoding="utf-8").strip().splitlines():
+        print(f"    {line}".rstrip())
+    print(f"\n{report.markdown_table(table)}\n")
+    print(f"The primary comparison is {plan.primary} minus random: its p is not corrected, those of others "
+          "are (Holm). Seeds for 1 point: so many would find it with power .8. What is found of policies is "
+          f"about these {plan.policies}. Other metrics: python report.py --results={study.log} "
+          f"--primary={plan.primary}")
+    return compared.reindex([plan.primary]).iloc[0]
+
+
+def show_primaries(found: dict[str, pd.Series]) -> None:
+    """The primary comparisons of several studies, with p corrected over them by Holm's method."""
+    compared = pd.DataFrame(found).T
+    table = pd.DataFrame(index=compared.index.rename("primary comparison"))
+    table["minus random"] = report.formatted(compared["difference"], "{:+.2f}")
+    high = report.formatted(compared["high"], " to {:+.2f}")
+    table["95 % interval"] = report.formatted(compared["low"], "{:+.2f}") + high
+    table["p"] = report.formatted(compared["p"], "{:.2g}")
+    table["p, Holm"] = report.formatted(report.holm(compared["p"]), "{:.2g}")
+    print(f"\n{report.markdown_table(table.fillna('-'))}")
+
+
+def main(cfg: Config) -> None:
+    if not cfg.plan:
+        raise UserError("--plan=FILE.toml is needed: what is fixed in advance (results/plans has examples)")
+    files = [Path(name) for name in cfg.plan.split(",")]
+    if cfg.dataset and len(files) > 1:
+        raise UserError(f"--dataset={cfg.dataset}: is for one plan, and --plan has {len(files)}")
+    # All plans are read before the first play, as a mistake in the last one should not show after days.
+    studies = [read_plan(file, cfg) for file in files]
+    for study in studies:
+        run(study)
+    found = {f"{study.file.stem}, {study.plan.primary}": show(study) for study in studies}
+    if len(studies) > 1:
+        show_primaries(found)
+
+
+if __name__ == "__main__":
+    runs.start(main, Config)
