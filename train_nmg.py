@@ -35,7 +35,7 @@ import maskers
 from nmg import loop, paper_form, runs, toy
 from nmg.data import Batch, Data, collate
 from nmg.loop import all_gather, broadcast, device, rank_and_world, torch_seed
-from nmg.models import load_lm, load_tokenizer, max_len_of, weights_of
+from nmg.models import load_lm, load_tokenizer, max_len_of, weights_of, write_card
 from nmg.plays import Episode, Play, file_of, load_episodes, save_episode
 from nmg.plots import curves
 from nmg.policies import SHARPNESS, Policy, State, encode, policy_forward, sharpened
@@ -517,7 +517,14 @@ def main(cfg: Config) -> None:
     policy = meta_train(cfg, run.folder, data, lm, task)
     if runs.is_main_process():
         policy.save(run.folder)
-        run.finish()
+        metrics = runs.read_rows(run.folder / "metrics.jsonl")
+        text = (f"A policy that chooses which words to mask when this LM is pre-trained further. It was "
+                f"learned from {len(metrics)} episodes, rewarded by {cfg.metric} on at most "
+                f"{cfg.validation:,} held-out examples; the exploring learner {won_lost(metrics)}.\n\n"
+                "    python pretrain.py --masker=sampled:FOLDER")
+        write_card(run.folder, "train_nmg.py", cfg, "a Neural Mask Generator learned", text,
+                   tags=["neural-mask-generator"])
+        run.finish(base_model=runs.base_of(cfg.lm))
         print(f"saved {run.folder}: metrics.jsonl, plays, curves.png, policy for "
               f"--masker=sampled:{run.folder}")
 

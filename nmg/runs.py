@@ -134,13 +134,22 @@ def as_flags(values: dict) -> str:
 
 
 def is_tiny(lm: str) -> bool:
-    """Whether an LM is `tiny`, or what pretrain.py made of it in one run or several."""
+    """Whether an LM is `tiny`, or what our scripts made of it in one run or several."""
+    return base_of(lm) == "tiny"
+
+
+def base_of(lm: str) -> str:
+    """What the runs that made an LM began with: `tiny`, a name of the hub, or .../NAME for a folder."""
     seen = set()
     # A folder that was written over may have come from itself.
     while lm != "tiny" and lm not in seen:
         seen.add(lm)
-        lm = read_run(lm).get("settings", {}).get("lm", lm)
-    return lm == "tiny"
+        run = read_run(lm)
+        if "base_model" in run:
+            return run["base_model"]
+        lm = run.get("settings", {}).get("lm", lm)
+    is_folder = lm != "tiny" and os.path.exists(lm)
+    return f".../{Path(lm).name}" if is_folder else lm
 
 
 def convert(name: str, text: str, flag_type: type) -> object:
@@ -439,7 +448,8 @@ class Run:
         for name, value in self.settings.items():
             # A flag that was added since then is an edit of the code, with which a run may go on.
             is_new = name not in recorded and not self.done
-            if recorded.get(name) != value and name != self.longer and not is_new:
+            # Earlier records may hold whole paths.
+            if portable(recorded.get(name)) != portable(value) and name != self.longer and not is_new:
                 changed.append(f"{name}={recorded.get(name)} there, {value} here")
         if changed:
             raise UserError(f"--out={self.folder}: holds another run ({', '.join(changed)}); remove it, "
@@ -484,9 +494,20 @@ def read_record(file: Path) -> dict:
 
 
 def settings_of(cfg: object, without: tuple[str, ...] = (), **more: object) -> dict:
-    """Every flag of a config but for `out` and those named, and whatever else makes this run what it is."""
+    """Every flag of a config but for `out` and those named, and whatever else makes this run what it is; no
+    absolute paths, as folders of runs are shared."""
     flags = {name: value for name, value in asdict(cfg).items() if name not in ("out", *without)}
-    return flags | more
+    return portable(flags | more)
+
+
+def portable(value: object) -> object:
+    """A setting in which absolute paths end up as .../NAME; what lies there, checksums tell."""
+    if isinstance(value, dict):
+        return {name: portable(part) for name, part in value.items()}
+    if isinstance(value, str):
+        # Paths in a flag may follow a comma or a colon, as in nmg:/a/b,/c/d.
+        return re.sub(r"(?<![^,:])/([^,:]*/)?(?=[^/,:])", ".../", value)
+    return value
 
 
 def digest(settings: object) -> str:
