@@ -66,10 +66,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 # ---------------------------------------------------------------- flags
 
-def start(main: Callable, config: type, tiny: dict | None = None) -> None:
+def start(main: Callable, config: type, tiny: dict | None = None, presets: dict | None = None) -> None:
     """Runs a script: main(config) with the flags of the command line. A UserError is one sentence.
 
-    tiny: what the script uses instead of the values of `config` where the LM is `tiny` (toy.py)"""
+    tiny: what the script uses instead of the values of `config` where the LM is `tiny` (toy.py); presets: the
+    same for each value of its flag --preset"""
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(inspect.getmodule(main).__doc__)
         # The flags that scripts share first; the last class is `object`.
@@ -77,6 +78,8 @@ def start(main: Callable, config: type, tiny: dict | None = None) -> None:
             print(inspect.getsource(part))
         if tiny:
             print(f"With --lm=tiny: {as_flags(tiny)}")
+        for name, values in (presets or {}).items():
+            print(f"With --preset={name}: {as_flags(values)}")
         return
     # A terminal or log that is not UTF-8 shows what it cannot print as \\u2581.
     for out in (sys.stdout, sys.stderr):
@@ -87,7 +90,7 @@ def start(main: Callable, config: type, tiny: dict | None = None) -> None:
     if not is_main_process():
         sys.stdout = open(os.devnull, "w")
     try:
-        main(parse_flags(config, sys.argv[1:], tiny))
+        main(parse_flags(config, sys.argv[1:], tiny, presets))
     except UserError as e:
         # One line, also if a name in it has several.
         print("error:", *str(e).splitlines(), file=sys.stderr)
@@ -104,10 +107,12 @@ def start(main: Callable, config: type, tiny: dict | None = None) -> None:
         sys.exit(130)
 
 
-def parse_flags(config: type, args: list[str], tiny: dict | None = None) -> object:
+def parse_flags(config: type, args: list[str], tiny: dict | None = None,
+                presets: dict[str, dict] | None = None) -> object:
     """The dataclass `config`, filled from ["--name=value", ...]. Raises UserError.
 
-    tiny: values of flags that are not given, where the LM is `tiny` or was made from it"""
+    tiny: values of flags that are not given, where the LM is `tiny` or was made from it; presets: the same
+    for each value of --preset, which come before those of tiny"""
     # Fire would read its own flags behind the first, and another call behind the second.
     for sign in ("--", "-"):
         if sign in args:
@@ -126,6 +131,13 @@ def parse_flags(config: type, args: list[str], tiny: dict | None = None) -> obje
     if tiny and is_tiny(given.get("lm", config.lm)):
         defaults = {name: value for name, value in tiny.items() if name in types and name not in given}
         print(f"the LM is tiny, and so these flags have the toy world's values: {as_flags(defaults)}")
+    preset = given.get("preset")
+    if preset:
+        if preset not in (presets or {}):
+            raise UserError(f"--preset={preset}: no such preset{nearest(preset, presets or {})}")
+        chosen = {name: value for name, value in presets[preset].items() if name not in given}
+        print(f"--preset={preset} gives these flags their values: {as_flags(chosen)}")
+        defaults |= chosen
     return config(**defaults, **given)
 
 

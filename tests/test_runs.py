@@ -165,6 +165,20 @@ def test_what_an_lm_was_made_from(tmp_path):
         assert runs.base_of(str(tmp_path / base[-3:])) == base
 
 
+def test_a_preset_comes_after_what_is_given_and_before_the_toy_worlds(capsys):
+    @dataclass
+    class Preset(Config):
+        preset: str | None = None
+
+    presets = {"small": {"epochs": 7, "lr": 0.1, "seed": 5}}
+    cfg = parse_flags(Preset, ["--preset=small", "--seed=0"], {"lr": 0.5, "p": 0.2}, presets)
+    assert (cfg.epochs, cfg.lr, cfg.seed, cfg.p) == (7, 0.1, 0, 0.2)
+    assert "--preset=small gives these flags their values: --epochs=7 --lr=0.1\n" in capsys.readouterr().out
+    assert parse_flags(Preset, ["--lm=bert"], None, presets) == Preset(lm="bert")
+    with pytest.raises(UserError, match="--preset=smal: no such preset; did you mean 'small'"):
+        parse_flags(Preset, ["--preset=smal"], None, presets)
+
+
 def test_a_flag_of_a_fork_that_is_a_list():
     @dataclass
     class Forked(Config):
