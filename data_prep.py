@@ -15,6 +15,7 @@ import hashlib
 import itertools
 import json
 import re
+import shutil
 import string
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
@@ -51,13 +52,15 @@ NOT_FOR_ENTITIES = ["tagger", "morphologizer", "parser", "attribute_ruler", "lem
 # ---------------------------------------------------------------- load
 
 def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str | None = None,
-         kind: str | None = None, columns: Columns | None = None) -> Data:
+         kind: str | None = None, columns: Columns | None = None, corpus: str | None = None) -> Data:
     """Prepares a data set for a tokenizer, or opens what was prepared before; prints its counts.
 
     dev_share: share of train to cut as dev where there is none; kind: what the caller can work with ("cls",
-    "qa"), None for all; columns: what is read of a table. Raises UserError; whether labels can be used,
-    Data.check_labels tells."""
+    "qa"), None for all; columns: what is read of a table; corpus: a file of unlabelled texts, where the data
+    set has none. Raises UserError; whether labels can be used, Data.check_labels tells."""
     source = find_source(name)
+    if corpus:
+        add_corpus(source, name, corpus)
     parts = list(itertools.chain(*source.splits.values()))
     files = [part for part in parts if isinstance(part, Path)]
     records = [part for part in parts if not isinstance(part, Path)]
@@ -107,6 +110,66 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
         describe(split, splits[split], tokenizer.unk_token_id)
     print(*meta["look"], sep="\n", flush=True)
     return data
+
+
+def add_corpus(source: Source, name: str, corpus: str) -> None:
+    """Makes a file the corpus of a data set. Raises UserError if that has one."""
+    if "corpus" in source.splits:
+        raise UserError(f"--corpus={corpus}: {name} has a corpus already; join the two, or leave one out")
+    if not Path(corpus).is_file():
+        raise UserError(f"--corpus={corpus}: no such file; its formats are those of --dataset")
+    source.splits["corpus"] = [Path(corpus)]
+
+
+def what_to_read(data: Data) -> str | None:
+    """What pre-training reads where --read does not say it: "both" if there are train and a corpus. None: the
+    one there is, or of the toy world the corpus, with which it was tuned."""
+    has_both = {"train", "corpus"} <= data.splits.keys()
+    return "both" if has_both and data.name not in toy.TASKS else None
+
+
+def text_to_read(data: Data, read: str | None) -> Split:
+    """The text of pre-training: "train", "corpus", or "both", the texts of train and behind them those of the
+    corpus, a split that is made once. None: the corpus, or train if there is none."""
+    if read is None:
+        return data.corpus
+    if read in ("train", "corpus"):
+        return data[read]
+    if read != "both":
+        raise UserError(f"--read={read}: allowed are train, corpus, both")
+    train, corpus = data["train"], data["corpus"]
+    folder = train.folder.parent / "both"
+    make_once(folder, lambda partial: join(train, corpus, data.joined, partial))
+    both = Split(folder, train.special, [], train.find_entities)
+    both.train = train
+    return both
+
+
+def join(train: Split, corpus: Split, same_documents: bool, folder: Path) -> None:
+    """Writes the texts of two splits as one, without labels and questions. same_documents: whether both
+    number their documents alike; otherwise they share none."""
+    folder.mkdir()
+    for name in ("input_ids", "word_ids", "char_begin", "char_end", "is_punct", "utf8"):
+        with open(folder / f"{name}.bin", "wb") as whole:
+            for split in (train, corpus):
+                with open(split.folder / f"{name}.bin", "rb") as part:
+                    shutil.copyfileobj(part, whole)
+    shift = 0 if same_documents else 2**31
+    # Numbers from 0, of 32 bits.
+    _, doc = np.unique(np.concatenate((train.doc, corpus.doc + np.int64(shift))), return_inverse=True)
+    starts = {"doc": doc}
+    for name in ("token_start", "byte_start"):
+        first, second = getattr(train, name), getattr(corpus, name)
+        starts[name] = np.concatenate((first, first[-1] + second[1:]))
+    append(folder, {name: [array] for name, array in starts.items()})
+
+
+def split_to_predict(records: list[dict], tokenizer, labels: list[str], folder: Path, what: str) -> Split:
+    """A split of records without a data set, for prediction, whose arrays are written to `folder`."""
+    numbered = [record | {"doc": i} for i, record in enumerate(records)]
+    fields = {"qas"} if any("qas" in record for record in records) else set()
+    write_split(numbered, tokenizer, folder, fields, labels, what, needs_gold=False)
+    return Split(folder, SpecialTokens.of(tokenizer), labels, find_entities)
 
 
 def describe(name: str, split: Split, unknown: int | None) -> None:

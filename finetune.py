@@ -1,8 +1,12 @@
 """Fine-tunes an LM, predicts a split, and adds a line to the results: what all finetune_*.py have in common.
 
     evaluate(cfg, sys.modules[__name__])      # main() of finetune_cls.py, which is itself the task
+    predict(cfg, sys.modules[__name__])       # with --predict: a fine-tuned model, and rows without labels
 """
+import csv
+import itertools
 import json
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +17,19 @@ import numpy as np
 import data_prep
 from nmg import loop, runs
 from nmg.data import Pieces, Split
-from nmg.models import load_lm, load_tokenizer, max_len_of, save_lm, weights_of
+from nmg.models import load_finetuned, load_lm, load_tokenizer, max_len_of, save_lm, weights_of, write_card
 from nmg.runs import Run, UserError
-from nmg.sources import Columns
+from nmg.sources import Columns, read_to_predict, suffix_of
+
+# Of more labels, F1 of each is not shown.
+MOST_LABELS = 20
 
 
 @dataclass
 class EvaluationConfig(Columns):
     """The flags that all finetune_*.py share; each adds its own."""
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
+    predict: str | None = None      # a file of rows to predict with a fine-tuned --lm, without training
     split: str | None = None        # scored: test, or dev to choose by; None: test if there is one
     labelled: int | None = None     # texts of train whose labels are used, drawn by seed; None: all
     seed: int = 0                   # of head, order and dropout, three separate streams
@@ -31,9 +39,10 @@ class EvaluationConfig(Columns):
     fast: bool = True               # bf16 or fp16 where that is fast, cheaper attention on a CPU
     dev_share: float | None = None  # share of train to cut as dev where there is none; None: 0.1 for paths
     results: str = "results.jsonl"  # one line per finished evaluation
-    out: str | None = None          # folder of predictions; None: runs/KIND-DATASET-LM-SPLIT-SEED-HASH
+    out: str | None = None          # folder of the run; None: runs/KIND-DATASET-LM-SPLIT-SEED-HASH. Of
+                                    # --predict=new.csv a file; None: new.predicted.csv beside it
     row: str | None = None          # what run_all.sh calls it, MASKER,--flag=value; tables show the flags
-    save_model: bool = False        # keep the fine-tuned model in `out`, as a Hugging Face folder
+    save_model: bool = True         # keep the fine-tuned model in `out`, a Hugging Face folder; False: none
 
 
 def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
@@ -65,15 +74,13 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
           f"{cut_share(evaluated):.1%} of those of {cfg.split}.", flush=True)
 
     # 2. the folder of this run
-    settings = runs.settings_of(cfg, without=("results", "row", "save_model"), data=data.checksum,
-                                weights=weights_of(cfg.lm), pretraining=pretraining)
+    not_settings = ("results", "row", "save_model", "predict")
+    settings = runs.settings_of(cfg, without=not_settings, data=data.checksum, weights=weights_of(cfg.lm),
+                                pretraining=pretraining)
     if cfg.out is None:
         name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
         cfg.out = f"runs/{task.KIND}-{name}-{runs.digest(settings)}"
     run = Run(cfg.out, settings)
-    if run.done and cfg.save_model and not (run.folder / "config.json").exists():
-        raise UserError(f"--save_model: {run.folder} is a finished run without its model; remove it, or "
-                        "choose another --out")
 
     # 3. fine-tune, and predict every example
     if not run.done:
@@ -91,16 +98,45 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
         runs.write_rows(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
             save_lm(run.folder, model, tokenizer)
+            text = "\n\n".join(in_words(scores, lines, cfg.split, task))
+            write_card(run.folder, f"finetune_{task.KIND}.py", cfg, "fine-tuned", text,
+                       library_name="transformers")
         seconds = {"pretrain": origin["seconds"], "train": trained - started,
                    "score": time.monotonic() - trained}
         run.finish(scores=scores, examples=len(lines), seconds=seconds,
-                   held_out_loss=origin["held_out_loss"])
+                   held_out_loss=origin["held_out_loss"], base_model=runs.base_of(cfg.lm))
 
-    # 4. one line of results
-    if not evaluated.split.has_gold:
-        print(f"WARNING: {cfg.split} has no labels, so that nothing is scored (predictions: {run.folder})")
-    elif runs.is_main_process():
+    # 4. one line of results, and the end of the run in plain words
+    if not runs.is_main_process():
+        return
+    if evaluated.split.has_gold:
         add_result(Path(cfg.results), run, cfg.row)
+    report(run.folder, cfg.split, task)
+
+
+def report(folder: Path, split: str, task: ModuleType) -> None:
+    """Prints what a finished run has scored, and where its predictions and its model lie."""
+    lines = runs.read_rows(folder / "predictions.jsonl")
+    print(*in_words(runs.read_run(folder)["scores"], lines, split, task), sep="\n")
+    print(f"Predictions: {folder}/predictions.jsonl")
+    if (folder / "config.json").exists():
+        print(f"Model: {folder}. It predicts new rows: python finetune_{task.KIND}.py --predict=FILE "
+              f"--lm={folder}")
+    else:
+        print("Model: not saved (--save_model=False)")
+
+
+def in_words(scores: dict[str, float], lines: list[dict], split: str, task: ModuleType) -> list[str]:
+    """What was scored, in sentences; with few classes also the F1 of each."""
+    if not scores:
+        return [f"WARNING: {split} has no labels, so that nothing is scored ({len(lines):,} examples)"]
+    of_all = [f"{name} {score:.2f}" for name, score in scores.items()]
+    sentences = [f"Scores on {split} ({len(lines):,} examples), in percent: {', '.join(of_all)}"]
+    if hasattr(task, "f1_by_label"):
+        by_label = [f"{label} {100 * f1:.2f}" for label, f1 in task.f1_by_label(lines).items()]
+        if len(by_label) <= MOST_LABELS:
+            sentences.append(f"F1 by label: {', '.join(by_label)}")
+    return sentences
 
 
 def cut_share(pieces: Pieces) -> float:
@@ -142,7 +178,7 @@ def origin_of(lm: str) -> dict:
     """run.json of the pre-training that made an LM; of any other LM, a stand-in with the masker "none"."""
     run = runs.read_run(lm)
     if "masker" not in run.get("settings", {}):
-        settings = {"lm": lm, "weights": weights_of(lm), "masker": "none"}
+        settings = {"lm": runs.portable(lm), "weights": weights_of(lm), "masker": "none"}
         run = {"settings": settings, "seconds": 0.0, "held_out_loss": None}
     return run
 
@@ -153,7 +189,10 @@ def check_pretraining(pretraining: dict, cfg: EvaluationConfig, data: str) -> No
 
     pretraining: its settings; data: the checksum of the data set and of how it was prepared. Earlier
     pre-training, and the data of a learned policy, are not checked."""
-    if cfg.split == "dev" and pretraining.get("dataset") == cfg.dataset and pretraining["data"] != data:
+    same_name = runs.portable(pretraining.get("dataset")) == runs.portable(cfg.dataset)
+    # With --corpus the checksum is that of both files, and train and dev are the same.
+    comparable = same_name and not pretraining.get("corpus")
+    if cfg.split == "dev" and comparable and pretraining["data"] != data:
         print(f"WARNING: {cfg.dataset} was prepared in another way for the pre-training of this LM (another "
               "--dev_share, other columns or files?), so that it may have read texts of dev")
     if not cfg.labelled or pretraining["masker"] != "label":
@@ -194,6 +233,85 @@ def add_result(path: Path, run: Run, row: str | None = None) -> None:
             print(f"{path} has a line of these settings already; remove it there to score edited code")
             return
         runs.write_rows(path, [*before, line])
-    hidden = ("metrics", "config", "versions")
-    shown = {name: value for name, value in line.items() if name not in hidden}
-    print(json.dumps(shown))
+
+
+# ---------------------------------------------------------------- predicting rows without labels
+
+def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
+    """Predicts every row of the file cfg.predict with the fine-tuned model cfg.lm, and writes the rows in the
+    same order, with task.outputs behind their own columns. Nothing is trained. Labels are not read.
+
+    task, options: as in evaluate. A row without text stays, and nothing is predicted for it."""
+    if not runs.is_main_process():
+        return
+    loop.use_fast_path(cfg.fast)
+    out = predicted_file(cfg)
+
+    # 1. the model, with the length that it was fine-tuned with
+    model = load_finetuned(cfg.lm, task.AUTO_CLASS)
+    tokenizer = load_tokenizer(cfg.lm)
+    settings = runs.read_run(cfg.lm).get("settings", {})
+    cfg.max_len = max_len_of(model, settings.get("max_len", cfg.max_len))
+    labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
+
+    # 2. the rows; of a text with several questions, a row for each
+    columns = Columns(cfg.text, cfg.label, cfg.doc)
+    rows, predicted, records = [], [], []
+    for record, own in read_to_predict(Path(cfg.predict), columns, task.KIND):
+        own = [dict(row) for row in own]
+        rows += own
+        if record:
+            records.append(record)
+            predicted += own
+
+    # 3. predict
+    with tempfile.TemporaryDirectory() as folder:
+        split = data_prep.split_to_predict(records, tokenizer, labels, Path(folder, "new"), cfg.predict)
+        pieces = task.pieces_of(split, cfg.max_len, **options)
+        print(f"{len(predicted):,} of {len(rows):,} rows have text; {cut_share(pieces):.1%} of the texts are "
+              f"cut to {cfg.max_len} tokens", flush=True)
+        outputs = task.outputs(model, pieces)
+    for name in outputs[0]:
+        if any(name in row for row in rows):
+            raise UserError(f"{cfg.predict}: has a column {name!r} already, which is one of the predictions; "
+                            "rename it")
+    for row in rows:
+        row.update(dict.fromkeys(outputs[0]))
+    for row, output in zip(predicted, outputs, strict=True):
+        row.update(output)
+    write_predicted(out, rows)
+    print(f"Predictions: {out}, with the columns {', '.join([*outputs[0]][:MOST_LABELS])} behind those of "
+          f"{cfg.predict}")
+
+
+def predicted_file(cfg: EvaluationConfig) -> Path:
+    """The file that --predict writes. Raises UserError if it is there already."""
+    source = Path(cfg.predict)
+    if not source.is_file():
+        raise UserError(f"--predict={cfg.predict}: no such file; its formats are those of --dataset")
+    suffix = suffix_of(source)
+    if suffix not in DELIMITERS:
+        suffix = ".jsonl"
+    stem = Path(source.name.removesuffix(".gz")).stem
+    out = Path(cfg.out or source.with_name(f"{stem}.predicted{suffix}"))
+    if out.exists():
+        raise UserError(f"--out={out}: is there already; remove it, or choose another --out")
+    return out
+
+
+# Tables, by the suffix of their file; other files hold JSON objects, one a line.
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def write_predicted(out: Path, rows: list[dict]) -> None:
+    # Dates and the like, which parquet has, are written as text.
+    plain = [json.loads(json.dumps(row, default=str)) for row in rows]
+    delimiter = DELIMITERS.get(out.suffix.lower())
+    if not delimiter:
+        runs.write_rows(out, plain)
+        return
+    names = dict.fromkeys(itertools.chain(*plain))
+    with runs.atomic_write(out) as partial, open(partial, "w", encoding="utf-8", newline="") as f:
+        table = csv.DictWriter(f, names, delimiter=delimiter, lineterminator="\n")
+        table.writeheader()
+        table.writerows(plain)

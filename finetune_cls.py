@@ -2,7 +2,8 @@
 
     python finetune_cls.py                                              # toycls, no further pre-training
     python finetune_cls.py --dataset=chemprot --lm=runs/chemprot-whole  # a folder that pretrain.py made
-    python finetune_cls.py --dataset=reviews.csv --lm=roberta-base --split=dev
+    python finetune_cls.py --dataset=reviews.csv --lm=roberta-base --out=runs/reviews
+    python finetune_cls.py --predict=new.csv --lm=runs/reviews          # new.predicted.csv, no training
     torchrun --nproc_per_node=4 finetune_cls.py --dataset=imdb --lm=bert-base-uncased
 
 A kind of task is a file finetune_KIND.py with the names below; train_nmg.py finds it by the kind of the data.
@@ -14,6 +15,12 @@ A kind of task is a file finetune_KIND.py with the names below; train_nmg.py fin
     finetune       trains a task model around a copy of an LM's encoder (loss_fn as in loop.fit)
     predictions    a dict for every example, always in the same order, with its "likelihood"
     summary        the scores of all predictions, in percent: a line of results
+    f1_by_label    may be missing: F1 of every class, for the end of a run
+
+For --predict:
+
+    AUTO_CLASS     the class of transformers that opens the fine-tuned model
+    outputs        the columns that are written behind those of a row
 """
 import sys
 from dataclasses import dataclass
@@ -23,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification
 
-from finetune import EvaluationConfig, evaluate
+from finetune import EvaluationConfig, evaluate, predict
 from nmg import runs, toy
 from nmg.data import Pieces, Split, collate, truncated
 from nmg.loop import autocast, check_finite, device, fit, length_batches, progress, to_device
@@ -34,6 +41,7 @@ KIND = "cls"
 # The paper's values for the inner loop of meta-training (its appendix).
 INNER_LOOP = {"ft_epochs": 5, "ft_lr": 2e-5, "ft_max_len": 256, "metric": "accuracy"}
 METRICS = ("accuracy", "macro_f1", "likelihood")
+AUTO_CLASS = AutoModelForSequenceClassification
 
 
 @dataclass
@@ -72,7 +80,7 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, seed: int = 0, **training: 
     training: epochs, lr, batch_size and more, as in loop.fit"""
     names = dict(enumerate(pieces.split.labels))
     label2id = {label: i for i, label in names.items()}
-    model = with_head(lm, AutoModelForSequenceClassification, seed, id2label=names, label2id=label2id,
+    model = with_head(lm, AUTO_CLASS, seed, id2label=names, label2id=label2id,
                       problem_type="single_label_classification")
     labels = torch.from_numpy(labels_of(pieces))
 
@@ -84,9 +92,8 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, seed: int = 0, **training: 
 
 
 @torch.no_grad()
-def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
-    """A line for every text, in the order of the split: its index there, its label, the predicted one,
-    accuracy (0 or 1), and likelihood, log p(label)."""
+def log_probs_of(model: torch.nn.Module, pieces: Pieces) -> np.ndarray:
+    """(M, C) log probability of each of C labels for each piece."""
     log_probs = np.zeros((len(pieces), model.config.num_labels), np.float32)                    # (M, C)
     model.to(device()).eval()
     for indices in progress([*length_batches(pieces.length)], "scoring"):
@@ -95,7 +102,13 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
             output = model(input_ids=tensors["input_ids"], attention_mask=tensors.get("attention_mask"))
         check_finite(output.logits, "the predictions")
         log_probs[indices] = output.logits.float().log_softmax(-1).cpu().numpy()
+    return log_probs
 
+
+def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
+    """A line for every text, in the order of the split: its index there, its label, the predicted one,
+    accuracy (0 or 1), and likelihood, log p(label)."""
+    log_probs = log_probs_of(model, pieces)
     labels, names = labels_of(pieces), pieces.split.labels
     lines = []
     for i in np.argsort(pieces.text_ids):
@@ -105,21 +118,41 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
     return lines
 
 
+def outputs(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
+    """The predicted label of every text, and the probability of each label, in the order of the texts."""
+    names = pieces.split.labels
+    lines = []
+    for p in np.exp(log_probs_of(model, pieces)[np.argsort(pieces.text_ids)]):
+        line = {"predicted": names[p.argmax()]}
+        for i, name in enumerate(names):
+            line[f"p_{name}"] = round(float(p[i]), 6)
+        lines.append(line)
+    return lines
+
+
 def summary(lines: list[dict]) -> dict[str, float]:
     """Accuracy (which is micro F1) and macro F1 of all predictions, in percent."""
+    correct = [line["gold"] == line["predicted"] for line in lines]
+    f1 = [*f1_by_label(lines).values()]
+    return {"accuracy": 100 * float(np.mean(correct)), "macro_f1": 100 * float(np.mean(f1))}
+
+
+def f1_by_label(lines: list[dict]) -> dict[str, float]:
+    """F1, in [0, 1], of every label that a text has or that was predicted."""
     gold = np.array([line["gold"] for line in lines])
     predicted = np.array([line["predicted"] for line in lines])
-    f1 = []
+    f1 = {}
     for label in np.union1d(gold, predicted):
         hits = ((gold == label) & (predicted == label)).sum()
-        f1.append(2 * hits / ((gold == label).sum() + (predicted == label).sum()))
-    return {"accuracy": 100 * float(np.mean(gold == predicted)), "macro_f1": 100 * float(np.mean(f1))}
+        f1[str(label)] = float(2 * hits / ((gold == label).sum() + (predicted == label).sum()))
+    return f1
 
 
 # ---------------------------------------------------------------- the script
 
 def main(cfg: Config) -> None:
-    evaluate(cfg, sys.modules[__name__])
+    stage = predict if cfg.predict else evaluate
+    stage(cfg, sys.modules[__name__])
 
 
 if __name__ == "__main__":

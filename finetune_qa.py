@@ -2,7 +2,8 @@
 
     python finetune_qa.py                                               # toyqa, no further pre-training
     python finetune_qa.py --dataset=newsqa --lm=runs/newsqa-whole       # a folder that pretrain.py made
-    python finetune_qa.py --dataset=my_squad_folder --lm=distilbert-base-uncased --split=dev
+    python finetune_qa.py --dataset=my_squad_folder --lm=distilbert-base-uncased --out=runs/answers
+    python finetune_qa.py --predict=questions.jsonl --lm=runs/answers   # questions.predicted.jsonl
     torchrun --nproc_per_node=4 finetune_qa.py --dataset=squad --lm=bert-base-uncased
 
 The same interface as finetune_cls.py.
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForQuestionAnswering
 
-from finetune import EvaluationConfig, evaluate
+from finetune import EvaluationConfig, evaluate, predict
 from nmg import runs, toy
 from nmg.data import Batch, Pieces, Split, collate, windows
 from nmg.loop import autocast, check_finite, device, fit, length_batches, progress, to_device
@@ -29,6 +30,7 @@ KIND = "qa"
 # The paper's values for the inner loop of meta-training (its appendix).
 INNER_LOOP = {"ft_epochs": 1, "ft_lr": 3e-5, "ft_max_len": 384, "metric": "em"}
 METRICS = ("em", "f1", "likelihood")
+AUTO_CLASS = AutoModelForQuestionAnswering
 
 OVERLAP = 128       # context tokens that two windows share; in short windows a third
 MAX_QUESTION = 64   # tokens; longer questions are cut
@@ -92,7 +94,7 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, seed: int = 0, **training: 
     """A span predictor around a copy of the LM's encoder, trained on `pieces`; `lm` stays as it is.
 
     training: epochs, lr, batch_size and more, as in loop.fit"""
-    model = with_head(lm, AutoModelForQuestionAnswering, seed, num_labels=2)
+    model = with_head(lm, AUTO_CLASS, seed, num_labels=2)
 
     def make_batch(step, epoch, indices):
         batch = collate(pieces, indices)
@@ -105,12 +107,13 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, seed: int = 0, **training: 
 @torch.no_grad()
 def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
     """A line for every question, by rising id: its best answer over all windows, exact characters of the raw
-    text, with the sum of its start and end logit, exact match and F1 in [0, 1], and the log likelihood
-    of the right answer.
+    text, with the sum of its start and end logit, its probability in its window, exact match and F1 in
+    [0, 1], and the log likelihood of the right answer.
 
     Every span of at most pieces.max_answer context tokens is considered."""
     split = pieces.split
     score = np.zeros(len(pieces))
+    probability = np.zeros(len(pieces))
     log_prob = np.zeros(len(pieces))
     tokens = np.zeros((len(pieces), 2), np.int64)
     model.to(device()).eval()
@@ -123,6 +126,9 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
         log_prob[indices] = answer_log_prob(output, batch, pieces)
         in_text = torch.tensor(batch.in_text, device=device())
         score[indices], columns = best_span(output, in_text, pieces.max_answer)
+        log_total = output.start_logits.float().masked_fill(~real, -torch.inf).logsumexp(1)
+        log_total += output.end_logits.float().masked_fill(~real, -torch.inf).logsumexp(1)
+        probability[indices] = np.exp(score[indices] - log_total.cpu().numpy())
         tokens[indices] = np.take_along_axis(batch.token_at, columns, 1)
 
     # The best window of each question comes first.
@@ -136,9 +142,16 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
         asked = split.questions[questions[i]]
         answer = answer_text(split, questions[i], *tokens[window])
         lines.append({"id": asked["id"], "answer": answer, "score": float(score[window]),
+                      "probability": float(probability[window]),
                       "em": exact_match(answer, asked["references"]),
                       "f1": f1_score(answer, asked["references"]), "likelihood": float(likelihood[i])})
     return lines
+
+
+def outputs(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
+    """The predicted answer to every question, with its probability and its score, in their order."""
+    return [{"predicted": line["answer"], "probability": round(line["probability"], 6),
+             "score": round(line["score"], 6)} for line in predictions(model, pieces)]
 
 
 def summary(lines: list[dict]) -> dict[str, float]:
@@ -209,7 +222,8 @@ def f1_score(predicted: str, references: list[str]) -> float:
 # ---------------------------------------------------------------- the script
 
 def main(cfg: Config) -> None:
-    evaluate(cfg, sys.modules[__name__], max_answer=cfg.max_answer)
+    stage = predict if cfg.predict else evaluate
+    stage(cfg, sys.modules[__name__], max_answer=cfg.max_answer)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
     python pretrain.py                                                  # toycls, tiny LM, random masking
     python pretrain.py --dataset=chemprot --lm=bert-base-uncased --masker=whole --out=runs/chemprot-whole
     python pretrain.py --dataset=my_corpus.txt --lm=roberta-base --masker=my_maskers.py:high_ids
+    python pretrain.py --dataset=my_labelled.csv --corpus=my_texts.txt --lm=roberta-base    # reads both
     torchrun --nproc_per_node=4 pretrain.py --dataset=newsqa --lm=bert-base-uncased
 """
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,8 @@ import torch.nn.functional as F
 
 import data_prep
 import maskers
-from nmg import loop, runs, toy
-from nmg.data import Batch, Pieces, blocks, collate
+from nmg import loop, models, runs, toy
+from nmg.data import Batch, Data, Pieces, Split, blocks, collate
 from nmg.loop import autocast, device, fit, length_batches, padded_to, progress, steps_of, to_device
 from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of, save_lm, set_dropout, weights_of
 from nmg.plots import held_out_curve
@@ -29,6 +30,8 @@ from nmg.sources import Columns
 class Config(Columns):
     # The values are the paper's, of adapting an LM to a whole task; with --lm=tiny, PRETRAIN in nmg/toy.py.
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
+    corpus: str | None = None       # a file of unlabelled texts beside --dataset, read as well
+    read: str | None = None         # train, corpus, or both; None: both, of the toy world the corpus
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; with a fast tokenizer
     masker: str = "random"          # a name in maskers.py, nmg:FOLDER or sampled:FOLDER, or FILE.py:function
     p: float = 0.15                 # share of tokens to mask; 0.05 where the masker is learned
@@ -199,32 +202,35 @@ def log_held_out(folder: Path, step: int, loss: float) -> None:
     held_out_curve(rows, folder / "held_out.png")
 
 
-def model_card(cfg: Config, pieces: Pieces, steps: int, before: float | None, after: float | None) -> str:
-    """README.md of the adapted LM, as the Hugging Face hub shows it."""
-    lm = Path(cfg.lm).name if Path(cfg.lm).exists() else cfg.lm
-    flags = {name: value for name, value in asdict(cfg).items() if value is not None}
-    versions = [f"{name} {version}" for name, version in runs.versions().items()]
+def what_was_done(cfg: Config, pieces: Pieces, steps: int, before: float | None, after: float | None) -> str:
+    """What the card of the adapted LM says."""
     rate = cfg.p if cfg.p_end is None else f"{cfg.p} to {cfg.p_end}"
-    card = f"""---
-base_model: {lm}
-pipeline_tag: fill-mask
----
-# {lm}, further pre-trained on {Path(cfg.dataset).name}
-
-{steps:,} steps of masked language modeling, {cfg.batch_size} blocks per step, from {len(pieces):,} blocks of
-text ({(pieces.end - pieces.begin).sum():,} tokens). The words to mask were chosen by `{cfg.masker}`, at a
-rate of {rate}.
-
-    python pretrain.py {runs.as_flags(flags)}
-
-Versions: {", ".join(versions)}.
-"""
+    text = f"""{steps:,} steps of masked language modeling, {cfg.batch_size} blocks per step, from \
+{len(pieces):,} blocks of
+text ({(pieces.end - pieces.begin).sum():,} tokens). The words to mask were chosen by
+`{runs.portable(cfg.masker)}`, at a rate of {rate}."""
     if before is not None:
-        card += f"""
+        text += f"""
+
 Loss of held-out text under 15 % random masks: {before:.3f} nats before, {after:.3f} after (perplexity
-{np.exp(before):.2f}, {np.exp(after):.2f}).
-"""
-    return card
+{np.exp(before):.2f}, {np.exp(after):.2f})."""
+    return text
+
+
+def open_text(cfg: Config, tokenizer) -> tuple[Data, Split]:
+    """The data set, and the text of it that pre-training reads. Fills in cfg.read."""
+    data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, cfg.spacy_model, columns=cfg,
+                          corpus=cfg.corpus)
+    if cfg.eval_every and "dev" not in data.splits:
+        raise UserError(f"--eval_every: {cfg.dataset} has no dev split to look at; --dev_share=0.1 cuts one "
+                        "from train; put a single .txt into a folder as train.txt, and pass the folder")
+    if cfg.labelled:
+        data["train"].limit_labels(cfg.labelled, cfg.seed)
+    cfg.read = cfg.read or data_prep.what_to_read(data)
+    text = data_prep.text_to_read(data, cfg.read)
+    what = "train and corpus" if cfg.read == "both" else text.folder.name
+    print(f"Pre-training reads {what}: {len(text):,} texts (--read=train, corpus or both chooses)")
+    return data, text
 
 
 def main(cfg: Config) -> None:
@@ -237,12 +243,7 @@ def main(cfg: Config) -> None:
     # 1. the LM, and the task's text in blocks
     tokenizer = load_tokenizer(cfg.lm)
     model = load_lm(cfg.lm, cfg.seed)
-    data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, cfg.spacy_model, columns=cfg)
-    if cfg.eval_every and "dev" not in data.splits:
-        raise UserError(f"--eval_every: {cfg.dataset} has no dev split to look at; --dev_share=0.1 cuts one "
-                        "from train; put a single .txt into a folder as train.txt, and pass the folder")
-    if cfg.labelled:
-        data["train"].limit_labels(cfg.labelled, cfg.seed)
+    data, text = open_text(cfg, tokenizer)
     if cfg.dropout is not None:
         set_dropout(model, cfg.dropout)
     cfg.max_len = max_len_of(model, cfg.max_len or data.block_len)
@@ -253,7 +254,7 @@ def main(cfg: Config) -> None:
     run = Run(cfg.out, runs.settings_of(cfg, without=("micro_batch",), **sources))
     if run.done:
         return
-    pieces = blocks(data.corpus, cfg.max_len)
+    pieces = blocks(text, cfg.max_len)
     print(f"{len(pieces):,} blocks of at most {cfg.max_len} tokens, {pieces.length.mean():.1f} on average, "
           f"on {device()}")
 
@@ -290,9 +291,10 @@ def main(cfg: Config) -> None:
 
     # 4. a Hugging Face folder
     save_lm(run.folder, model, tokenizer)
-    with runs.atomic_write(run.folder / "README.md") as partial:
-        partial.write_text(model_card(cfg, pieces, steps, before, after), encoding="utf-8")
-    run.finish(held_out_loss=[before, after], seconds=round(seconds, 1))
+    models.write_card(run.folder, "pretrain.py", cfg, "further pre-trained",
+                      what_was_done(cfg, pieces, steps, before, after), library_name="transformers",
+                      pipeline_tag="fill-mask")
+    run.finish(held_out_loss=[before, after], seconds=round(seconds, 1), base_model=runs.base_of(cfg.lm))
     print(f"saved {run.folder}: {steps:,} steps in {seconds:.1f} s")
     if held_out:
         print_perplexity(before, after)

@@ -161,8 +161,8 @@ table() {
         [ $masker != none ] || pretrain="" adapted=$lm
 
         # 3. Fine-tune and score.
-        echo "$pretrain$(quoted $PYTHON $here/$1 --dataset=$data --lm=$adapted --seed=$seed $FINETUNE_FLAGS \
-            --row=$row --results=$OUT/results.jsonl --out=$OUT/score-$name)"
+        echo "$pretrain$(quoted $PYTHON $here/$1 --dataset=$data --lm=$adapted --seed=$seed --save_model=False \
+            $FINETUNE_FLAGS --row=$row --results=$OUT/results.jsonl --out=$OUT/score-$name)"
     done; done; done; done
 }
 

@@ -8,10 +8,12 @@ import pickle
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
+from huggingface_hub import ModelCard, ModelCardData
 from safetensors import SafetensorError
 from tokenizers import Encoding, Tokenizer
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
@@ -29,6 +31,9 @@ ENCODER = {
     "output_attentions": False, "output_hidden_states": False,
     "problem_type": None,                                                   # a head's, of another task
     "_attn_implementation": None, "_experts_implementation": None}          # may fetch code from the hub
+# How the classes of fine-tuned models end.
+TASK_HEADS = ("ForSequenceClassification", "ForQuestionAnswering", "ForTokenClassification",
+              "ForMultipleChoice")
 # What an LM is besides its weights. Other files, such as a run's, do not count.
 CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                 "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "*.model")
@@ -196,12 +201,39 @@ def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
             config.legacy = False
             model, info = open_lm(name, AutoModelForMaskedLM, config=config, **options)
     check_weights(name, model, info)
+    made = made_as(config)
+    if made.endswith(TASK_HEADS):
+        print(f"{name} is a fine-tuned model ({made}): its head is replaced by a new one")
     if info["missing_keys"]:
         left_out = ", ".join(sorted(info["unexpected_keys"])[:3])
         instead = f" (left out of its file: {left_out})" if left_out else ""
         print(f"WARNING: {name} brings no weights for {', '.join(sorted(info['missing_keys']))}: "
               f"NEWLY INITIALISED, to be learned in pre-training{instead}")
     try_lm(name, model)
+    return model
+
+
+def made_as(config) -> str:
+    """The class of the model that a config was saved with, as in BertForMaskedLM."""
+    return (config.architectures or ["model without architectures in its config.json"])[0]
+
+
+def load_finetuned(name: str, auto_class: type) -> torch.nn.Module:
+    """A model that finetune_*.py saved, or another one with all weights of the same task (an AutoModelFor...
+    class). Raises UserError if it is none."""
+    config = open_lm(name, AutoConfig)
+    wanted = auto_class.__name__.removeprefix("AutoModel")
+    made = made_as(config)
+    if not made.endswith(wanted):
+        raise UserError(f"--lm={name}: is a {made}, and --predict needs a fine-tuned model (...{wanted}), "
+                        "as this script saves without --predict")
+    if config.problem_type not in (None, "single_label_classification") or config.num_labels < 2:
+        raise UserError(f"--lm={name}: does not choose one of several labels ({config.problem_type}, "
+                        f"{config.num_labels} labels), so that --predict cannot use it")
+    model, info = open_lm(name, auto_class, dtype=torch.float32, output_loading_info=True)
+    if info["missing_keys"]:
+        raise UserError(f"--lm={name}: lacks the weights {', '.join(sorted(info['missing_keys'])[:3])}; copy "
+                        "it again, or fine-tune again")
     return model
 
 
@@ -306,6 +338,35 @@ def save_lm(folder: Path, model: torch.nn.Module, tokenizer) -> None:
     # safetensors hides its files from all but their owner.
     for file in folder.glob("*.safetensors"):
         shutil.copymode(folder / "config.json", file)
+
+
+def write_card(folder: Path, script: str, cfg: object, done: str, text: str, **metadata: object) -> None:
+    """Writes README.md of a folder that `script` made, as the Hugging Face hub shows it.
+
+    cfg: the flags of the script; done: what was done to the LM, as in "fine-tuned"; text: what to know of it;
+    metadata: as in ModelCardData, besides the LM and the data set, which are named where the hub has them"""
+    base = runs.base_of(cfg.lm)
+    if base != "tiny" and not base.startswith(".../"):
+        metadata["base_model"] = base
+    dataset = Path(cfg.dataset).name
+    if cfg.dataset.startswith("hf:"):
+        dataset = cfg.dataset.split(":")[1]
+        metadata["datasets"] = [dataset]
+    flags = {name: value for name, value in asdict(cfg).items() if value is not None}
+    versions = [f"{name} {version}" for name, version in runs.versions().items()]
+    card = ModelCard(f"""---
+{ModelCardData(**metadata).to_yaml()}
+---
+# {base.removeprefix(".../")}, {done} on {dataset}
+
+{text}
+
+    python {script} {runs.as_flags(runs.portable(flags))}
+
+Versions: {", ".join(versions)}.
+""")
+    with runs.atomic_write(folder / "README.md") as partial:
+        card.save(partial)
 
 
 # ---------------------------------------------------------------- as it is used

@@ -67,10 +67,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 # ---------------------------------------------------------------- flags
 
-def start(main: Callable, config: type, tiny: dict | None = None) -> None:
+def start(main: Callable, config: type, tiny: dict | None = None, presets: dict | None = None) -> None:
     """Runs a script: main(config) with the flags of the command line. A UserError is one sentence.
 
-    tiny: what the script uses instead of the values of `config` where the LM is `tiny` (toy.py)"""
+    tiny: what the script uses instead of the values of `config` where the LM is `tiny` (toy.py); presets: the
+    same for each value of its flag --preset"""
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(inspect.getmodule(main).__doc__)
         # The flags that scripts share first; the last class is `object`.
@@ -78,6 +79,8 @@ def start(main: Callable, config: type, tiny: dict | None = None) -> None:
             print(inspect.getsource(part))
         if tiny:
             print(f"With --lm=tiny: {as_flags(tiny)}")
+        for name, values in (presets or {}).items():
+            print(f"With --preset={name}: {as_flags(values)}")
         return
     # A terminal or log that is not UTF-8 shows what it cannot print as \\u2581.
     for out in (sys.stdout, sys.stderr):
@@ -88,7 +91,7 @@ def start(main: Callable, config: type, tiny: dict | None = None) -> None:
     if not is_main_process():
         sys.stdout = open(os.devnull, "w")
     try:
-        main(parse_flags(config, sys.argv[1:], tiny))
+        main(parse_flags(config, sys.argv[1:], tiny, presets))
     except UserError as e:
         # One line, also if a name in it has several.
         print("error:", *str(e).splitlines(), file=sys.stderr)
@@ -105,10 +108,12 @@ def start(main: Callable, config: type, tiny: dict | None = None) -> None:
         sys.exit(130)
 
 
-def parse_flags(config: type, args: list[str], tiny: dict | None = None) -> object:
+def parse_flags(config: type, args: list[str], tiny: dict | None = None,
+                presets: dict[str, dict] | None = None) -> object:
     """The dataclass `config`, filled from ["--name=value", ...]. Raises UserError.
 
-    tiny: values of flags that are not given, where the LM is `tiny` or was made from it"""
+    tiny: values of flags that are not given, where the LM is `tiny` or was made from it; presets: the same
+    for each value of --preset, which come before those of tiny"""
     # Fire would read its own flags behind the first, and another call behind the second.
     for sign in ("--", "-"):
         if sign in args:
@@ -127,6 +132,13 @@ def parse_flags(config: type, args: list[str], tiny: dict | None = None) -> obje
     if tiny and is_tiny(given.get("lm", config.lm)):
         defaults = {name: value for name, value in tiny.items() if name in types and name not in given}
         print(f"the LM is tiny, and so these flags have the toy world's values: {as_flags(defaults)}")
+    preset = given.get("preset")
+    if preset:
+        if preset not in (presets or {}):
+            raise UserError(f"--preset={preset}: no such preset{nearest(preset, presets or {})}")
+        chosen = {name: value for name, value in presets[preset].items() if name not in given}
+        print(f"--preset={preset} gives these flags their values: {as_flags(chosen)}")
+        defaults |= chosen
     return config(**defaults, **given)
 
 
@@ -135,13 +147,22 @@ def as_flags(values: dict) -> str:
 
 
 def is_tiny(lm: str) -> bool:
-    """Whether an LM is `tiny`, or what pretrain.py made of it in one run or several."""
+    """Whether an LM is `tiny`, or what our scripts made of it in one run or several."""
+    return base_of(lm) == "tiny"
+
+
+def base_of(lm: str) -> str:
+    """What the runs that made an LM began with: `tiny`, a name of the hub, or .../NAME for a folder."""
     seen = set()
     # A folder that was written over may have come from itself.
     while lm != "tiny" and lm not in seen:
         seen.add(lm)
-        lm = read_run(lm).get("settings", {}).get("lm", lm)
-    return lm == "tiny"
+        run = read_run(lm)
+        if "base_model" in run:
+            return run["base_model"]
+        lm = run.get("settings", {}).get("lm", lm)
+    is_folder = lm != "tiny" and os.path.exists(lm)
+    return f".../{Path(lm).name}" if is_folder else lm
 
 
 def convert(name: str, text: str, flag_type: type) -> object:
@@ -471,7 +492,8 @@ class Run:
         for name, value in self.settings.items():
             # A flag that was added since then is an edit of the code, with which a run may go on.
             is_new = name not in recorded and not self.done
-            if recorded.get(name) != value and name != self.longer and not is_new:
+            # Earlier records may hold whole paths.
+            if portable(recorded.get(name)) != portable(value) and name != self.longer and not is_new:
                 changed.append(f"{name}={recorded.get(name)} there, {value} here")
         if changed:
             raise UserError(f"--out={self.folder}: holds another run ({', '.join(changed)}); remove it, "
@@ -516,9 +538,20 @@ def read_record(file: Path) -> dict:
 
 
 def settings_of(cfg: object, without: tuple[str, ...] = (), **more: object) -> dict:
-    """Every flag of a config but for `out` and those named, and whatever else makes this run what it is."""
+    """Every flag of a config but for `out` and those named, and whatever else makes this run what it is; no
+    absolute paths, as folders of runs are shared."""
     flags = {name: value for name, value in asdict(cfg).items() if name not in ("out", *without)}
-    return flags | more
+    return portable(flags | more)
+
+
+def portable(value: object) -> object:
+    """A setting in which absolute paths end up as .../NAME; what lies there, checksums tell."""
+    if isinstance(value, dict):
+        return {name: portable(part) for name, part in value.items()}
+    if isinstance(value, str):
+        # Paths in a flag may follow a comma or a colon, as in nmg:/a/b,/c/d.
+        return re.sub(r"(?<![^,:])/([^,:]*/)?(?=[^/,:])", ".../", value)
+    return value
 
 
 def digest(settings: object) -> str:

@@ -340,12 +340,7 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
     first = last = None
     skipped = {"empty": [], "rejected": []}
     with error_context(path) as at:
-        # A pipe that nobody writes to would be waited for.
-        if not path.is_file():
-            raise ValueError("is no regular file")
-        if runs.is_lfs_pointer(path):
-            raise ValueError("is not the data, but a pointer of Git LFS to them; `git lfs pull` in its "
-                             "folder fetches them")
+        check_file(path)
         reader = reader_of(path)
         if reader is read_lines:
             # Plain text has no columns.
@@ -377,6 +372,43 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
             print(f"{path}: {len(places):,} {what} rows are skipped, the first at {places[0]}", flush=True)
 
 
+def read_to_predict(path: Path, columns: Columns,
+                    kind: str) -> Iterator[tuple[dict | None, list[dict]]]:
+    """(record, rows) of every row of a file, in order: what a model reads, None where there is no text, and
+    the row itself; in question answering one for each question. kind: "cls" or "qa"; labels are not read."""
+    with error_context(path) as at:
+        check_file(path)
+        reader = reader_of(path)
+        if reader is read_lines:
+            columns = Columns()
+        for where, row in reader(path):
+            at.where = where
+            check_row(row)
+            if kind == "qa":
+                yield qa_record(row, columns), row.get("qas", [row])
+            elif columns.text not in row:
+                raise missing_field(columns.text, row)
+            elif is_missing(row[columns.text]):
+                yield None, [row]
+            else:
+                yield {"text": nonempty(row, columns.text)}, [row]
+
+
+def check_file(path: Path) -> None:
+    # A pipe that nobody writes to would be waited for.
+    if not path.is_file():
+        raise ValueError("is no regular file")
+    if runs.is_lfs_pointer(path):
+        raise ValueError("is not the data, but a pointer of Git LFS to them; `git lfs pull` in its "
+                         "folder fetches them")
+
+
+def check_row(row: object) -> None:
+    if not isinstance(row, dict):
+        raise ValueError(f"a row must be one JSON object, but this is a {type(row).__name__} (pandas writes "
+                         "rows with to_json(orient='records'))")
+
+
 def is_rejected(row: object, columns: Columns) -> bool:
     """Whether the annotator of a label rejected it, as Prodigy says."""
     if not isinstance(row, dict) or columns.label not in row or "answer" in (columns.text, columns.label):
@@ -386,9 +418,7 @@ def is_rejected(row: object, columns: Columns) -> bool:
 
 def record_of(row: dict, columns: Columns) -> dict | None:
     """The record of a row of a table, a paragraph of SQuAD, or a context of MRQA; None for an empty row."""
-    if not isinstance(row, dict):
-        raise ValueError(f"a row must be one JSON object, but this is a {type(row).__name__} (pandas writes "
-                         "rows with to_json(orient='records'))")
+    check_row(row)
     if "qas" in row or is_question(row, columns):
         record = qa_record(row, columns)
     elif columns.text not in row:

@@ -66,7 +66,7 @@ def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
     os.chdir(cwd)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            runs.start(module.main, module.Config, tiny_values_of(module))
+            runs.start(module.main, module.Config, tiny_values_of(module), getattr(module, "PRESETS", None))
     except SystemExit as e:
         code = e.code or 0
     finally:

@@ -103,6 +103,37 @@ def test_the_same_labelled_texts_in_every_format(tmp_path):
         assert list(sources.read(tmp_path / name, sources.Columns())) == rows, name
 
 
+@pytest.mark.parametrize("where", ["folder", "file", "numbered"])
+def test_pre_training_reads_train_and_corpus(where, tmp_path, tok):
+    """All arrays fit to each other, and documents stay apart unless both files number them alike."""
+    rows = [{"text": f"The cat, number {i}.", "label": "ab"[i % 2]} for i in range(20)]
+    more = [{"text": "more dogs"}, {"text": "last"}]
+    if where == "numbered":
+        rows = [row | {"doc": i} for i, row in enumerate(rows)]
+        more = [row | {"doc": 3} for row in more]
+    write_rows(tmp_path / "d/train.jsonl", rows)
+    write_rows(tmp_path / "d/corpus.jsonl", more)
+    if where == "file":
+        data = load(str(tmp_path / "d/train.jsonl"), tok, corpus=str(tmp_path / "d/corpus.jsonl"))
+        with pytest.raises(UserError, match=r"d has a corpus already"):
+            load(str(tmp_path / "d"), tok, corpus=str(tmp_path / "d/corpus.jsonl"))
+    else:
+        data = load(str(tmp_path / "d"), tok)
+    train = data["train"]
+    assert data_prep.what_to_read(data) == "both" and len(train) == 18
+    for _ in range(2):
+        both = data_prep.text_to_read(data, "both")
+        assert texts_of(both) == [*texts_of(train), "more dogs", "last"] and both.train is train
+        assert words_under(both) == [*words_under(train), *words_under(data["corpus"])]
+        assert both.input_ids.tolist() == [*train.input_ids, *data["corpus"].input_ids]
+        assert all_of(blocks(both, 16)).maskable.sum() == len(both.input_ids) == both.token_start[-1]
+        assert len(np.unique(both.doc)) == (20 if where != "numbered" else len({*train.doc, 3}))
+    for read, texts in (("train", texts_of(train)), ("corpus", ["more dogs", "last"])):
+        assert texts_of(data_prep.text_to_read(data, read)) == texts
+    with pytest.raises(UserError, match="--read=all: allowed are train, corpus, both"):
+        data_prep.text_to_read(data, "all")
+
+
 def class_labels(labels):
     """A Dataset as the hub has it: labels are numbers of the names neg and pos, or -1."""
     features = datasets.Features({"text": datasets.Value("string"),

@@ -1,5 +1,6 @@
 """EM and F1 against torchmetrics, predictions against brute force, and both scripts as a user runs them."""
 import errno
+import functools
 import importlib
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 import torch
 from conftest import ROOT, TEXTS, call, device_of, fast_tokenizer, random_lm, squad, torchrun, write_rows
 from filelock import FileLock, Timeout
+from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers
@@ -91,8 +93,10 @@ def test_one_label_for_all_texts_is_warned_of(gold, predicted, warned, lm_folder
     lines = [{"gold": g, "predicted": p} for g, p in zip(gold, predicted, strict=True)]
     monkeypatch.setattr(finetune_cls, "finetune", lambda *_, **__: None)
     monkeypatch.setattr(finetune_cls, "predictions", lambda *_: lines)
-    done = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", cwd=tmp_path)
+    done = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--save_model=False",
+                cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "F1 by label: " in done.stdout and "Model: not saved" in done.stdout
     assert done.stdout.count("WARNING: all texts were given the label b") == warned
 
 
@@ -557,7 +561,7 @@ def test_a_test_file_without_labels_is_predicted(script, lm_folder, cls_folder, 
         for paragraph in asked["data"][0]["paragraphs"]:
             del paragraph["qas"][0]["answers"]
         (qa_folder / "test.json").write_text(json.dumps(asked))
-        folder, kept = qa_folder, {"id", "answer", "score"}
+        folder, kept = qa_folder, {"id", "answer", "score", "probability"}
     flags = (f"--dataset={folder}", f"--lm={lm_folder}", "--epochs=1", "--max_len=32", "--out=o")
     for _ in range(2):
         result = call(script, *flags, cwd=tmp_path)
@@ -709,7 +713,7 @@ def test_a_row_twice_is_the_same(script, tmp_path, lm_folder, cls_folder, qa_fol
     predictions; a third in the same place does nothing."""
     data = cls_folder if script == "finetune_cls.py" else qa_folder
     flags = [f"--dataset={data}", "--max_len=64", "--lr=1e-3"]
-    finetune = [script, *flags, "--lm=adapted", "--epochs=3", "--save_model=True", "--out=o"]
+    finetune = [script, *flags, "--lm=adapted", "--epochs=3", "--out=o"]
     rows, predictions = [], []
     for place in (tmp_path / "one", tmp_path / "two"):
         place.mkdir()
@@ -725,7 +729,7 @@ def test_a_row_twice_is_the_same(script, tmp_path, lm_folder, cls_folder, qa_fol
     for row in rows:
         del row["seconds"]
     assert rows[0] == rows[1]
-    assert rows[0]["masker"] == "whole" and rows[0]["lm"] == str(lm_folder)
+    assert rows[0]["masker"] == "whole" and rows[0]["lm"] == ".../lm"
 
     again = call(*finetune, cwd=tmp_path / "two")
     assert "already done" in again.stdout
@@ -741,7 +745,7 @@ def test_predictions_scores_and_model_agree(script, auto_class, tmp_path, lm_fol
     """The line of results is the mean of predictions.jsonl, which the saved model makes again."""
     data = cls_folder if script == "finetune_cls.py" else qa_folder
     result = call(script, f"--dataset={data}", f"--lm={lm_folder}", "--max_len=64", "--epochs=1",
-                  "--save_model=True", "--out=o", cwd=tmp_path)
+                  "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     row = runs.read_rows(tmp_path / "results.jsonl")[0]
     lines = runs.read_rows(tmp_path / "o/predictions.jsonl")
@@ -761,6 +765,95 @@ def test_predictions_scores_and_model_agree(script, auto_class, tmp_path, lm_fol
     assert row["predictions"] == "o/predictions.jsonl" and row["masker"] == "none"
 
 
+# ---------------------------------------------------------------- rows without labels
+
+@pytest.fixture
+def classifier(lm_folder, cls_folder, tmp_path):
+    """The folder of a fine-tuned model, by an absolute path, as all that went into it."""
+    done = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=24",
+                "--epochs=1", f"--out={tmp_path / 'model'}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_new_rows_are_predicted(suffix, classifier, cls_folder, tmp_path):
+    """The texts of test again, among others and one that is blank: the same predictions, every row in its
+    place with its own columns."""
+    texts = [row["text"] for row in runs.read_rows(cls_folder / "test.jsonl")]
+    rows = [{"id": f"0{i}", "text": text, "note": 'a, "b"'} for i, text in enumerate([*texts, " ", texts[0]])]
+    if suffix == ".csv":
+        pd.DataFrame(rows).to_csv(tmp_path / "new.csv", index=False)
+    else:
+        write_rows(tmp_path / "new.jsonl", rows)
+    done = call("finetune_cls.py", f"--predict=new{suffix}", f"--lm={classifier}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # The length is that of fine-tuning; texts of other lengths would have other predictions.
+    assert "10 of 11 rows have text" in done.stdout and "cut to 24 tokens" in done.stdout
+    out = tmp_path / f"new.predicted{suffix}"
+    read = functools.partial(pd.read_csv, dtype={"id": str}) if suffix == ".csv" else runs.read_rows
+    found = pd.DataFrame(read(out))
+    assert found[["id", "text", "note"]].to_dict("records") == rows
+    gold = [line["predicted"] for line in runs.read_rows(classifier / "predictions.jsonl")]
+    assert found["predicted"].dropna().tolist() == [*gold, gold[0]] and found["predicted"].isna()[9]
+    p = found.drop(index=9)[["p_cat", "p_dog", "p_long", "p_short"]].astype(float)
+    assert np.allclose(p.sum(axis=1), 1, atol=1e-5)
+    assert p.idxmax(axis=1).str.removeprefix("p_").tolist() == [*gold, gold[0]]
+    # Nothing is written over, and no column is.
+    for flags, said in (([], "is there already"), ([f"--predict={out}"], "has a column 'predicted' already")):
+        again = call("finetune_cls.py", f"--predict=new{suffix}", f"--lm={classifier}", *flags, cwd=tmp_path)
+        assert again.returncode == 2 and said in again.stderr
+
+
+def test_new_questions_are_answered(lm_folder, qa_folder, tmp_path):
+    done = call("finetune_qa.py", f"--dataset={qa_folder}", f"--lm={lm_folder}", "--max_len=48", "--epochs=1",
+                "--out=o", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = runs.read_rows(tmp_path / "o/predictions.jsonl")
+    asked = json.loads((qa_folder / "test.json").read_text())["data"][0]["paragraphs"]
+    rows = [{"mine": 7, "id": "a", "context": part["context"], "question": part["qas"][0]["question"]}
+            for part in asked]
+    write_rows(tmp_path / "flat.jsonl", rows)
+    for file, own in ((qa_folder / "test.json", {"id": "q1"}), ("flat.jsonl", rows[1])):
+        done = call("finetune_qa.py", f"--predict={file}", "--lm=o", "--out=p.jsonl", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        found = runs.read_rows(tmp_path / "p.jsonl")
+        assert [row["predicted"] for row in found] == [line["answer"] for line in lines]
+        assert [row["score"] for row in found] == pytest.approx([line["score"] for line in lines], abs=1e-4)
+        assert all(0 < row["probability"] < 1 for row in found)
+        assert found[1] == found[1] | own
+        (tmp_path / "p.jsonl").unlink()
+
+
+@pytest.mark.parametrize(("script", "flags", "said"), [
+    ("finetune_cls.py", ["--lm=lm"], "--lm=lm: is a BertForMaskedLM, and --predict needs a fine-tuned model"),
+    ("finetune_qa.py", ["--lm=model"], "--lm=model: is a BertForSequenceClassification, and --predict needs"),
+    ("finetune_cls.py", ["--lm=model", "--text=body"], "new.csv:2: the field 'body' is missing"),
+    ("finetune_cls.py", ["--lm=model", "--predict=no.csv"], "--predict=no.csv: no such file"),
+    ("finetune_qa.py", ["--lm=lm"], "needs a fine-tuned model (...ForQuestionAnswering)"),
+])
+def test_what_cannot_predict(script, flags, said, classifier, tmp_path):
+    (tmp_path / "new.csv").write_text("text\na b\n")
+    result = call(script, "--predict=new.csv", *flags, cwd=tmp_path)
+    assert result.returncode == 2 and said in result.stderr and result.stderr.count("\n") == 1
+    assert not (tmp_path / "new.predicted.csv").exists()
+
+
+def test_a_model_that_can_be_shared(classifier, cls_folder, tmp_path):
+    """No file of it says where things lie; its card tells what was scored. As an LM it lends its encoder."""
+    for file in classifier.glob("*.json*"):
+        assert str(tmp_path) not in file.read_text(), file
+    card = ModelCard.load(classifier / "README.md").text
+    assert "# lm, fine-tuned on data" in card and "Scores on test (9 examples), in percent: accuracy" in card
+    assert "F1 by label: cat " in card and "--dataset=.../data" in card
+    more = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={classifier}", "--max_len=24",
+                "--epochs=1", "--out=o", cwd=tmp_path)
+    assert "is a fine-tuned model (BertForSequenceClassification): its head is replaced" in more.stdout
+    again = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={tmp_path / 'lm'}", "--max_len=24",
+                 "--epochs=1", "--out=model", cwd=tmp_path)
+    assert "already done" in again.stdout and "Scores on test (9 examples)" in again.stdout
+
+
 @pytest.mark.slow
 def test_two_processes_give_one_result(tmp_path, lm_folder, cls_folder):
     result = torchrun(2, "finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=48",
@@ -769,7 +862,7 @@ def test_two_processes_give_one_result(tmp_path, lm_folder, cls_folder):
     rows = runs.read_rows(tmp_path / "results.jsonl")
     assert len(rows) == 1 and 0 <= rows[0]["accuracy"] <= 100
     assert len(runs.read_rows(tmp_path / "o/predictions.jsonl")) == 9
-    assert result.stdout.count('"accuracy"') == 1
+    assert result.stdout.count("Scores on test (9 examples)") == 1
 
 
 @pytest.mark.parametrize(("script", "flags", "said"), [
@@ -898,8 +991,7 @@ def test_a_line_of_results(tmp_path, capsys):
     assert "torch" in versions
     assert row.pop("config") == run.settings
     assert row.pop("metrics") == ["accuracy", "macro_f1"]
-    # what is printed is the line without what is long
-    assert json.loads(capsys.readouterr().out) == row
+    assert capsys.readouterr().out == ""
     assert row == {"dataset": "d", "lm": "base", "masker": "whole", "row": None, "seed": 0, "split": "test",
                    "examples": 8, "accuracy": 50.0, "macro_f1": 40.0, "held_out_loss": [3.0, 2.5],
                    "seconds": {"train": 1.0},

@@ -278,7 +278,7 @@ def test_a_saved_classifier_is_for_one_label(tmp_path, lm_folder, cls_folder):
     edit_config(lm_folder, problem_type="multi_label_classification", id2label={i: f"L{i}" for i in range(6)},
                 label2id={f"L{i}": i for i in range(6)})
     done = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=1", "--out=o",
-                "--save_model=True", cwd=tmp_path)
+                cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     config = json.loads((tmp_path / "o/config.json").read_text())
     assert config["problem_type"] == "single_label_classification"
@@ -467,7 +467,7 @@ def test_a_lm_with_one_token_type_gets_none(types, tmp_path, lm_folder, qa_folde
     lm = type(lm)(type(lm.config).from_dict(lm.config.to_dict() | {"type_vocab_size": types}))
     lm.save_pretrained(lm_folder)
     done = call("finetune_qa.py", f"--dataset={qa_folder}", f"--lm={lm_folder}", "--max_len=48", "--epochs=1",
-                "--out=o", "--save_model=True", cwd=tmp_path)
+                "--out=o", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not SpecialTokens.of(models.load_tokenizer(str(lm_folder))).pair_types
     assert "token_type_ids" not in transformers.AutoTokenizer.from_pretrained(tmp_path / "o")("a", "a")

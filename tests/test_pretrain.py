@@ -590,7 +590,7 @@ def test_none_hands_the_lm_on_as_it_is(tmp_path, flags, lm_folder):
 def test_the_origin_of_a_lm(tmp_path, flags, lm_folder):
     call("pretrain.py", *flags, "--masker=whole", "--seed=4", "--out=o", cwd=tmp_path)
     found = finetune.origin_of(str(tmp_path / "o"))
-    expected = {"lm": str(lm_folder), "masker": "whole", "seed": 4, "p": 0.15, "epochs": 1, "max_len": 32}
+    expected = {"lm": ".../lm", "masker": "whole", "seed": 4, "p": 0.15, "epochs": 1, "max_len": 32}
     assert {name: found["settings"][name] for name in expected} == expected
     before, after = found["held_out_loss"]
     assert found["seconds"] > 0 and before > after > 0
@@ -598,7 +598,7 @@ def test_the_origin_of_a_lm(tmp_path, flags, lm_folder):
 
 def test_the_origin_of_a_lm_without_further_pre_training(lm_folder):
     weights = models.weights_of(str(lm_folder))
-    expected = {"lm": str(lm_folder), "weights": weights, "masker": "none", "p": None}
+    expected = {"lm": ".../lm", "weights": weights, "masker": "none", "p": None}
     found = finetune.origin_of(str(lm_folder))
     assert {name: found["settings"].get(name) for name in expected} == expected
     assert found["seconds"] == 0 and found["held_out_loss"] is None
@@ -953,6 +953,21 @@ def test_a_masker_that_fails_shows_it_before_training(tmp_path, flags, monkeypat
     monkeypatch.setattr(pretrain, "pretrain", None)
     result = call("pretrain.py", *flags, "--masker=mine.py:mine", cwd=tmp_path)
     assert result.returncode == 2 and "the masker 'mine' must return a bool array (B, L)" in result.stderr
+
+
+def test_the_text_that_is_read_is_told(tmp_path, lm_folder, cls_folder, monkeypatch):
+    """Of the toy world the corpus, with which it was tuned; elsewhere all there is, unless it is said."""
+    def stop(model, pieces, masker, **_):
+        raise UserError(f"{len(pieces.split)} texts")
+
+    monkeypatch.setattr(pretrain, "pretrain", stop)
+    (tmp_path / "more.txt").write_text("one\ntwo\n")
+    given = [f"--dataset={cls_folder}", f"--lm={lm_folder}"]
+    for flags, read, n in ((["--lm=tiny"], "corpus", 2560), (given, "train", 24),
+                           ([*given, "--corpus=more.txt"], "train and corpus", 26),
+                           ([*given, "--corpus=more.txt", "--read=corpus"], "corpus", 2)):
+        result = call("pretrain.py", *flags, "--max_len=24", cwd=tmp_path)
+        assert f"Pre-training reads {read}: {n:,} texts" in result.stdout and f"{n} texts" in result.stderr
 
 
 def test_every_flag_reaches_the_training(tmp_path, lm_folder, cls_folder, monkeypatch):

@@ -155,7 +155,7 @@ def test_more_flags():
                       PRETRAIN_FLAGS="--spacy_model=some_model", FINETUNE_FLAGS="--lr=2e-4")
     before, _, after = commands[0].partition(" && ")
     assert " --masker=entity --seed=0 --spacy_model=some_model " in before
-    assert " --seed=0 --lr=2e-4 " in after
+    assert " --seed=0 --save_model=False --lr=2e-4 " in after
     assert "spacy_model" not in after
 
 

@@ -139,6 +139,46 @@ def test_the_toy_worlds_values_are_those_of_flags_that_are_not_given(tmp_path, c
         assert parse_flags(Config, [f"--lm={tmp_path / lm}-twice"], tiny).lr == lr
 
 
+@pytest.mark.parametrize(("value", "expected"), [
+    ("/home/me/lm", ".../lm"), ("/data", ".../data"), ("runs/lm", "runs/lm"), ("hf:a/b:c", "hf:a/b:c"),
+    ("nmg:/home/me/a,/b/c", "nmg:.../a,.../c"), ("/home/me/my.py:rare", ".../my.py:rare"),
+    ({"policy": {"lm": "/a/b"}, "lr": 0.1}, {"policy": {"lm": ".../b"}, "lr": 0.1}), (None, None),
+])
+def test_settings_without_the_folders_of_a_machine(value, expected):
+    assert runs.portable(value) == expected
+    assert runs.portable(expected) == expected
+
+
+def test_a_run_whose_record_holds_whole_paths_goes_on(tmp_path, capsys):
+    Run(tmp_path / "o", {"dataset": "/home/me/d.csv"}).finish()
+    assert Run(tmp_path / "o", {"dataset": ".../d.csv"}).done
+    with pytest.raises(UserError, match="holds another run"):
+        Run(tmp_path / "o", {"dataset": ".../e.csv"})
+
+
+def test_what_an_lm_was_made_from(tmp_path):
+    """Also where the folders between are gone."""
+    (tmp_path / "own").mkdir()
+    for lm, base in (("tiny", "tiny"), ("a/b", "a/b"), (str(tmp_path / "own"), ".../own")):
+        assert runs.base_of(lm) == base
+        Run(tmp_path / base[-3:], {"lm": ".../gone"}).finish(base_model=runs.base_of(lm))
+        assert runs.base_of(str(tmp_path / base[-3:])) == base
+
+
+def test_a_preset_comes_after_what_is_given_and_before_the_toy_worlds(capsys):
+    @dataclass
+    class Preset(Config):
+        preset: str | None = None
+
+    presets = {"small": {"epochs": 7, "lr": 0.1, "seed": 5}}
+    cfg = parse_flags(Preset, ["--preset=small", "--seed=0"], {"lr": 0.5, "p": 0.2}, presets)
+    assert (cfg.epochs, cfg.lr, cfg.seed, cfg.p) == (7, 0.1, 0, 0.2)
+    assert "--preset=small gives these flags their values: --epochs=7 --lr=0.1\n" in capsys.readouterr().out
+    assert parse_flags(Preset, ["--lm=bert"], None, presets) == Preset(lm="bert")
+    with pytest.raises(UserError, match="--preset=smal: no such preset; did you mean 'small'"):
+        parse_flags(Preset, ["--preset=smal"], None, presets)
+
+
 def test_a_flag_of_a_fork_that_is_a_list():
     @dataclass
     class Forked(Config):

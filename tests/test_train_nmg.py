@@ -52,6 +52,27 @@ IN_PAPERS_FORM = [*SHORT, "--paper=True", "--replay_size=60"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
+def test_the_preset_of_small_tasks(lm_folder, cls_folder, tmp_path, monkeypatch):
+    """Its values reach the run, but for flags that are given; the run is the one with these flags."""
+    seen = []
+
+    def stop(cfg, *_):
+        seen.append(cfg)
+        raise UserError("stop")
+
+    monkeypatch.setattr(train_nmg, "meta_train", stop)
+    flags = [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=32", "--ft_max_len=32",
+             "--batch_size=4", "--out=o"]
+    recipe = train_nmg.PRESETS["small_tasks"] | {"batch_size": 4, "ft_max_len": 32}
+    spelled = [f"--{name}={value}" for name, value in recipe.items()]
+    for chosen in (["--preset=small_tasks"], spelled):
+        result = call("train_nmg.py", *flags, *chosen, cwd=tmp_path)
+        assert result.stderr.endswith("error: stop\n"), result.stderr
+        assert {name: getattr(seen[-1], name) for name in recipe} == recipe
+        # A checkpoint of the one goes on with the other.
+        (tmp_path / "o/plays").mkdir(exist_ok=True)
+
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 

@@ -92,4 +92,4 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    runs.start(main, Config, tiny=toy.TRAIN_NMG)
+    runs.start(main, Config, presets=train_nmg.PRESETS, tiny=toy.TRAIN_NMG)

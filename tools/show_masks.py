@@ -214,7 +214,7 @@ def main(cfg: Config) -> None:
     tokenizer = load_tokenizer(cfg.lm)
     model = load_lm(cfg.lm, cfg.seed)
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=cfg.spacy_model, columns=cfg)
-    split = data[cfg.split] if cfg.split else data.corpus
+    split = data[cfg.split] if cfg.split else data_prep.text_to_read(data, data_prep.what_to_read(data))
     pieces = blocks(split, max_len_of(model, data.block_len))
 
     # 2. what they choose in some texts, as a page
