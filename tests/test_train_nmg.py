@@ -862,7 +862,8 @@ def test_a_small_run(finished):
     place, result = finished
     assert result.returncode == 0, result.stderr
     files = sorted(file.name for file in (place / "o").iterdir())
-    assert files == ["curves.png", "metrics.jsonl", "plays", "policy.json", "policy.safetensors", "run.json"]
+    assert files == ["README.md", "curves.png", "metrics.jsonl", "plays", "policy.json", "policy.safetensors",
+                     "run.json"]
     names = sorted(file.name for file in (place / "o/plays").iterdir())
     assert names == ["00001.npz", "00002.npz", "00003.npz", "00004.npz"]
     metrics = runs.read_rows(place / "o/metrics.jsonl")
