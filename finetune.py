@@ -1,7 +1,8 @@
 """Fine-tunes an LM, predicts a split, and adds a line to the results: what all finetune_*.py have in common.
 
     evaluate(cfg, sys.modules[__name__])      # main() of finetune_cls.py, which is itself the task
-    predict(cfg, sys.modules[__name__])       # with --predict: a fine-tuned model, and rows without labels
+
+With --predict it does not train: it predicts rows without labels with a fine-tuned model.
 """
 import csv
 import itertools
@@ -46,11 +47,15 @@ class EvaluationConfig(Columns):
 
 
 def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
-    """Fine-tunes cfg.lm on train (all processes of torchrun), predicts a split, and adds a line of results.
+    """Fine-tunes cfg.lm on train (all processes of torchrun), predicts a split, and adds a line of results;
+    with cfg.predict see `predict`.
 
     task: finetune_cls, finetune_qa, or another file with their interface
     cfg: the Config of that file; options: more keyword arguments of its pieces_of"""
     loop.use_fast_path(cfg.fast)
+    if cfg.predict:
+        predict(cfg, task, **options)
+        return
     check_results(Path(cfg.results))
 
     # 1. the LM and the data
@@ -120,8 +125,9 @@ def report(folder: Path, split: str, task: ModuleType) -> None:
     print(*in_words(runs.read_run(folder)["scores"], lines, split, task), sep="\n")
     print(f"Predictions: {folder}/predictions.jsonl")
     if (folder / "config.json").exists():
-        print(f"Model: {folder}. It predicts new rows: python finetune_{task.KIND}.py --predict=FILE "
-              f"--lm={folder}")
+        print(f"Model: {folder}")
+        if hasattr(task, "outputs"):
+            print(f"It predicts new rows: python finetune_{task.KIND}.py --predict=FILE --lm={folder}")
     else:
         print("Model: not saved (--save_model=False)")
 
@@ -244,7 +250,9 @@ def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     task, options: as in evaluate. A row without text stays, and nothing is predicted for it."""
     if not runs.is_main_process():
         return
-    loop.use_fast_path(cfg.fast)
+    if not hasattr(task, "outputs"):
+        raise UserError(f"--predict={cfg.predict}: finetune_{task.KIND}.py does not predict rows: it has no "
+                        "`outputs`")
     out = predicted_file(cfg)
 
     # 1. the model, with the length that it was fine-tuned with
@@ -255,9 +263,11 @@ def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
 
     # 2. the rows; of a text with several questions, a row for each
-    columns = Columns(cfg.text, cfg.label, cfg.doc)
-    rows, predicted, records = [], [], []
-    for record, own in read_to_predict(Path(cfg.predict), columns, task.KIND):
+    records = []
+    rows = []
+    # Those of `rows` that have text; the same dicts, so that what is added to one is written with the other.
+    predicted = []
+    for record, own in read_to_predict(Path(cfg.predict), cfg, task.KIND):
         own = [dict(row) for row in own]
         rows += own
         if record:

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification
 
-from finetune import EvaluationConfig, evaluate, predict
+from finetune import EvaluationConfig, evaluate
 from nmg import runs, toy
 from nmg.data import Pieces, Split, collate, truncated
 from nmg.loop import autocast, check_finite, device, fit, length_batches, progress, to_device
@@ -151,8 +151,7 @@ def f1_by_label(lines: list[dict]) -> dict[str, float]:
 # ---------------------------------------------------------------- the script
 
 def main(cfg: Config) -> None:
-    stage = predict if cfg.predict else evaluate
-    stage(cfg, sys.modules[__name__])
+    evaluate(cfg, sys.modules[__name__])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForQuestionAnswering
 
-from finetune import EvaluationConfig, evaluate, predict
+from finetune import EvaluationConfig, evaluate
 from nmg import runs, toy
 from nmg.data import Batch, Pieces, Split, collate, windows
 from nmg.loop import autocast, check_finite, device, fit, length_batches, progress, to_device
@@ -123,12 +123,11 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
             output = model(**to_device(batch.tensors()))
         real = torch.tensor(batch.attention_mask, device=device())
         check_finite(output.start_logits[real] + output.end_logits[real], "the predictions")
-        log_prob[indices] = answer_log_prob(output, batch, pieces)
+        log_probs = ends_log_probs(output, batch)
+        log_prob[indices] = answer_log_prob(log_probs, batch, pieces)
         in_text = torch.tensor(batch.in_text, device=device())
         score[indices], columns = best_span(output, in_text, pieces.max_answer)
-        log_total = output.start_logits.float().masked_fill(~real, -torch.inf).logsumexp(1)
-        log_total += output.end_logits.float().masked_fill(~real, -torch.inf).logsumexp(1)
-        probability[indices] = np.exp(score[indices] - log_total.cpu().numpy())
+        probability[indices] = span_log_prob(log_probs, torch.from_numpy(columns)).exp().numpy()
         tokens[indices] = np.take_along_axis(batch.token_at, columns, 1)
 
     # The best window of each question comes first.
@@ -182,13 +181,21 @@ def answer_text(split: Split, question: int, first: int, last: int) -> str:
     return text[split.char_begin[first]:split.char_end[last]].strip()
 
 
-def answer_log_prob(output, batch: Batch, pieces: Pieces) -> np.ndarray:
-    """(B,) log probability of the answer's first and last token; NaN where a window does not hold it."""
+def ends_log_probs(output, batch: Batch) -> torch.Tensor:
+    """(B, 2, L) log probability of each token of a window as the answer's first, and as its last."""
     logits = torch.stack((output.start_logits, output.end_logits), 1).float().cpu()             # (B, 2, L)
     padding = torch.from_numpy(~batch.attention_mask)[:, None]
-    log_probs = logits.masked_fill(padding, -torch.inf).log_softmax(-1)
-    gold = targets(batch, pieces)                                                               # (B, 2)
-    log_prob = log_probs.gather(-1, gold[..., None]).sum((1, 2)).numpy()
+    return logits.masked_fill(padding, -torch.inf).log_softmax(-1)
+
+
+def span_log_prob(log_probs: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """(B,) log probability of the spans with the first and last columns (B, 2)."""
+    return log_probs.gather(-1, columns[..., None]).sum((1, 2))
+
+
+def answer_log_prob(log_probs: torch.Tensor, batch: Batch, pieces: Pieces) -> np.ndarray:
+    """(B,) log probability of the answer's first and last token; NaN where a window does not hold it."""
+    log_prob = span_log_prob(log_probs, targets(batch, pieces)).numpy()
     return np.where(holds_answer(pieces, batch.indices), log_prob, np.nan)
 
 
@@ -222,8 +229,7 @@ def f1_score(predicted: str, references: list[str]) -> float:
 # ---------------------------------------------------------------- the script
 
 def main(cfg: Config) -> None:
-    stage = predict if cfg.predict else evaluate
-    stage(cfg, sys.modules[__name__], max_answer=cfg.max_answer)
+    evaluate(cfg, sys.modules[__name__], max_answer=cfg.max_answer)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nmg.runs import UserError, atomic_write
+from nmg.runs import UserError, atomic_write, checksum, digest
 
 
 @dataclass
@@ -74,4 +74,14 @@ def load_episode(file: Path) -> tuple[Episode, dict]:
 
 def load_episodes(folder: Path) -> list[tuple[Episode, dict]]:
     """All episodes of a run, in order; none if it has not played yet."""
-    return [load_episode(file) for file in sorted((folder / "plays").glob("[!.]*.npz"))]
+    return [load_episode(file) for file in files_of(folder)]
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of all episodes of a run, in order."""
+    return sorted((folder / "plays").glob("[!.]*.npz"))
+
+
+def checksum_of_plays(folder: Path) -> str:
+    """A checksum of all episodes of a run."""
+    return digest([checksum(file) for file in files_of(folder)])

@@ -340,17 +340,12 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
     first = last = None
     skipped = {"empty": [], "rejected": []}
     with error_context(path) as at:
-        check_file(path)
-        reader = reader_of(path)
-        if reader is read_lines:
-            # Plain text has no columns.
-            columns = Columns()
-        for where, row in reader(path):
-            at.where = where
-            if is_rejected(row, columns):
+        for row, fields in rows_of(path, columns, at):
+            where = at.where
+            if is_rejected(row, fields):
                 skipped["rejected"].append(where)
                 continue
-            record = record_of(row, columns)
+            record = record_of(row, fields)
             if record is None:
                 skipped["empty"].append(where)
                 continue
@@ -377,30 +372,32 @@ def read_to_predict(path: Path, columns: Columns,
     """(record, rows) of every row of a file, in order: what a model reads, None where there is no text, and
     the row itself; in question answering one for each question. kind: "cls" or "qa"; labels are not read."""
     with error_context(path) as at:
-        check_file(path)
-        reader = reader_of(path)
-        if reader is read_lines:
-            columns = Columns()
-        for where, row in reader(path):
-            at.where = where
+        for row, fields in rows_of(path, columns, at):
             check_row(row)
             if kind == "qa":
-                yield qa_record(row, columns), row.get("qas", [row])
-            elif columns.text not in row:
-                raise missing_field(columns.text, row)
-            elif is_missing(row[columns.text]):
+                yield qa_record(row, fields), row.get("qas", [row])
+            elif fields.text not in row:
+                raise missing_field(fields.text, row)
+            elif is_missing(row[fields.text]):
                 yield None, [row]
             else:
-                yield {"text": nonempty(row, columns.text)}, [row]
+                yield {"text": nonempty(row, fields.text)}, [row]
 
 
-def check_file(path: Path) -> None:
+def rows_of(path: Path, columns: Columns, at: SimpleNamespace) -> Iterator[tuple[object, Columns]]:
+    """The rows of a file, each with the names of its fields (plain text has fixed ones). Sets at.where to the
+    place of each."""
     # A pipe that nobody writes to would be waited for.
     if not path.is_file():
         raise ValueError("is no regular file")
     if runs.is_lfs_pointer(path):
         raise ValueError("is not the data, but a pointer of Git LFS to them; `git lfs pull` in its "
                          "folder fetches them")
+    reader = reader_of(path)
+    if reader is read_lines:
+        columns = Columns()
+    for at.where, row in reader(path):
+        yield row, columns
 
 
 def check_row(row: object) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import re
+import shutil
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -675,6 +676,12 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     result = call("train_nmg.py", *SMALL, "--episodes=1", f"--plays={place}/o", "--out=on", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert len(runs.read_rows(tmp_path / "on/metrics.jsonl")) == 1
+    # Other plays in a folder of the same name are another run.
+    shutil.copytree(place / "o", tmp_path / "other/o")
+    (tmp_path / "other/o/plays/00001.npz").unlink()
+    flags = [*SMALL, "--episodes=0", f"--plays={tmp_path}/other/o", f"--out={tmp_path / '0'}"]
+    result = call("train_nmg.py", *flags, cwd=tmp_path)
+    assert result.returncode == 2 and "holds another run (plays_checksum=" in result.stderr
 
 
 @pytest.mark.parametrize(("flags", "said"), [

@@ -61,8 +61,6 @@ def main(cfg: Config) -> None:
     folders = (cfg.plays or "").split(",")
     if len(folders) < 2:
         raise UserError("--plays=A,B: the plays of at least two runs are needed")
-    if cfg.seeds < 1:
-        raise UserError(f"--seeds={cfg.seeds}: must be 1 or more")
     if not all(number.isdigit() and int(number) > 0 for number in cfg.updates.split(",")):
         raise UserError(f"--updates={cfg.updates}: must be numbers above 0, separated by commas")
     loop.use_fast_path(cfg.fast)

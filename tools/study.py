@@ -38,7 +38,7 @@ import train_nmg
 from nmg import loop, runs, sources, toy
 from nmg.data import cut_docs
 from nmg.loop import torch_seed
-from nmg.policies import SHARPNESS, Policy
+from nmg.policies import Policy
 from nmg.runs import UserError
 from nmg.sources import Columns, Source
 from nmg.subtasks import SubTaskSampler
@@ -158,7 +158,7 @@ def parsed(config: type, fields: dict, where: str, own: dict) -> object:
     # The toy world's values are those of train_nmg.py.
     tiny = {} if config is Plan else toy.TRAIN_NMG
     try:
-        return runs.parse_flags(config, flags, tiny)
+        return runs.parse_flags(config, flags, tiny, train_nmg.PRESETS)
     except UserError as e:
         raise UserError(f"{where}: {e}") from None
 
@@ -201,9 +201,7 @@ def divide(study: Study) -> None:
     if is_new.all() or not is_new.any():
         raise UserError(f"{study.file}: new_share={plan.new_share}: {plan.dataset} has "
                         f"{len(np.unique(docs))} documents with labels, too few for two parts")
-    parts = {"learn": [], "new": []}
-    for record, new in zip(gold, is_new, strict=True):
-        parts["new" if new else "learn"].append(record)
+    parts = {"learn": list(itertools.compress(gold, ~is_new)), "new": list(itertools.compress(gold, is_new))}
     # Where documents have numbers, two of them may hold the same text.
     known = {data_prep.plain(record["text"]) for record in parts["learn"]}
     parts["new"] = [record for record in parts["new"] if data_prep.plain(record["text"]) not in known]
@@ -230,7 +228,7 @@ def run(study: Study) -> None:
     with runs.locked(log):
         refuse_another_plan(study, settings)
         for number in range(plan.policies):
-            save_untrained(study.folder / f"untrained-{number}", lm.config.hidden_size, number)
+            save_untrained(study, lm.config.hidden_size, number)
     warn_of_commits(log)
 
     plays = list(itertools.product(range(plan.seed, plan.seed + plan.seeds), study.rows))
@@ -282,11 +280,14 @@ def flat(settings: dict) -> dict:
     return found
 
 
-def save_untrained(folder: Path, hidden_size: int, seed: int) -> None:
+def save_untrained(study: Study, hidden_size: int, number: int) -> None:
+    """Saves a policy that has learned nothing, as sharp as those that learn."""
+    folder = study.folder / f"untrained-{number}"
     # Written last of all.
     if not (folder / "policy.safetensors").exists():
-        torch_seed(seed, "untrained")
-        Policy(hidden_size, SHARPNESS).save(folder)
+        torch_seed(number, "untrained")
+        sharpness = None if study.learn.paper else study.learn.sharpness
+        Policy(hidden_size, sharpness).save(folder)
 
 
 # ---------------------------------------------------------------- the table

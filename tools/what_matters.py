@@ -133,7 +133,8 @@ def main(cfg: Config) -> None:
         runs.write_rows(log, lines)
     warn_of_commits(log)
     plays = list(itertools.product(range(cfg.seed, cfg.seed + cfg.seeds), names))
-    with tqdm(total=len(plays), unit="play", disable=None) as bar:
+    n_done = len(done_plays(log).intersection(plays))
+    with tqdm(total=len(plays), initial=n_done, unit="play", disable=None) as bar:
         for seed, name in runs.shared(plays, lambda: done_plays(log), locks_of(log)):
             add_play(log, play(name, seed, lm, sampler, task, cfg), settings)
             bar.update()
