@@ -294,7 +294,7 @@ def main(cfg: Config) -> None:
     models.write_card(run.folder, "pretrain.py", cfg, "further pre-trained",
                       what_was_done(cfg, pieces, steps, before, after), library_name="transformers",
                       pipeline_tag="fill-mask")
-    run.finish(held_out_loss=[before, after], seconds=round(seconds, 1), base_model=runs.base_of(cfg.lm))
+    run.finish(held_out_loss=[before, after], seconds=round(seconds, 3), base_model=runs.base_of(cfg.lm))
     print(f"saved {run.folder}: {steps:,} steps in {seconds:.1f} s")
     if held_out:
         print_perplexity(before, after)
