@@ -30,7 +30,7 @@ from nmg.runs import UserError
 
 @dataclass
 class Config(train_nmg.Config):
-    updates: str = "20,40,80"       # updates_per_episode to compare, separated by commas
+    updates: str = "80,200,640"     # updates_per_episode to compare, separated by commas
     seeds: int = 3                  # how many learners of each run, with seeds from --seed on
 
 
