@@ -141,8 +141,10 @@ def test_rewards_without_self_play(seed):
 def test_rewards_are_differences_of_scores(names):
     """To the mean of the others; what all masked does not count."""
     plays = plays_of(1, names)
+    tokens = np.zeros((6, 9), int)
+    episode = Episode(tokens, tokens == 0, tokens == 0, plays)
     for player in names:
-        R, counts = train_nmg.rewards(plays, player, Config(metric="em"))
+        R, counts = train_nmg.rewards(episode, player, Config(metric="em"))
         others = [plays[name] for name in names if name != player]
         mean = sum(play.scores["em"] for play in others) / len(others)
         assert (plays[player].scores["em"] - mean == R).all()
