@@ -411,7 +411,7 @@ def test_random_directions_are_standardised(subtask):
 
 def test_who_plays(subtask):
     """Random is a control in some episodes; opponent and learner take opposite steps from one policy."""
-    cfg = Config(random_every=3, noise=2, sharpness=1.5, p=0.3)
+    cfg = Config(random_every=3, exploration=2, sharpness=1.5, p=0.3)
     both, three = ("opponent", "learner"), ("random", "opponent", "learner")
     assert [train_nmg.players_of(e, cfg) for e in range(4)] == [three, both, both, three]
     assert train_nmg.players_of(1, Config(self_play=False)) == ("random", "learner")
@@ -800,13 +800,13 @@ def test_the_papers_own_rule_learns(sign):
     assert share > 0.35 if sign > 0 else share < 0.1
 
 
-def simulated_share(seed, noise, worth):
+def simulated_share(seed, exploration, worth):
     """A simulation without an LM, of 20 episodes. The score of a play is `worth` times the share of good
     tokens (one kind of four) among the masked, and noise. Returns their share among the tokens that are drawn
     from the policy at the end."""
     N, L, H = 60, 12, 16
     rng = np.random.default_rng(seed)
-    cfg = Config(metric="em", noise=noise, seed=seed, p=1 / L, rl_lr=3e-4)
+    cfg = Config(metric="em", exploration=exploration, seed=seed, p=1 / L, rl_lr=3e-4)
     learner = train_nmg.Learner(H, cfg)
     batch = SimpleNamespace(maskable=np.ones((N, L), bool), indices=np.arange(N))
     every = np.ones((N, L), bool)
@@ -829,14 +829,14 @@ def simulated_share(seed, noise, worth):
 
 @pytest.mark.slow
 def test_exploring_among_policies_learns():
-    shares = [simulated_share(seed, noise=2, worth=1) for seed in range(4)]
+    shares = [simulated_share(seed, exploration=2, worth=1) for seed in range(4)]
     assert min(shares) > 0.85, shares
 
 
 @pytest.mark.slow
 def test_noise_teaches_nothing():
     """On average over four seeds, as a policy drifts to some kind of words even if none is better."""
-    shares = [simulated_share(seed, noise=2, worth=0) for seed in range(4)]
+    shares = [simulated_share(seed, exploration=2, worth=0) for seed in range(4)]
     assert np.mean(shares) < 0.6, shares
 
 
@@ -1199,7 +1199,7 @@ def test_chemprot_with_a_real_lm(tmp_path):
     (["--val_share=2"], "--val_share=2: a share must be above 0"),
     (["--selfplay=False"], "did you mean 'self_play'?"),
     (["--uniform_episodes=5"], "--uniform_episodes: is not read with --paper=False; leave it out"),
-    (["--paper", "--noise=3"], "--noise: is not read with --paper=True; leave it out"),
+    (["--paper", "--exploration=3"], "--exploration: is not read with --paper=True; leave it out"),
     (["--dataset=corpus.txt"], "has no labelled examples to learn a policy from"),
 ])
 def test_wrong_flags(flags, said, tmp_path):
