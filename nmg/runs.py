@@ -264,7 +264,7 @@ def target_of(path: Path) -> Path:
     except OSError as e:
         raise unwritable(path, e.strerror) from None
     target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
+    if os.path.exists(target) and not target.is_file():
         raise unwritable(path, "it is no regular file")
     return target
 
