@@ -139,13 +139,6 @@ def test_the_loss_on_held_out_text_is_the_mean_over_masked_tokens(tokenizer, pie
     assert ours == pytest.approx(theirs.item(), rel=1e-5)
 
 
-def test_held_out_text_is_a_thousand_blocks_at_most(tokenizer, pieces):
-    many = pieces.take(np.arange(5000) % len(pieces))
-    some = many.take(np.linspace(0, 4999, 1000).astype(int))
-    model = bert(tokenizer)
-    assert pretrain.held_out_loss(model, many) == pretrain.held_out_loss(model, some)
-
-
 @pytest.mark.training
 @pytest.mark.parametrize("fast", [False, True])
 def test_training_lowers_the_held_out_loss(fast, tokenizer, pieces):
@@ -473,15 +466,6 @@ def test_what_a_run_leaves(tmp_path, flags, lm_folder):
     assert other.returncode == 2 and "seed=0 there, 3 here" in other.stderr
 
 
-def test_the_same_seed_twice_gives_the_same_bytes(tmp_path, flags):
-    for out, seed in (("one", 1), ("two", 1), ("other", 2)):
-        done = call("pretrain.py", *flags, f"--seed={seed}", f"--out={out}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    one, two, other = ((tmp_path / out / "model.safetensors").read_bytes() for out in ("one", "two", "other"))
-    assert one == two
-    assert one != other
-
-
 def test_none_hands_the_lm_on_as_it_is(tmp_path, flags, lm_folder):
     assert call("pretrain.py", *flags, "--masker=none", "--out=o", cwd=tmp_path).returncode == 0
     assert "\n0 steps of masked language modeling" in (tmp_path / "o/README.md").read_text()
@@ -538,7 +522,6 @@ def test_a_policy_that_changed_is_another_run(tmp_path, flags):
 @pytest.mark.parametrize(("given", "warned"), [
     ({"p": 0.05, "epochs": 3}, False),
     ({"p": 0.15, "epochs": 3}, True),
-    ({"p": "0.05-0.01", "epochs": 3}, True),
     ({"p": 0.05, "epochs": 1}, True),
     ({"p": 0.15, "epochs": 1, "lm": "tiny"}, False),
     ({"p": 0.15, "epochs": 1, "masker": "sampled:unknown"}, False),
@@ -556,11 +539,9 @@ def test_a_policy_is_to_be_used_as_it_was_learned(given, warned, tmp_path, monke
 
 
 @pytest.mark.parametrize(("learned", "lm", "warned"), [
-    ({"lm": "bert", "weights": None}, "bert", False),
     ({"lm": "bert", "weights": None}, "roberta", True),
     ({"lm": "/elsewhere", "weights": "a"}, "a", False),
     ({"lm": "/elsewhere", "weights": "a"}, "b", True),
-    ({"lm": "tiny", "weights": None}, "tiny", False),
     # Earlier policies name the checksum of the weights alone.
     ({"lm": "/elsewhere", "weights": "a"}, "a-1", False),
     ({"lm": "/elsewhere", "weights": "a-1"}, "a-2", True),
@@ -578,7 +559,6 @@ def test_a_policy_reads_the_hidden_states_of_its_own_lm(learned, lm, warned, tmp
 
 @pytest.mark.parametrize(("given", "expected"), [
     (["--lm=bert-base-uncased"], (0.15, 1, 2e-5, 16, None)),
-    (["--lm=bert-base-uncased", "--masker=nmg:runs/x"], (0.15, 1, 2e-5, 16, None)),
     (["--lm=bert-base-uncased", "--p=0.2", "--epochs=9"], (0.2, 9, 2e-5, 16, None)),
     ([], (0.05, 2, 8e-4, 32, 128)),
     (["--lm=tiny", "--p=0.15", "--batch_size=16"], (0.15, 2, 8e-4, 16, 128)),
@@ -599,7 +579,6 @@ def test_values_of_flags_are_the_papers_or_the_toy_worlds(given, expected, tmp_p
     ({}, "runs/pretrain-toycls-tiny-random-0"),
     ({"lm": "org/bert", "dataset": "data/my.txt", "seed": 3}, "runs/pretrain-my-bert-random-3"),
     ({"masker": "nmg:runs/policy"}, "runs/pretrain-toycls-tiny-nmg-runs-policy-0"),
-    ({"masker": "sampled:runs/policy"}, "runs/pretrain-toycls-tiny-sampled-runs-policy-0"),
     ({"masker": "my/maskers.py:rare"}, "runs/pretrain-toycls-tiny-my-maskers.py-rare-0"),
     ({"out": "mine"}, "mine"),
 ])

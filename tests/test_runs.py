@@ -144,15 +144,6 @@ def test_a_preset_comes_after_what_is_given_and_before_the_toy_worlds(capsys):
         parse_flags(Preset, ["--preset=smal"], None, presets)
 
 
-def test_lms_that_were_made_from_each_other(tmp_path):
-    """Folders that were written over. `tiny` ends a chain, whatever lies in a folder of that name."""
-    for name, origin in (("A", "B"), ("B", "C"), ("C", "A"), ("D", "tiny"), ("tiny", "bert")):
-        origin = origin if origin in ("tiny", "bert") else str(tmp_path / origin)
-        Run(tmp_path / name, {"lm": origin}).finish()
-    assert not runs.is_tiny(str(tmp_path / "A"))
-    assert runs.is_tiny(str(tmp_path / "D")) and not runs.is_tiny(str(tmp_path / "tiny"))
-
-
 def test_help_shows_the_docstring_and_all_flags(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["x.py", "--lm=broken", "--help"])
     runs.start(lambda cfg: None, Config)
@@ -213,15 +204,6 @@ def test_a_terminal_that_is_not_utf_8(tmp_path):
 
 def names(folder):
     return sorted(file.name for file in folder.iterdir())
-
-
-def test_atomic_write_of_a_file(tmp_path):
-    file = tmp_path / "new/folder/file.txt"
-    with runs.atomic_write(file) as partial:
-        partial.write_text("all")
-        assert not file.exists()
-    assert file.read_text() == "all"
-    assert list(file.parent.iterdir()) == [file]
 
 
 def test_atomic_write_that_fails_leaves_the_old_file(tmp_path):
