@@ -1106,7 +1106,8 @@ def test_odd_but_good_input(tmp_path, tok):
     found = {"text": "U.S.A.", "char_spans": [[7, 14]]}
     qa = {"qid": "1", "question": "where?", "answers": ["U.S.A."], "detected_answers": [found]}
     file = write_rows(tmp_path / "m.jsonl", [{"context": "in the U. S. A. today", "qas": [qa]}])
-    assert load(str(file), tok)["train"].questions[0]["references"] == ["U.S.A."]
+    train = load(str(file), tok)["train"]
+    assert train.questions[0]["references"] == ["U.S.A."] and answer_of(train, 0) == "U. S. A."
     # A context without a question, among others with one.
     paragraphs = [*QA["data"][0]["paragraphs"], {"context": TEXTS[1], "qas": []}]
     write_json(tmp_path / "some/train.json", {"data": [{"paragraphs": paragraphs}]})

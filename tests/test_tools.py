@@ -226,17 +226,6 @@ def test_parts_of_speech_against_a_naive_count(lm_folder, policy, pipeline, tmp_
     assert len(page.contexts) == 10
 
 
-def test_the_top_six_are_those_of_all_maskers():
-    counts = {"none": Counter(), "random": Counter("AAAAAAABCDEFGH"),
-              "nmg:x": Counter("HHHHHHHGGGGGGFFFFFEEEEDDDCCB"),
-              "in the text": Counter("ABCDEFGHHH" + 50 * "B")}
-    percent = show_masks.shares(pd.DataFrame(counts).fillna(0))
-    assert percent.index.tolist() == [*"HAGFED", "other"]
-    assert percent["in the text"].tolist() == pytest.approx([5, 5 / 3, 5 / 3, 5 / 3, 5 / 3, 5 / 3, 260 / 3])
-    assert percent["none"].tolist() == [0] * 7
-    assert percent.loc["other", "nmg:x"] == pytest.approx(100 * 3 / 28)
-
-
 @pytest.mark.parametrize(("flags", "said"), [
     (["--maskers=random,rndom"], "did you mean 'random'"),
     (["--maskers=oracle"], "toy world only"),
