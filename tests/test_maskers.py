@@ -522,17 +522,6 @@ def test_a_policy_starts_from_small_weights_and_no_biases():
             assert abs(weight.mean().item()) < 0.005
 
 
-def test_sampled_draws_from_the_softmax():
-    """With a budget of one token, each is drawn as often as the policy's softmax says."""
-    policy = wide_policy()
-    batch = plain_batch(rows=4000, n=6)
-    logits = policy.logits(batch, LM())
-    expected = torch.from_numpy(logits).softmax(1)[0].numpy()
-    assert expected.max() > 0.25
-    found = maskers.drawn_by(policy.logits)(batch, np.full(4000, 1), rng_of(batch), LM()).mean(0)
-    assert (abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / 4000)).all()
-
-
 def test_padding_changes_no_logit():
     torch.manual_seed(0)
     policy, hidden = wide_policy(), torch.randn(2, 9, 16)
