@@ -769,7 +769,8 @@ def test_the_counts_of_real_data(name, counts):
     """Of texts, or of questions. The files of SciBERT are those whose checksums are known."""
     source = sources.find_source(str(SHARED / "data" / name))
     if name in ("scierc", "acl_arc", "scicite"):
-        for split, (_, sha256) in zip(("train", "dev", "test"), sources.DOWNLOADS[name].values(), strict=True):
+        known = sources.DOWNLOADS[name].values()
+        for split, (_, sha256) in zip(("train", "dev", "test"), known, strict=True):
             content = (SHARED / f"data/{name}/{split}.jsonl").read_bytes()
             assert hashlib.sha256(content).hexdigest() == sha256
     for split, count in zip(("train", "dev", "test"), counts, strict=True):

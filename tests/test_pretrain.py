@@ -119,16 +119,6 @@ def test_torch_compile_makes_one_graph_of_encoder_and_head():
     torch.compiler.reset()
 
 
-def test_a_batch_without_padding_needs_no_attention_mask(tokenizer, pieces):
-    longest = pieces.take(np.flatnonzero(pieces.length == 32))
-    masked = mask_batch(longest, "random", n=len(longest))
-    tensors = pretrain.mlm_tensors(*masked)
-    assert "attention_mask" not in tensors
-    model = bert(tokenizer).eval()
-    mean = pretrain.mlm_loss(model, tensors).item() / masked[1].sum()
-    assert mean == pytest.approx(huggingface_loss(model, *masked).item(), abs=1e-5)
-
-
 def test_the_loss_on_held_out_text_is_the_mean_over_masked_tokens(tokenizer, pieces, monkeypatch):
     """Of all blocks, however they come in batches, without dropout, in a model that was in training."""
     monkeypatch.setattr(pretrain, "length_batches",
@@ -360,24 +350,6 @@ def test_the_most_tokens_that_a_lm_takes(kind, tokenizer, capsys):
         f"--ft_max_len={most} instead of 1000000: this LM takes no longer text\n")
 
 
-@pytest.mark.parametrize(("given", "expected", "said"), [
-    ([], 66, "--max_len=66 instead of 256: this LM takes no longer text"),
-    (["--max_len=10"], 10, None),
-])
-def test_blocks_are_cut_to_the_length_of_the_lm(given, expected, said, lm_folder, tmp_path, monkeypatch):
-    """By default 256 tokens, for a text alone."""
-    def stop(model, pieces, masker, **_):
-        seen.append(pieces.length.max())
-        raise UserError("stop")
-
-    seen = []
-    monkeypatch.setattr(pretrain, "pretrain", stop)
-    (tmp_path / "corpus.txt").write_text(" ".join(TEXTS * 10))
-    result = call("pretrain.py", "--dataset=corpus.txt", f"--lm={lm_folder}", *given, cwd=tmp_path)
-    assert "stop" in result.stderr and seen == [expected]
-    assert (said in result.stdout) if said else ("instead of" not in result.stdout)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_dropout_in_any_layer(kind, tokenizer):
     model = random_lm(kind, len(tokenizer), 0.3).train()
@@ -555,24 +527,6 @@ def test_a_policy_reads_the_hidden_states_of_its_own_lm(learned, lm, warned, tmp
     said = (f"WARNING: this policy was learned with the LM {learned['lm']}, whose hidden states it reads, "
             f"and is used with {lm}\n")
     assert capsys.readouterr().out == (said if warned else "")
-
-
-@pytest.mark.parametrize(("given", "expected"), [
-    (["--lm=bert-base-uncased"], (0.15, 1, 2e-5, 16, None)),
-    (["--lm=bert-base-uncased", "--p=0.2", "--epochs=9"], (0.2, 9, 2e-5, 16, None)),
-    ([], (0.05, 2, 8e-4, 32, 128)),
-    (["--lm=tiny", "--p=0.15", "--batch_size=16"], (0.15, 2, 8e-4, 16, 128)),
-    (["--lm=of_tiny"], (0.05, 2, 8e-4, 32, 128)),
-    (["--lm=of_bert"], (0.15, 1, 2e-5, 16, None)),
-])
-def test_values_of_flags_are_the_papers_or_the_toy_worlds(given, expected, tmp_path, monkeypatch):
-    """Those of the toy world for the tiny LM and what was made of it, where a flag is not given."""
-    monkeypatch.chdir(tmp_path)
-    runs.Run("of_tiny", {"lm": "tiny", "masker": "random"}).finish()
-    runs.Run("of_bert", {"lm": "bert-base-uncased", "masker": "random"}).finish()
-    cfg = runs.parse_flags(pretrain.Config, given, toy.PRETRAIN)
-    found = (cfg.p, cfg.epochs, cfg.lr, cfg.batch_size, cfg.max_len)
-    assert found == expected
 
 
 @pytest.mark.parametrize(("given", "out"), [
@@ -762,7 +716,8 @@ def test_a_masker_that_fails_shows_it_before_training(tmp_path, flags, monkeypat
 
 def test_the_text_that_is_read_is_told(tmp_path, lm_folder, cls_folder, monkeypatch):
     """Of the toy world the corpus, with which it was tuned; elsewhere all there is, unless it is said."""
-    def stop(model, pieces, masker, **_):
+    def stop(model, pieces, masker, **given):
+        assert (given["lr"] == toy.PRETRAIN["lr"]) == (read == "corpus" and n > 2)
         raise UserError(f"{len(pieces.split)} texts")
 
     monkeypatch.setattr(pretrain, "pretrain", stop)
@@ -796,3 +751,5 @@ def test_every_flag_reaches_the_training(tmp_path, lm_folder, cls_folder, monkey
     assert seen[0]["checkpoint"].name == "checkpoint.pt" and seen[0]["checkpoint"].parent.name == "o"
     assert seen[0]["masker"] is maskers.MASKERS["punct"]
     assert seen[0]["pieces"].length.max() == 20
+    result = call("pretrain.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", cwd=tmp_path)
+    assert "--max_len=66 instead of 256: this LM takes no longer text" in result.stdout
