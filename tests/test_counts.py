@@ -13,14 +13,12 @@ import torch
 from conftest import fast_tokenizer, random_lm, write_rows
 
 import data_prep
-import finetune_cls
 import maskers
 from maskers import FIRST, SCORES
 from nmg import counts, toy
 from nmg.data import blocks, collate
 from nmg.models import LMReader
 from nmg.runs import RowRandom, UserError
-from nmg.subtasks import SubTaskSampler
 
 MARKED = [
     "The << cat >> sat on the [[ mat ]], and purred.",
@@ -36,22 +34,16 @@ def tok():
     return fast_tokenizer("wordpiece")
 
 
-LABELS = ["xyz"[i % 3] for i in range(30)]
-
-
-def prepared(folder, tok, labels=LABELS):
+@pytest.fixture
+def data(tmp_path, tok):
     """Labelled texts, and a corpus of other texts."""
-    rows = [{"text": f"{MARKED[i % 5]} {i}", "label": label, "doc": i} for i, label in enumerate(labels)]
+    folder = tmp_path / "scored"
+    rows = [{"text": f"{MARKED[i % 5]} {i}", "label": "xyz"[i % 3], "doc": i} for i in range(30)]
     write_rows(folder / "train.jsonl", rows)
     write_rows(folder / "dev.jsonl", [row | {"text": f"dev {i}", "doc": 99} for i, row in enumerate(rows)])
     rows = [{"text": f"{MARKED[i % 4]} {MARKED[i % 3]} in {i}", "doc": i} for i in range(20)]
     write_rows(folder / "corpus.jsonl", rows)
     return data_prep.load(str(folder), tok)
-
-
-@pytest.fixture
-def data(tmp_path, tok):
-    return prepared(tmp_path / "scored", tok)
 
 
 @pytest.fixture(scope="module")
@@ -354,29 +346,6 @@ def test_label_knows_only_the_labels_that_it_may(of_pieces, data):
         labels += [label] * len(text)
     batch = collate(pieces, np.arange(len(pieces)))
     check("label", batch, lambda b, column: information(ids, labels, 3, batch.input_ids[b, column]))
-
-
-def sampler_of(data):
-    return SubTaskSampler(data, finetune_cls, 64, 64, 0.5)
-
-
-def test_labels_of_validation_documents_change_no_score(tmp_path, data, tok):
-    """In a sub-task of each of two data sets that differ in these labels alone."""
-    train = data["train"]
-    labels, in_val = list(LABELS), np.isin(train.doc, sampler_of(data).val_docs)
-    for i in np.flatnonzero(in_val):
-        labels[i] = "x"
-    other = prepared(tmp_path / "other", tok, labels)
-    assert ((other["train"].label != train.label) & in_val).sum() > 5
-    assert (SCORES["label"](batch_of(data.corpus)) != SCORES["label"](batch_of(other.corpus))).any()
-    found = []
-    for each in (data, other):
-        sampler = sampler_of(each)
-        subtask = sampler.sample(np.random.default_rng(0), 10, None, 5, 5)
-        every = np.arange(len(subtask.contexts))
-        found.append(SCORES["label"](collate(subtask.contexts, every)))
-    assert np.ptp(found[0]) > 0.1
-    np.testing.assert_array_equal(found[0], found[1])
 
 
 # ---------------------------------------------------------------- places

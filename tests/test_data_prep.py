@@ -371,10 +371,8 @@ def test_files_by_other_names(tmp_path, tok):
     (tmp_path / "up/Train.CSV").write_text("text,label\na,x\nb,y\n")
     folder, alone = load(str(tmp_path / "up"), tok), load(str(tmp_path / "up/Train.CSV"), tok)
     assert folder["train"].labels == alone["train"].labels == ["x", "y"]
-    # Lines of JSON in a .txt, and braces that are none.
-    (tmp_path / "lines.txt").write_text('\n{"text": "a", "label": "x"}\n')
+    # Braces that are no JSON.
     (tmp_path / "braces.txt").write_text("{{Infobox}}\nsome text\n\n")
-    assert load(str(tmp_path / "lines.txt"), tok).kind == "cls"
     data = load(str(tmp_path / "braces.txt"), tok)
     assert data.kind == "text" and texts_of(data.corpus) == ["{{Infobox}}", "some text"]
     with pytest.raises(UserError, match="no test split"):

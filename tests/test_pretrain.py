@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import ROOT, TEXTS, call, fast_tokenizer, kill_when, random_lm, torchrun
+from conftest import ROOT, TEXTS, call, fast_tokenizer, kill_when, names, random_lm, same, torchrun, weights
 from safetensors.torch import load_file
 
 import data_prep
@@ -72,14 +72,6 @@ def gradients(model, loss):
     model.zero_grad()
     loss.backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-
-def weights(model):
-    return {name: weight.to("cpu", copy=True) for name, weight in model.state_dict().items()}
-
-
-def same(a, b):
-    return all(torch.equal(a[name], b[name]) for name in a)
 
 
 # ---------------------------------------------------------------- the loss
@@ -404,10 +396,6 @@ def flags(lm_folder, cls_folder):
     return [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--lr=1e-3", "--batch_size=4", "--max_len=32"]
 
 
-def names(folder):
-    return sorted(file.name for file in folder.iterdir())
-
-
 @pytest.mark.training
 def test_what_a_run_leaves(tmp_path, flags, lm_folder):
     done = call("pretrain.py", *flags, "--masker=whole", "--out=o", cwd=tmp_path)
@@ -660,39 +648,7 @@ def test_the_script_in_two_processes(tmp_path, flags, lm_folder):
     assert apart < 0.01 * moved
 
 
-def test_a_lm_whose_loss_is_not_finite_is_not_saved(lm_folder, tmp_path):
-    """After one step with a huge learning rate; also where no text is held out, as here."""
-    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
-    result = call("pretrain.py", "--dataset=corpus.txt", f"--lm={lm_folder}", "--max_steps=1", "--lr=1e30",
-                  "--out=o", cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr == ("error: the LM: its loss is nan; a smaller learning rate may help, or another "
-                             "LM\n")
-    assert [file.name for file in (tmp_path / "o").glob("[!.]*")] == ["started.json"]
-
-
 # ---------------------------------------------------------------- what a user may get wrong
-
-@pytest.mark.parametrize(("flags", "said"), [
-    (["--masker=hwole"], "did you mean 'whole'?"),
-    (["--masker=nmg:nowhere"], "nowhere: no policy of train_nmg.py in this folder"),
-    (["--masker=difference:none.txt"], "none.txt"),
-    (["--dataset=toycl"], "did you mean 'toycls'?"),
-    (["--lm=no/such_model"], "--lm=no/such_model: cannot be opened"),
-    (["--p=0.3-0.15"], "--p takes float, not '0.3-0.15'"),
-    (["--out=full"], "exists and is no run of this script"),
-    (["--dropout=10"], "--dropout=10: must be below 1"),
-    (["--dataset=full/c.txt", "--eval_every=5"], "full/c.txt has no dev split to look at"),
-])
-def test_wrong_flags(flags, said, tmp_path):
-    """One sentence, and nothing is written."""
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/c.txt").write_text("bird\n" * 20)
-    result = call("pretrain.py", *flags, cwd=tmp_path)
-    assert result.returncode == 2 and said in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert names(tmp_path) == ["full"] and names(tmp_path / "full") == ["c.txt"]
-
 
 @pytest.mark.parametrize(("masker", "warned"), [("whole", True), ("random", False), ("none", False)])
 def test_words_longer_than_what_may_be_masked(masker, warned, tmp_path, lm_folder):

@@ -1,9 +1,9 @@
 """run_all.sh: which commands it makes; a failed row says so and the rest go on; nothing is run twice."""
-import contextlib
 import itertools
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-import spacy
-from conftest import ROOT, TEXTS, fast_tokenizer, mrqa_files, random_lm, write_rows
+from conftest import ROOT, call
 
 import maskers
 from tools import cost
@@ -130,19 +129,6 @@ def test_seeds_take_turns_with_policies():
         assert f"--masker=nmg:{made[seed % 2]} " in row
 
 
-def test_data_sets_and_lms_of_the_same_name_have_folders_of_their_own():
-    commands = listed(QA="../x/data /y/data ../x/other data", CLS="", LMS="../lm/m-1.0 ../lm/m-1.5 ../m-1.5",
-                      MASKERS="random nmg", SEEDS="0")
-    policies = [c for c in commands if "train_nmg.py" in c]
-    rows = [c for c in commands if "finetune_" in c]
-    assert (len(policies), len(rows)) == (4 * 3, 2 * 4 * 3)
-    outs = [word for c in commands for word in c.split() if word.startswith("--out=")]
-    # A policy; and for a row an adapted LM and scores.
-    assert len(outs) == len(set(outs)) == 12 + 2 * 24
-    # All of them side by side.
-    assert {out.rpartition("/")[0] for out in outs} == {"--out=runs/tables"}
-
-
 def test_folders_have_readable_names():
     command, = listed(CLS="my.csv", LMS="google/bert_tiny", MASKERS="my.py:rare,--p=0.3", SEEDS="7")
     name = "my.csv-google-bert_tiny-my.py-rare---p=0.3-7"
@@ -180,14 +166,6 @@ def test_what_is_learned_and_its_flags():
         assert f"--masker=nmg:{command.partition('--out=')[2]} " in row
     assert "--masker=random " in rows[3] and " --p=0.3 --epochs=2 " in rows[3].partition("&&")[0]
     assert "--row=random,--p=0.3,--epochs=2 " in rows[3]
-
-
-def test_the_papers_form_may_be_asked_for_in_all_policies():
-    learn, paper = listed(LMS="x", QA="newsqa", MASKERS="nmg nmg-paper", SEEDS="0",
-                          NMG_FLAGS="--paper=True --continual=False")[:2]
-    assert " --seed=0 --paper=True --continual=False --out=" in learn
-    # What makes a row what it is called comes last, and wins.
-    assert paper.partition(" --out=")[0].endswith(" --continual=True")
 
 
 @pytest.mark.parametrize(("processes", "python"), [
@@ -267,25 +245,13 @@ def test_seeds_with_zeros_in_front():
     assert "--seed=2 " in learn and row.count("--seed=08 ") == 2
 
 
-def test_nmg_and_sampled_share_a_policy():
-    learn, nmg, sampled = listed(LMS="x", QA="newsqa", MASKERS="nmg sampled", SEEDS="0")
-    folder = learn.partition("--out=")[2]
-    assert f"--masker=nmg:{folder} " in nmg and f"--masker=sampled:{folder} " in sampled
-    assert "--row=nmg " in nmg and "--row=sampled " in sampled
-
-
 LEARNED = "--p=0.05 --epochs=3"
 
 
 @pytest.mark.parametrize(("row", "lm", "flags"), [
     ("nmg", "x", LEARNED),
-    ("nmg-paper", "x", LEARNED),
-    ("nmg-alone", "x", LEARNED),
     ("nmg-fresh", "x", LEARNED),
-    ("sampled", "x", LEARNED),
     ("nmg:a/b", "x", LEARNED),
-    ("sampled:a/b", "x", LEARNED),
-    ("nmg,--p=0.3", "x", f"{LEARNED} --p=0.3"),
     ("sampled:a/b,--lr=1e-4", "x", f"{LEARNED} --lr=1e-4"),
     ("random", "x", ""),
     ("difference:a/b", "x", ""),
@@ -544,22 +510,6 @@ def test_jobs_run_at_once(stub, tmp_path):
     assert (tmp_path / "log").read_text().splitlines()[2:] == ["ended"] * 2
 
 
-@contextlib.contextmanager
-def quick_python(folder, **env):
-    """A PYTHON for run_all.sh whose commands need not import torch (fork_python.py)."""
-    fork_python, python = ROOT / "tests/fork_python.py", folder / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {fork_python} {folder}/socket "$@"\n')
-    python.chmod(0o755)
-    command = [sys.executable, str(fork_python), f"{folder}/socket"]
-    env = os.environ | {"PYTHONWARNINGS": "ignore"} | env
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout.readline() == "ready\n"
-            yield str(python)
-        finally:
-            server.kill()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("signalled", "to_group"), [
     (signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGHUP, False)])
@@ -582,114 +532,24 @@ def test_a_signal_ends_the_rows_at_work_and_no_other_starts(signalled, to_group,
 
 
 @pytest.mark.slow
-def test_rows_of_the_toy_world_are_run_once(tmp_path):
-    """A row fails, is mended and run again; what is finished is not. Each data set has its table."""
-    masker = tmp_path / "my.py"
-    masker.touch()
-    with quick_python(tmp_path) as python:
-        env = {"PYTHON": python, "QUICK": "1", "SEEDS": "0", "MASKERS": "none my.py:rare",
-               "OUT": str(tmp_path / "out"), "FINETUNE_FLAGS": "--epochs=1", "PRETRAIN_FLAGS": "--epochs=1"}
-        first = run_all(cwd=tmp_path, **env)
-        log = tmp_path / "out/logs/score-toycls-tiny-none-0.log"
-        before = log.read_text()
-        masker.write_text("from maskers import random as rare\n")
-        second = run_all(cwd=tmp_path, **env | {"CLS": "toycls", "SEEDS": "0 1"})
-    assert first.returncode == 1
-    assert first.stderr.partition("runs these again:")[2].count("FAILED") == 2
-    assert "| toyqa, tiny |" in first.stdout and "| toycls, tiny |" in first.stdout
-    assert "my.py has no function 'rare'" in first.stderr
-    assert "| none |" in first.stdout
-    assert second.returncode == 0, second.stderr
-    assert "- Scored on 480 examples of test." in second.stdout
-    assert log.read_text() == before
-    lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
-    rows = [(line["masker"], line["seed"]) for line in lines if line["dataset"] == "toycls"]
-    assert sorted(rows) == [("my.py:rare", 0), ("my.py:rare", 1), ("none", 0), ("none", 1)]
-    # Each seed has an LM of its own, and yet they are one row.
-    assert re.search(r"\| my.py:rare \| [^|]+±[^|]+\|", second.stdout)
-
-
-# ---------------------------------------------------------------- the paper's tables, on stand-ins
-
-def paper_data(raw: Path) -> None:
-    """A few records in the place of each download, and of emrQA, which is not for download."""
-    for name in ("squad", "newsqa"):
-        mrqa_files(raw, name, 12)
-    for name, labels in (("chemprot", ["ACTIVATOR", "INHIBITOR", "SUBSTRATE"]), ("imdb", ["0", "1"])):
-        for split, n in (("train", 12), ("dev", 6), ("test", 6)):
-            rows = []
-            for i in range(n):
-                rows.append({"text": f"{split} {i}. {TEXTS[i % 4]}", "label": labels[i % len(labels)]})
-            write_rows(raw / name / f"{split}.jsonl", rows)
-    notes = []
-    for i in range(12):
-        qa = {"question": ["what sat?"], "answers": [{"evidence": "the mat", "text": "mat"}]}
-        text = [f"Note {i}\n", "The cat sat on the mat\n"]
-        notes.append({"note_id": str(i), "context": text, "qas": [qa]})
-    (raw / "emrqa").mkdir(parents=True)
-    articles = [{"title": "medication", "paragraphs": notes}]
-    (raw / "emrqa/data.json").write_text(json.dumps({"data": articles}))
-
-
-def hub_cache(hub: Path) -> None:
-    """Small random LMs under the names of the paper's, as Hugging Face keeps what it has downloaded."""
-    tokenizer = fast_tokenizer("wordpiece")
-    for kind in ("bert", "distilbert"):
-        folder = hub / f"models--{kind}-base-uncased"
-        (folder / "refs").mkdir(parents=True)
-        (folder / "refs/main").write_text("0" * 40)
-        random_lm(kind, len(tokenizer), 0.1, layers=1).save_pretrained(folder / "snapshots" / ("0" * 40))
-        tokenizer.save_pretrained(folder / "snapshots" / ("0" * 40))
-
-
-@pytest.fixture
-def stand_ins(tmp_path):
-    """Variables for run_all.sh: small local LMs and data under the names of the real ones, and a PYTHON that
-    starts at once."""
-    paper_data(tmp_path / "cache/raw")
-    hub_cache(tmp_path / "hf/hub")
-    nlp = spacy.blank("en")
-    nlp.add_pipe("entity_ruler").add_patterns([{"label": "THING", "pattern": "cat"}])
-    nlp.to_disk(tmp_path / "spacy")
-    env = {"OUT": str(tmp_path / "out"), "NMG_CACHE": str(tmp_path / "cache"),
-           "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1",
-           "PRETRAIN_FLAGS": f"--spacy_model={tmp_path}/spacy"}
-    with quick_python(tmp_path, **env) as python:
-        yield env | {"PYTHON": python}
-
-
-@pytest.mark.slow
-def test_every_row_of_the_paper_is_run(stand_ins, tmp_path):
-    """Tables 1 to 3 and emrQA, with all other defaults but two, for their time: one seed of three, one
-    episode of 200."""
-    result = run_all(**stand_ins, QA="squad emrqa newsqa", CLS="chemprot imdb", SEEDS="0",
-                     NMG_FLAGS="--episodes=1", JOBS="2")
+def test_every_row_is_run(tmp_path):
+    """All rows and ablations of the toy world by the real scripts; after that nothing is left, and each data
+    set has its table."""
+    small = "--contexts=30 --docs=6 --mlm_epochs=1 --ft_epochs=1"
+    asked = {"QUICK": "1", "SEEDS": "0", "PYTHON": sys.executable, "OUT": str(tmp_path / "out"),
+             "NMG_FLAGS": f"--episodes=1 {small}", "PRETRAIN_FLAGS": "--max_steps=2",
+             "FINETUNE_FLAGS": "--epochs=1"}
+    for command in listed(**asked):
+        for part in command.split(" && "):
+            _, script, *flags = shlex.split(part)
+            done = call(Path(script).name, *flags, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+    result = run_all(cwd=tmp_path, **asked)
     assert result.returncode == 0, result.stderr
-    out = tmp_path / "out"
-
-    bert, distilbert = "bert-base-uncased", "distilbert-base-uncased"
-    groups = [*itertools.product(("squad", "emrqa", "newsqa"), (bert, distilbert)), ("chemprot", bert),
-              ("imdb", bert)]
-    expected = []
-    for data, lm in groups:
-        names = ["none", "random", "whole", "span", "entity", "punct", "nmg", "sampled", "nmg-paper"]
-        names.append("random,--p=0.05,--epochs=3")
-        if (data, lm) == ("newsqa", distilbert):
-            names += ["nmg-alone", "nmg-fresh"]
-        expected += itertools.product([data], [lm], names, [0])
-    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    rows = [(line["dataset"], line["lm"], line["row"], line["seed"]) for line in lines]
-    assert sorted(rows) == sorted(expected)
-
-    # The tables of the report, by data set and LM.
-    _, *parts = (out / "report/results.md").read_text().split("\n## ")
-    as_paper = [part for part in parts if part.partition("\n")[0].endswith(", as the paper prints it")]
-    assert len(as_paper) == 2
-    parts = [part for part in parts if part not in as_paper]
-    assert sorted(part.partition("\n")[0] for part in parts) == sorted(map(", ".join, groups))
-    for part in parts:
-        names = set(re.findall(r"^\| ([^|]+) \|.* 1 \|", part, re.MULTILINE))
-        ablations = {"nmg-alone", "nmg-fresh"}
-        assert names - ablations == {"none", "random", "whole", "span", "entity", "punct", "nmg", "sampled",
-                                     "nmg-paper", "random,--p=0.05,--epochs=3"}
-        assert (names >= ablations) == part.startswith(f"newsqa, {distilbert}")
+    assert "0 policies and 0 rows are left" in result.stdout
+    rows = ["none", "random", "whole", "span", "entity", "punct", "nmg", "sampled", "nmg-paper"]
+    expected = [*itertools.product(["toycls", "toyqa"], rows), ("toyqa", "nmg-alone"), ("toyqa", "nmg-fresh")]
+    lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
+    assert sorted((line["dataset"], line["row"]) for line in lines) == sorted(expected)
+    assert "## toyqa, tiny\n" in result.stdout and "## toycls, tiny\n" in result.stdout
+    assert result.stdout.count(", as the paper prints it\n") == 2
