@@ -120,13 +120,14 @@ def test_a_name_is_no_code(name, stub, tmp_path):
 
 
 def test_seeds_take_turns_with_policies():
-    """So that the interval of a row holds for policies, too."""
-    commands = listed(CLS="chemprot", LMS="x", MASKERS="nmg random", SEEDS="0 1 2 3 4", POLICIES="2")
+    """So that the interval of a row holds for policies, too. 08, as of `seq -w 1 10`, is not octal."""
+    commands = listed(CLS="chemprot", LMS="x", MASKERS="nmg random", SEEDS="0 1 2 3 08", POLICIES="2")
     learn, rows = commands[:2], commands[2:7]
     made = [c.partition("--out=")[2] for c in learn]
     assert ["--seed=0 " in learn[0], "--seed=1 " in learn[1]] == [True, True] and len(set(made)) == 2
-    for seed, row in enumerate(rows):
-        assert f"--masker=nmg:{made[seed % 2]} " in row
+    for policy, row in zip((0, 1, 0, 1, 0), rows, strict=True):
+        assert f"--masker=nmg:{made[policy]} " in row
+    assert rows[4].count("--seed=08 ") == 2
 
 
 def test_folders_have_readable_names():
@@ -239,12 +240,6 @@ def test_the_pilot_of_the_docs_takes_less_than_an_hour():
     assert "seeds" not in run_all("--list", **asked).stderr
 
 
-def test_seeds_with_zeros_in_front():
-    """As of `seq -w 1 10`; such a number is not octal."""
-    learn, row = listed(LMS="x", QA="newsqa", MASKERS="nmg", SEEDS="08")
-    assert "--seed=2 " in learn and row.count("--seed=08 ") == 2
-
-
 LEARNED = "--p=0.05 --epochs=3"
 
 
@@ -286,40 +281,6 @@ def test_from_another_folder(tmp_path):
     assert f"{ROOT}/pretrain.py --dataset=my.csv " in command
     assert f"{ROOT}/finetune_cls.py --dataset=my.csv " in command
     assert command.endswith("--results=runs/tables/results.jsonl --out=runs/tables/score-my.csv-x-random-0")
-
-
-def finish(command):
-    """As the last script of a command leaves its folder; returns the folder."""
-    folder = Path(command.rpartition("--out=")[2])
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text("{}")
-    with open(folder.parent / "results.jsonl", "a") as f:
-        f.write(json.dumps({"predictions": f"{folder}/predictions.jsonl"}) + "\n")
-    return folder
-
-
-def test_what_is_finished_is_not_listed_again(tmp_path):
-    asked = {"CLS": "a/my.csv", "LMS": "x", "MASKERS": "random nmg", "SEEDS": "0 1", "OUT": str(tmp_path)}
-    commands = listed(**asked)
-    policies, rows = commands[:2], commands[2:]
-    assert [len(policies), len(rows)] == [2, 4]
-
-    # Done for its last command only.
-    finish(rows[0])
-    assert listed(**asked) == policies + rows[1:]
-    # A policy that is learned; its rows are left.
-    learned = finish(policies[0])
-    assert listed(**asked) == policies[1:] + rows[1:]
-    # What began is not done, neither is a row that was only pre-trained.
-    (learned / "run.json").rename(learned / "started.json")
-    finish(rows[1].partition(" &&")[0])
-    assert listed(**asked) == policies + rows[1:]
-    # Who has the rows needs no policy.
-    for row in rows:
-        finish(row)
-    assert listed(**asked) == []
-    assert len(listed(**asked | {"CLS": "b/my.csv", "SEEDS": "0"})) == 3
-    assert len(listed(**asked | {"OUT": str(tmp_path / "other")})) == 6
 
 
 @pytest.mark.parametrize(("flags", "env", "message"), [
@@ -428,10 +389,14 @@ def test_the_finished_is_skipped_and_the_unfinished_is_run_again(stub, tmp_path)
 
     assert ran() == ["train_nmg.py", "finetune_cls.py", "pretrain.py", "finetune_cls.py"]
     assert ran() == []
+    # Who has the rows needs no policy.
+    (tmp_path / "out/policy-good-x-nmg-0/run.json").unlink()
+    assert ran() == []
     # As a row leaves it that was killed before it wrote its line, and then while it was fine-tuned.
     (tmp_path / "out/results.jsonl").unlink()
-    assert ran() == ["finetune_cls.py", "pretrain.py", "finetune_cls.py"]
+    assert ran() == ["train_nmg.py", "finetune_cls.py", "pretrain.py", "finetune_cls.py"]
     (tmp_path / "out/score-good-x-nmg-0/run.json").rename(tmp_path / "out/score-good-x-nmg-0/started.json")
+    assert run_all("--list", **stub | {"CLS": "good", "MASKERS": "none nmg"}).stdout.count("\n") == 1
     assert ran() == ["pretrain.py", "finetune_cls.py"]
     assert ran(SEEDS="0 1", MASKERS="none") == ["finetune_cls.py"]
 
