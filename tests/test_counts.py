@@ -437,6 +437,8 @@ def test_loss_and_entropy_are_those_of_the_lm_at_the_token_itself(name, data, lm
                 "entropy": torch.distributions.Categorical(logits=logits).entropy()}
         expected[b, :n] = (nats[name] + 1e-3).log()
     check(name, batch, lambda b, column: expected[b, column], lm, rtol=1e-4)
+    if name == "loss":
+        np.testing.assert_array_equal(SCORES["easy"](batch, lm), -SCORES["loss"](batch, lm))
 
 
 # ---------------------------------------------------------------- scores as maskers

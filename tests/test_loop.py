@@ -374,6 +374,8 @@ def test_batches_cover_every_piece_once_an_epoch():
         indices = [indices for e, indices in plan if e == epoch]
         assert len(indices) == 126
         assert sorted(np.concatenate(indices)) == list(range(1001))
+    other = next(loop.batches(length, 8, 3, seed=2))[1]
+    assert plan[0][1].tolist() != other.tolist()
 
 
 def test_batches_hold_pieces_of_similar_length():
@@ -519,16 +521,17 @@ def test_dropout_of_long_rows_is_dropout(p):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_attention_is_the_formula(p, masked, long, monkeypatch):
-    """In double precision: output and gradients, in both ways, with the same random bits."""
+    """In double precision: output and gradients, in both ways, with the same random bits, and with the
+    caller's scale."""
     monkeypatch.setattr(fast_cpu, "LARGE", 0 if long else 10**9)
     loop.use_fast_path(True)
     *qkv, mask = attention_inputs(masked)
     keep = kept(p, (B, H, L, L), long).double()
     exact = [x.double().requires_grad_() for x in qkv]
-    expected = formula(*exact, None if mask is None else mask.double(), keep, p)
+    expected = formula(2 * exact[0], *exact[1:], None if mask is None else mask.double(), keep, p)
     ours = [x.clone().requires_grad_() for x in qkv]
     torch.manual_seed(1)
-    found, _ = fast_cpu.attention(None, *ours, mask, dropout=p)
+    found, _ = fast_cpu.attention(None, *ours, mask, scaling=2 / D**0.5, dropout=p)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
     grad = torch.randn(B, L, H, D)
     for a, b in zip(torch.autograd.grad(found, ours, grad),

@@ -121,6 +121,13 @@ def test_the_loss_on_held_out_text_is_the_mean_over_masked_tokens(tokenizer, pie
     assert ours == pytest.approx(theirs.item(), rel=1e-5)
 
 
+def test_held_out_text_is_a_thousand_blocks_at_most(tokenizer, pieces):
+    many = pieces.take(np.arange(1500) % len(pieces))
+    some = many.take(np.linspace(0, 1499, 1000).astype(int))
+    model = bert(tokenizer)
+    assert pretrain.held_out_loss(model, many) == pretrain.held_out_loss(model, some)
+
+
 @pytest.mark.training
 @pytest.mark.parametrize("fast", [False, True])
 def test_training_lowers_the_held_out_loss(fast, tokenizer, pieces):
@@ -623,6 +630,15 @@ def test_a_masker_that_reads_the_lm_resumes(tokenizer, pieces, tmp_path, monkeyp
         trained(tmp_path / "checkpoint.pt")
     assert (tmp_path / "checkpoint.pt").exists()
     assert same(whole, trained(tmp_path / "checkpoint.pt"))
+
+
+def test_a_run_that_dies_while_it_saves_the_lm_is_not_done(tmp_path, flags, monkeypatch):
+    def dies(self, folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", dies)
+    stopped = call("pretrain.py", *flags, "--out=o", cwd=tmp_path)
+    assert stopped.returncode == 130 and not (tmp_path / "o/run.json").exists()
 
 
 @pytest.mark.slow

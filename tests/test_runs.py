@@ -128,6 +128,11 @@ def test_what_an_lm_was_made_from(tmp_path):
         assert runs.base_of(lm) == base
         Run(tmp_path / base[-3:], {"lm": ".../gone"}).finish(base_model=runs.base_of(lm))
         assert runs.base_of(str(tmp_path / base[-3:])) == base
+    # Folders that were written over may come from each other.
+    for name, origin in (("A", "B"), ("B", "A")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"settings": {"lm": str(tmp_path / origin)}}))
+    assert runs.base_of(str(tmp_path / "A")) in (".../A", ".../B")
 
 
 def test_a_preset_comes_after_what_is_given_and_before_the_toy_worlds(capsys):
