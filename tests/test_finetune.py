@@ -523,12 +523,16 @@ def test_a_dev_split_that_pretraining_may_have_read_is_warned_of(tmp_path):
 
 # ---------------------------------------------------------------- the scripts
 
-@pytest.mark.parametrize("script", ["finetune_cls.py", "finetune_qa.py"])
-def test_a_row_twice_is_the_same(script, tmp_path, lm_folder, cls_folder, qa_folder):
+@pytest.mark.parametrize(("script", "auto_class"), [
+    ("finetune_cls.py", AutoModelForSequenceClassification),
+    ("finetune_qa.py", AutoModelForQuestionAnswering),
+])
+def test_a_row_twice_is_the_same(script, auto_class, tmp_path, lm_folder, cls_folder, qa_folder):
     """Prepare, mask, pre-train, fine-tune, score: two runs in two places agree in every byte of their
-    predictions; a third in the same place does nothing."""
+    predictions; a third in the same place does nothing. The line of results is the mean of
+    predictions.jsonl, which the saved model makes again."""
     data = cls_folder if script == "finetune_cls.py" else qa_folder
-    flags = [f"--dataset={data}", "--max_len=64", "--lr=1e-3"]
+    flags = [f"--dataset={data}", "--lr=1e-3"]
     finetune = [script, *flags, "--lm=adapted", "--epochs=3", "--out=o"]
     rows, predictions = [], []
     for place in (tmp_path / "one", tmp_path / "two"):
@@ -536,7 +540,7 @@ def test_a_row_twice_is_the_same(script, tmp_path, lm_folder, cls_folder, qa_fol
         pretrain = ["pretrain.py", *flags, f"--lm={lm_folder}", "--masker=whole", "--out=adapted"]
         for command in (pretrain, finetune):
             result = call(*command, cwd=place)
-            assert result.returncode == 0, result.stderr
+            assert result.returncode == 0 and "--max_len=66 instead of" in result.stdout, result.stderr
         rows.append(json.loads((place / "results.jsonl").read_text()))
         assert rows[-1]["examples"] == len((place / "o/predictions.jsonl").read_text().splitlines())
         assert len(rows[-1]["held_out_loss"]) == 2
@@ -545,26 +549,12 @@ def test_a_row_twice_is_the_same(script, tmp_path, lm_folder, cls_folder, qa_fol
     for row in rows:
         del row["seconds"]
     assert rows[0] == rows[1]
-    assert rows[0]["masker"] == "whole" and rows[0]["lm"] == ".../lm"
+    row = rows[0]
+    assert (row["masker"], row["lm"], row["predictions"]) == ("whole", ".../lm", "o/predictions.jsonl")
+    assert row["config"]["max_len"] == 66
 
-    again = call(*finetune, cwd=tmp_path / "two")
-    assert "already done" in again.stdout
-    assert "results.jsonl has a line of these settings already" in again.stdout
-    assert len((tmp_path / "two/results.jsonl").read_text().splitlines()) == 1
-
-
-@pytest.mark.parametrize(("script", "auto_class"), [
-    ("finetune_cls.py", AutoModelForSequenceClassification),
-    ("finetune_qa.py", AutoModelForQuestionAnswering),
-])
-def test_predictions_scores_and_model_agree(script, auto_class, tmp_path, lm_folder, cls_folder, qa_folder):
-    """The line of results is the mean of predictions.jsonl, which the saved model makes again."""
-    data = cls_folder if script == "finetune_cls.py" else qa_folder
-    result = call(script, f"--dataset={data}", f"--lm={lm_folder}", "--epochs=1", "--out=o", cwd=tmp_path)
-    assert result.returncode == 0 and "--max_len=66 instead of" in result.stdout, result.stderr
-    row = runs.read_rows(tmp_path / "results.jsonl")[0]
-    lines = runs.read_rows(tmp_path / "o/predictions.jsonl")
-    model = auto_class.from_pretrained(tmp_path / "o").eval()
+    lines = runs.read_rows(tmp_path / "one/o/predictions.jsonl")
+    model = auto_class.from_pretrained(tmp_path / "one/o").eval()
     test = load(str(data), fast_tokenizer("wordpiece"))["test"]
     if script == "finetune_cls.py":
         assert row["accuracy"] == 100 * np.mean([line["gold"] == line["predicted"] for line in lines])
@@ -577,8 +567,11 @@ def test_predictions_scores_and_model_agree(script, auto_class, tmp_path, lm_fol
         again = finetune_qa.predictions(model, finetune_qa.pieces_of(test, 66))
         assert [line["answer"] for line in again] == [line["answer"] for line in lines]
         assert [line["id"] for line in lines] == [question["id"] for question in test.questions]
-    assert row["predictions"] == "o/predictions.jsonl" and row["masker"] == "none"
-    assert row["config"]["max_len"] == 66
+
+    again = call(*finetune, cwd=tmp_path / "two")
+    assert "already done" in again.stdout
+    assert "results.jsonl has a line of these settings already" in again.stdout
+    assert len((tmp_path / "two/results.jsonl").read_text().splitlines()) == 1
 
 
 # ---------------------------------------------------------------- rows without labels
