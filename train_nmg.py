@@ -97,8 +97,8 @@ class Config(PlayConfig):
     plays: str | None = None        # folders of other runs, comma-separated: their plays teach, too
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     rl_lr: float = 1e-4             # Adam's
-    updates_per_episode: int = 80   # minibatches from replay; 160 and more learn the noise of the plays (the
-                                    # paper has 10)
+    updates_per_episode: int = 200  # minibatches from replay; after 80 a policy does not know yet which words
+                                    # are best, after 640 it has learned noise (the paper has 10)
     minibatch: int = 64             # blocks with all their actions (with --paper: actions)
     entropy_coef: float = 0.01      # higher values explore longer; falling entropy alone shows no learning
     save_every: int = 10            # episodes between two pictures (with --paper: and checkpoints), unless

@@ -21,23 +21,28 @@ def an_episode(rng, N=5, L=8):
 
 
 def test_what_is_foretold():
-    """The correlation, over all plays, of score and liking, each minus its mean in the episode."""
+    """The correlation, over all plays, of score and liking, each minus its mean in the episode. A play is
+    liked for the mean logit of what it masks, or for how much of it is among the highest tenth of a block."""
     torch.manual_seed(0)
     rng, policy = np.random.default_rng(0), Policy(8)
     played = [an_episode(rng) for _ in range(4)]
-    x, y = [], []
+    x, y, z = [], [], []
     for episode, states in played:
         rows = []
         for hidden, maskable in states:
             row = policy(hidden[None].float(), maskable[None], maskable[None])[0][0].detach().numpy()
             rows.append((row - row.mean()) / row.std())
-        liked = []
+        liked, among_highest = [], []
         for play in episode.plays.values():
             liked.append(np.mean([rows[b][t] for b, t in np.argwhere(play.mask)]))
+            highest = [sum(rows[b] > rows[b][t]) < 0.1 * len(rows[b]) for b, t in np.argwhere(play.mask)]
+            among_highest.append(np.mean(highest))
         scores = [play.scores["em"] for play in episode.plays.values()]
         x += [score - np.mean(scores) for score in scores]
         y += [value - np.mean(liked) for value in liked]
-    expected = np.dot(x, y) / np.sqrt(np.dot(x, x) * np.dot(y, y))
+        z += [value - np.mean(among_highest) for value in among_highest]
+    expected = {way: np.dot(x, v) / np.sqrt(np.dot(x, x) * np.dot(v, v))
+                for way, v in (("all words", y), ("highest tenth", z))}
     assert foretell.foretold(policy, played, "em") == pytest.approx(expected, abs=1e-4)
 
 
@@ -56,11 +61,12 @@ def test_a_table_for_every_number_of_updates(tmp_path):
     flags = ["--metric=em", "--plays=a,b", "--updates=1,60", "--rl_lr=1e-3", "--seeds=2"]
     result = call("tools/foretell.py", *flags, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    lines = [line.split() for line in result.stdout.splitlines()[-2:]]
-    assert [line[0] for line in lines] == ["1", "60"]
-    cut = lines[1].index("seeds")
-    mean, *pairs = [float(number) for number in lines[1][1:cut]]
-    seeds = [float(number) for number in lines[1][cut + 1:]]
+    lines = [line.split() for line in result.stdout.splitlines()[-4:]]
+    assert [line[0] for line in lines] == ["1", "1", "60", "60"]
+    assert [line[1:3] for line in lines] == [["all", "words"], ["highest", "tenth"]] * 2
+    cut = lines[2].index("seeds")
+    mean, *pairs = [float(number) for number in lines[2][3:cut]]
+    seeds = [float(number) for number in lines[2][cut + 1:]]
     assert len(pairs) == 2 and mean == pytest.approx(np.mean(pairs), abs=0.006)
     assert len(set(seeds)) == 2 and mean == pytest.approx(np.mean(seeds), abs=0.001)
     assert min(pairs) > 0.5
