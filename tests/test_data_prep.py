@@ -226,10 +226,6 @@ def test_columns_by_their_names(tmp_path, tok):
                           (sources.Columns(doc="users"), "a.csv:2: the field 'users' is missing, there are")):
         with pytest.raises(UserError, match=re.escape(said)):
             load(str(tmp_path / "a.csv"), tok, columns=columns)
-
-
-def test_columns_of_data_that_have_none(tok):
-    """It would be silently wrong to go on without the column."""
     with pytest.raises(UserError, match="toycls: is not read from files, so that --text, --label and --doc"):
         load("toycls", tok, columns=sources.Columns(label="kind"))
 
@@ -1027,13 +1023,6 @@ def test_other_shapes_of_tables_and_questions(tmp_path, tok):
     assert data["train"].questions[0]["id"] == FLAT["id"]
 
 
-def test_short_lines_are_no_conll(tmp_path, tok):
-    """Some of which end as lines of CoNLL do."""
-    texts = ["yes", "no", "O", "B-PER", "a B-52", "exercise S-1", "Vitamin B", "type O", "go to lane I-A"]
-    (tmp_path / "c.txt").write_text("\n".join(texts))
-    assert texts_of(load(str(tmp_path / "c.txt"), tok).corpus) == texts
-
-
 def test_names_that_cannot_be_opened_are_one_sentence(tmp_path, tok):
     """What the system refuses is told with the path."""
     (tmp_path / "a/train.csv").mkdir(parents=True)
@@ -1071,6 +1060,10 @@ def test_odd_but_good_input(tmp_path, tok):
     assert len(load(str(tmp_path / "c"), tok).corpus) == 1
     with pytest.raises(UserError, match="c has no train split to cut from"):
         load(str(tmp_path / "c"), tok, dev_share=0.2)
+    # Short lines, some of which end as lines of CoNLL do.
+    texts = ["yes", "no", "O", "B-PER", "a B-52", "exercise S-1", "Vitamin B", "type O", "go to lane I-A"]
+    (tmp_path / "c.txt").write_text("\n".join(texts))
+    assert texts_of(load(str(tmp_path / "c.txt"), tok).corpus) == texts
     # A label that only the cut part may have.
     for i in range(12):
         rows = [{"text": f"text {j}", "label": "rare" if j == i else "a"} for j in range(12)]

@@ -303,13 +303,6 @@ def test_other_lms_have_no_figures_of_the_paper(tmp_path):
             assert ("paper" in score_table(lines)) == ((lm, split) == ("bert-base-uncased", "test"))
 
 
-def test_no_random_row(tmp_path):
-    add(tmp_path, "whole")
-    assert table_of(tmp_path)["whole"]["minus random"] == "-"
-    assert call("report.py", cwd=tmp_path).returncode == 0
-    assert not list((tmp_path / "report").glob("*.png"))
-
-
 @needs_shared
 def test_the_papers_figures():
     text = (SHARED / "design/PAPER.md").read_text()
@@ -646,6 +639,8 @@ def test_learning_curves(tmp_path, shown):
     assert entropy == {"random": [2, 2, 2], "learner": [0.1, 1.1, 2.1], "opponent": [0.1, 1.1, 2.1]}
     assert loss["opponent"] == pytest.approx([0.5, 2.5, 4.5])
     assert train_nmg.won_lost(records) == "won 1, lost 2, tied 0 against random"
+    plots.curves(metrics([(0.5, 0.5, 0)], names=["learner"]), tmp_path / "c.png")
+    assert list(lines_of(shown[1].axes[0])) == ["worst case", "learner"]
 
 
 def test_learning_curves_where_random_plays_some_episodes(tmp_path, shown):
@@ -661,11 +656,6 @@ def test_learning_curves_where_random_plays_some_episodes(tmp_path, shown):
     # The bar shows who played the last episode.
     assert train_nmg.progress(records[:2]) == "opponent 0.9, learner 0.1; learner " + train_nmg.won_lost(
         records[:2])
-
-
-def test_learning_curves_without_an_opponent(tmp_path, shown):
-    plots.curves(metrics([(0.5, 0.5, 0)], names=["learner"]), tmp_path / "c.png")
-    assert list(lines_of(shown[0].axes[0])) == ["worst case", "learner"]
 
 
 def test_forest(study, shown):
@@ -686,6 +676,8 @@ def test_forest(study, shown):
             d = (scores.loc[name] - scores.loc["random"]).dropna()
             assert (low, high) == pytest.approx(stats.ttest_1samp(d, 0).confidence_interval())
             assert names[round(y)] == name
+    report.forest({"accuracy": compared["accuracy"]}, "one metric", study / "forest.png")
+    assert [ax.get_xlabel() for ax in shown[1].axes] == ["accuracy, points above random"]
 
 
 def test_a_dollar_in_a_name_is_no_formula(tmp_path):
@@ -697,16 +689,20 @@ def test_a_dollar_in_a_name_is_no_formula(tmp_path):
     assert [file.name for file in tmp_path.glob("report/*.png")] == ["forest-us-_-.parquet--frac-.png"]
 
 
-def test_forest_of_a_task_with_one_metric(study, shown):
-    report.forest({"accuracy": compare(read(study))}, "title", study / "forest.png")
-    assert [ax.get_xlabel() for ax in shown[0].axes] == ["accuracy, points above random"]
-
-
 # ---------------------------------------------------------------- what may be concluded
 
 def concluded(folder):
     lines = read(folder)
     return report.conclusion(compare(lines), "accuracy", report.sharing(lines))
+
+
+def test_one_seed_or_no_random_concludes_nothing(tmp_path):
+    add(tmp_path, "whole", 0, 90.0)
+    assert table_of(tmp_path)["whole"]["minus random"] == "-" and concluded(tmp_path) == ""
+    assert call("report.py", cwd=tmp_path).returncode == 0
+    assert not list((tmp_path / "report").glob("*.png"))
+    add(tmp_path, "random", 0)
+    assert concluded(tmp_path) == ""
 
 
 def test_one_sentence_says_what_may_be_concluded(tmp_path):
@@ -752,12 +748,6 @@ def test_a_comparison_that_was_fixed_in_advance(tmp_path, rng):
     assert result.returncode == 2 and "--primary=tdidf: no such row; did you mean 'tfidf'" in result.stderr
 
 
-def test_one_seed_or_no_random_concludes_nothing(tmp_path):
-    add(tmp_path, "random", 0)
-    add(tmp_path, "whole", 0, 90.0)
-    assert concluded(tmp_path) == ""
-
-
 def planned(lines):
     return report.planned(compare(lines), "accuracy", 0.5)
 
@@ -774,19 +764,13 @@ def test_planned_seeds_find_the_difference(tmp_path, rng):
     drawn = rng.normal(0.5, scatter.std(ddof=1), (4000, n))
     found = stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05
     assert 0.77 < found.mean() < 0.85
+    assert planned(lines[lines["seed"] < 3]).endswith(" (a guess, from 3 seeds).")
     # Without scatter: what a sign-flip test of one row needs at least.
     alike = lines.assign(accuracy=lines["accuracy"].where(lines["row"] == "random", 71.0))
     assert "whole 6." in planned(alike)
     wild = lines.assign(accuracy=lines["accuracy"] * 1000)
     assert "whole more than 10,000." in planned(wild)
     assert planned(lines[lines["row"] == "random"]).endswith("no row has two seeds in common with random.")
-
-
-def test_a_plan_from_few_seeds_is_a_guess(tmp_path):
-    for seed in range(3):
-        add(tmp_path, "random", seed, 70.0)
-        add(tmp_path, "whole", seed, 70.0 + seed)
-    assert planned(read(tmp_path)).endswith(" (a guess, from 3 seeds).")
 
 
 def test_dev_is_shown_where_nothing_is_of_test(tmp_path):
