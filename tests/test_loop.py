@@ -115,6 +115,14 @@ def test_groups_of_parameters_keep_their_own_learning_rates(monkeypatch):
     assert not moved[0] and any(moved)
 
 
+def test_a_batch_without_labels_changes_nothing():
+    model = Tagger()
+    before = weights(model)
+    no_labels = torch.full_like(LABELS, -100)
+    fit(model, lambda step, epoch, rows: {"input_ids": IDS[rows], "labels": no_labels[rows]})
+    assert same(before, weights(model))
+
+
 def test_every_step_has_a_dropout_of_its_own():
     """Different from step to step and with the seed, whatever else draws from torch's generator."""
     def drawn(seed, noise):
@@ -330,7 +338,7 @@ def shared_training(rank, port, folder):
     torch.set_num_threads(1)
     model, parted = Tagger(), Tagger()
     fit(model, distributed=True)
-    fit(parted, distributed=True, micro_batch=1)
+    fit(parted, distributed=True, batch_size=3, micro_batch=1)
     found = {"weights": weights(model), "parted": weights(parted), "gathered": loop.all_gather(rank),
              "broadcast": loop.broadcast(f"from {rank}")}
     torch.save(found, folder / f"{rank}.pt")
@@ -345,20 +353,20 @@ def free_port():
 
 @pytest.mark.slow
 def test_a_batch_shared_by_processes(tmp_path):
-    """Two processes with unequal numbers of labels, one of them without any piece of the last batch: the
-    weights of a single process."""
+    """Two processes with unequal numbers of labels, one of them without any piece of the last batch, or with
+    fewer micro-batches: the weights of a single process."""
     labels = (LABELS != -100).sum(1)
     plan = [indices for _, indices in loop.batches(LENGTH, 4, 3, seed=5)]
     assert any(labels[indices[::2]].sum() != labels[indices[1::2]].sum() for indices in plan)
     assert any(len(indices) == 1 and labels[indices].sum() > 0 for indices in plan)
-    alone = Tagger()
+    alone, by_three = Tagger(), Tagger()
     fit(alone)
+    fit(by_three, batch_size=3)
     torch.multiprocessing.spawn(shared_training, (free_port(), tmp_path), nprocs=2)
     for rank in (0, 1):
         found = torch.load(tmp_path / f"{rank}.pt")
-        for name, weight in weights(alone).items():
-            torch.testing.assert_close(found["weights"][name], weight, atol=1e-5, rtol=0)
-            torch.testing.assert_close(found["parted"][name], weight, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found["weights"], weights(alone), atol=1e-5, rtol=0)
+        torch.testing.assert_close(found["parted"], weights(by_three), atol=1e-5, rtol=0)
         assert found["gathered"] == [0, 1]
         assert found["broadcast"] == "from 0"
 
