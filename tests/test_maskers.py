@@ -244,6 +244,11 @@ def test_units_are_drawn_uniformly_whatever_their_length(name):
     assert abs(long.mean() - 0.5) < 5 * np.sqrt(0.25 / 4000)
 
 
+def test_random_is_uniform():
+    share = mask_of("random", plain_batch(), 0.15).mean(0)[1:-1]
+    assert abs(share - 0.15).max() < 5 * np.sqrt(0.15 * 0.85 / 4000)
+
+
 def test_none_masks_nothing():
     assert not mask_of("none", plain_batch(rows=3), 0.5).any()
 
