@@ -79,7 +79,7 @@ def gradients(model, loss):
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_is_hugging_faces_own(kind, tokenizer, pieces):
     """The sum over the masked tokens, for every architecture, though the head runs on these alone; and so
-    are the gradients."""
+    are the gradients. Maskers that read the LM can read it, too."""
     model = random_lm(kind, len(tokenizer)).eval()
     masked = mask_batch(pieces, "random")
     tensors = pretrain.mlm_tensors(*masked)
@@ -88,6 +88,8 @@ def test_loss_is_hugging_faces_own(kind, tokenizer, pieces):
     ours, theirs = pretrain.mlm_loss(model, tensors), huggingface_loss(model, *masked)
     assert abs(ours.item() / count - theirs.item()) < 1e-5
     torch.testing.assert_close(gradients(model, ours / count), gradients(model, theirs), atol=1e-5, rtol=0)
+    lm, shape = models.LMReader(model), masked[0].input_ids.shape
+    assert lm(masked[0]).shape == (*shape, 32) and lm.per_token(masked[0], surprise).shape == shape
 
 
 @pytest.mark.slow
