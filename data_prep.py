@@ -222,10 +222,11 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     for split in names:
         # A corpus is text only.
         wanted = fields if split != "corpus" else set()
+        own_arrays = source.own_arrays if split != "corpus" else None
         what = f"{name}, {split}"
         needs_gold = split == "train" or split in source.cut
         kept = keep_hashes(splits[split], split, hashes)
-        problem = write_split(kept, tokenizer, folder / split, wanted, labels, what, needs_gold)
+        problem = write_split(kept, tokenizer, folder / split, wanted, labels, what, needs_gold, own_arrays)
         problem = problem or alike
         if problem:
             problems[split] = f"{what}: {problem}"
@@ -366,12 +367,12 @@ def plain(text: str) -> str:
 
 
 def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[str], labels: list[str],
-                what: str, needs_gold: bool) -> str | None:
+                what: str, needs_gold: bool, own_arrays: Callable | None = None) -> str | None:
     """Tokenises the records, 1,000 at a time, and appends them to the arrays of data.Split. Returns the first
     reason why labels or answers cannot be used; None where all can, or where a split has none.
 
     fields: "label" and "qas", where they are to be written; needs_gold: whether there must be some, as in
-    train and in what is cut from it"""
+    train and in what is cut from it; own_arrays: as in Source"""
     folder.mkdir(parents=True)
     is_punct, is_special = vocabulary_tables(tokenizer)
     encoder = text_encoder(tokenizer)
@@ -380,7 +381,8 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
     while chunk := list(itertools.islice(records, 1000)):
         arrays = text_arrays(chunk, encoder, is_punct, is_special)
-        # A task of another shape: its arrays go here, and their names into data.ARRAYS.
+        if own_arrays:
+            arrays |= own_arrays(chunk, arrays)
         if "label" in fields:
             arrays["label"] = [label_id(record, labels, problems) for record in chunk]
             has_gold = has_gold or any("label" in record for record in chunk)

@@ -108,7 +108,11 @@ def log_probs_of(model: torch.nn.Module, pieces: Pieces) -> np.ndarray:
 def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
     """A line for every text, in the order of the split: its index there, its label, the predicted one,
     accuracy (0 or 1), and likelihood, log p(label)."""
-    log_probs = log_probs_of(model, pieces)
+    return lines_of(log_probs_of(model, pieces), pieces)
+
+
+def lines_of(log_probs: np.ndarray, pieces: Pieces) -> list[dict]:
+    """The lines of `predictions`, given the log probabilities (M, C) of the labels."""
     labels, names = labels_of(pieces), pieces.split.labels
     lines = []
     for i in np.argsort(pieces.text_ids):

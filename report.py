@@ -113,8 +113,8 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
     lines["row"] = row_names(lines)
     refuse_contradictions(lines)
     lines = lines.drop_duplicates(["dataset", "lm", "row", "seed"])
-    # The paper's rows in its order, then NMG in our form; rows of your own have no place, and come last.
-    place = {row: i for i, row in enumerate([*PAPER.columns, "nmg", "sampled"])}
+    # The baseline, the paper's rows in its order, NMG in our form; rows of your own have no place: last.
+    place = {row: i for i, row in enumerate(["linear", *PAPER.columns, "nmg", "sampled"])}
     return lines.assign(place=lines["row"].map(place)).sort_values(["place", "seed"])
 
 

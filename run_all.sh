@@ -18,7 +18,8 @@
 #                  more of them cost
 #   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
 #                  are masked), sampled (tokens are drawn from the same policy), nmg-paper (the paper's form),
-#                  nmg-alone and nmg-fresh (the same without self-play, or continual adaptation: table 3);
+#                  nmg-alone and nmg-fresh (the same without self-play, or continual adaptation: table 3),
+#                  linear (a baseline without an LM, for CLS: tools/linear.py);
 #                  MASKER,--flag=value gives flags of pretrain.py to one row: random,--p=0.3
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
 #   JOBS=1         commands at once; PYTHON=python runs them
@@ -73,11 +74,11 @@ for row in "${rows[@]}"; do
     masker=${row%%,*}
     # A name without : is a function of maskers.py, or a policy to be learned.
     case $masker in
-        nmg | sampled | nmg-paper | nmg-alone | nmg-fresh) ;;
+        nmg | sampled | nmg-paper | nmg-alone | nmg-fresh | linear) ;;
         *.py:*) [[ -e ${masker%:*} || $1 ]] || fail "MASKERS=$masker: no such file: ${masker%:*}" ;;
         *:*) ;;
         *) grep -qs "^def $masker(" $here/maskers.py || fail "MASKERS=$masker: no such masker. Allowed:" \
-            "nmg sampled nmg-paper nmg-alone nmg-fresh FILE.py:function nmg:FOLDER sampled:FOLDER" \
+            "linear nmg sampled nmg-paper nmg-alone nmg-fresh FILE.py:function nmg:FOLDER sampled:FOLDER" \
             $(awk '/^@register/ {getline; print $2}' $here/maskers.py | sed 's/(.*//') ;;
     esac
 done
@@ -122,6 +123,11 @@ table() {
         # A row is MASKER or MASKER,--flag=value,...
         masker=${row%%,*}
         flags=${row#"$masker"}
+        script=$1
+        if [ $masker = linear ]; then
+            [ $1 = finetune_cls.py ] || continue
+            script=tools/linear.py
+        fi
         # Names of folders keep whole paths, with - for /, as x/data and y/data are two data sets.
         place=${data//[\/,:]/-}-${lm//[\/,:]/-}
         name=$place-${row//[\/,:]/-}-$seed
@@ -158,10 +164,10 @@ table() {
         adapted=$OUT/pretrain-$name
         pretrain="$(quoted $PYTHON $here/pretrain.py --dataset=$data --lm=$lm --masker=$masker --seed=$seed \
             $as_learned $PRETRAIN_FLAGS ${flags//,/ } --out=$adapted) && "
-        [ $masker != none ] || pretrain="" adapted=$lm
+        [[ $masker != none && $masker != linear ]] || pretrain="" adapted=$lm
 
         # 3. Fine-tune and score.
-        echo "$pretrain$(quoted $PYTHON $here/$1 --dataset=$data --lm=$adapted --seed=$seed --save_model=False \
+        echo "$pretrain$(quoted $PYTHON $here/$script --dataset=$data --lm=$adapted --seed=$seed --save_model=False \
             $FINETUNE_FLAGS --row=$row --results=$OUT/results.jsonl --out=$OUT/score-$name)"
     done; done; done; done
 }

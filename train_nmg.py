@@ -221,12 +221,14 @@ def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch
 
 # ---------------------------------------------------------------- rewards
 
-def rewards(plays: dict[str, Play], player: str, cfg: Config) -> tuple[np.ndarray, np.ndarray]:
+def rewards(episode: Episode, player: str, cfg: Config) -> tuple[np.ndarray, np.ndarray]:
     """R (N, L) of a player's actions, and which of them count, (N, L) bool: the difference of its score and
     the mean score of the others. A token that all players masked is skipped.
 
-    A reward of your own goes here: it sees the masks (N, L) and all scores of all players (`player` may be
-    random). `Learner.learn` divides rewards by their root mean square, so that only their ratios matter."""
+    A reward of your own goes here: it sees the tokens and masks (N, L) and all scores of all players, also of
+    random; labels are not kept with plays. `Learner.learn` divides rewards by their root mean square, so that
+    only their ratios matter."""
+    plays = episode.plays
     own = plays[player].mask
     others = [play.scores[cfg.metric] for name, play in plays.items() if name != player]
     R = plays[player].scores[cfg.metric] - np.mean(others)
@@ -249,7 +251,7 @@ def memories_of(episode: Episode, states: list[State], number: int, cfg: Config)
 
     log π(a) asks only which tokens won, not by whose policy they were drawn. So the policy learns from the
     plays of all players."""
-    rewarded = [rewards(episode.plays, player, cfg) for player in episode.plays]
+    rewarded = [rewards(episode, player, cfg) for player in episode.plays]
     memories = []
     tokens = 0
     for block in stream(cfg.seed, f"replay {number}").permutation(len(states)):

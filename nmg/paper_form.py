@@ -61,8 +61,8 @@ def ratio(log_prob: torch.Tensor, log_prob_old: torch.Tensor) -> torch.Tensor:
         L_policy = - (R - V) π(a) / π_old(a) - α H(π)
 
     π_old is the policy that masked the token. As in the official code, π_old(a) is the probability of a
-    single draw, although tokens are drawn without replacement. The ratio is not clipped; clipping (PPO) would
-    go here.
+    single draw, although tokens are drawn without replacement. The ratio is not clipped. PPO's clipping
+    depends on the sign of the advantage, which this function never sees, so it would go into `losses`.
 
     Why is it not the default? For a fixed R and tokens a drawn from π_old, the expected step is
 

@@ -74,14 +74,18 @@ def start(main: Callable, config: type, tiny: dict | None = None, presets: dict 
     tiny: what the script uses instead of the values of `config` where the LM is `tiny` (toy.py); presets: the
     same for each value of its flag --preset"""
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(inspect.getmodule(main).__doc__)
+        parts = [inspect.getmodule(main).__doc__]
         # The flags that scripts share first; the last class is `object`.
-        for part in reversed(config.__mro__[:-1]):
-            print(inspect.getsource(part))
+        parts += [inspect.getsource(part) for part in reversed(config.__mro__[:-1])]
         if tiny:
-            print(f"With --lm=tiny: {as_flags(tiny)}")
+            parts.append(f"With --lm=tiny: {as_flags(tiny)}")
         for name, values in (presets or {}).items():
-            print(f"With --preset={name}: {as_flags(values)}")
+            parts.append(f"With --preset={name}: {as_flags(values)}")
+        try:
+            print(*parts, sep="\n", flush=True)
+        except BrokenPipeError:
+            # `| head` reads no further. Python prints what is left when it ends: into nothing.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     # A terminal or log that is not UTF-8 shows what it cannot print as \\u2581.
     for out in (sys.stdout, sys.stderr):

@@ -574,6 +574,8 @@ class Source:
     cut: dict[str, float] = field(default_factory=dict)         # split to cut where it has no files -> share
     kind: str | None = None                                     # None: found by the fields (KIND_OF_FIELD)
     columns: Columns = field(default_factory=Columns)           # what is read of the files
+    # Of a task of your own: records, and the arrays of their texts (data.ARRAYS) -> more arrays by name.
+    own_arrays: Callable[[list[dict], dict], dict] | None = None
 
     def records(self, split: str) -> Iterator[dict]:
         """The records of a split, read anew from its files each time; none where there is no such split."""

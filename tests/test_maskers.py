@@ -123,8 +123,8 @@ def wide_policy():
     """A policy for hidden states of size 16, with weights so wide that probabilities differ."""
     torch.manual_seed(0)
     policy = Policy(16)
-    for layer in (policy.token_head[0], policy.token_head[2]):
-        torch.nn.init.normal_(layer.weight, std=0.5)
+    for weight in policy.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
     return policy
 
 

@@ -79,6 +79,15 @@ def test_subsets(env, count):
     assert len(listed(**env)) == count
 
 
+def test_the_linear_baseline_is_a_row_of_classification():
+    commands = listed(QA="newsqa", CLS="my.csv", LMS="x y", MASKERS="linear random", SEEDS="3")
+    linear = [c for c in commands if "--row=linear" in c]
+    assert len(commands) == 2 * 2 + 2 and len(linear) == 2
+    for command, lm in zip(linear, "xy", strict=True):
+        assert f"/tools/linear.py --dataset=my.csv --lm={lm} --seed=3 " in command
+        assert "pretrain" not in command
+
+
 def test_quick_runs_the_same_rows_on_the_toys():
     """With several policies of each kind: what a single one gains before it has learned is luck."""
     commands = listed(QUICK="1")
@@ -287,7 +296,7 @@ def test_from_another_folder(tmp_path):
     (["--lits"], {},
      "--lits: give --list, --download, --help or nothing; all else are environment variables"),
     (["--list"], {"MASKERS": "random my.py:f my.py nmgg,--p=1"}, "MASKERS=my.py: no such masker. Allowed: " +
-     "nmg sampled nmg-paper nmg-alone nmg-fresh FILE.py:function nmg:FOLDER sampled:FOLDER " +
+     "linear nmg sampled nmg-paper nmg-alone nmg-fresh FILE.py:function nmg:FOLDER sampled:FOLDER " +
      " ".join(maskers.MASKERS)),
     ([], {"MASKERS": "my.py:f"}, "MASKERS=my.py:f: no such file: my.py"),
     (["--list"], {"OUT": "with space"}, "OUT, PYTHON and this path must be without spaces or ~"),
@@ -491,7 +500,7 @@ def test_a_signal_ends_the_rows_at_work_and_no_other_starts(signalled, to_group,
         os.killpg(child.pid, signalled)
     else:
         child.send_signal(signalled)
-    assert child.wait(5) == 130
+    assert child.wait(60) == 130
     time.sleep(3)
     assert len(log.read_text().splitlines()) == 2
 

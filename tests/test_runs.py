@@ -195,6 +195,17 @@ def test_every_script_has_help(script, tmp_path):
 
 
 @pytest.mark.slow
+def test_help_that_nobody_reads_to_its_end():
+    """As with `--help | head`, where head has ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run([sys.executable, str(ROOT / "train_nmg.py"), "--help"], stdout=writer,
+                            stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.slow
 def test_a_terminal_that_is_not_utf_8(tmp_path):
     """What it cannot show is written as its code, whether it is printed or an error; and lone surrogates."""
     flags = ["--results=nowhere-é-\u2581.jsonl"]

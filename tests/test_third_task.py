@@ -1,51 +1,62 @@
-"""A third kind of task, beside classification and questions: one file, and a source of that kind."""
+"""A third kind of task, beside classification and questions: one file of a user's."""
+import random
 
 import numpy as np
 import pytest
 from conftest import ROOT, call
 
-from nmg import runs, sources
+from nmg import runs, toy
 
 
 @pytest.fixture
-def counting(tmp_path, monkeypatch):
-    """How often "nas" stands in a text: the data set `counting`, of kind "score"."""
+def ner(tmp_path, monkeypatch):
+    """The module, and CoNLL files in which a name and the attribute behind it are a person."""
+    rng = random.Random(0)
+    (tmp_path / "conll").mkdir()
+    for split, n in (("train", 200), ("dev", 20), ("test", 30)):
+        text = "-DOCSTART- -X- O\n\n"
+        for _ in range(n):
+            lines = [f"{word} NN O\n" for word in rng.choices(toy.ALL_FILLERS, k=6)]
+            person = f"{rng.choice(toy.ALL_NAMES)} NN B-PER\n{rng.choice(toy.ALL_ATTRIBUTES)} NN I-PER\n"
+            lines.insert(rng.randrange(6), person)
+            text += "".join(lines) + "\n"
+        (tmp_path / f"conll/{split}.txt").write_text(text)
     monkeypatch.syspath_prepend(ROOT / "tests/third_task")
-    rows = []
-    for i in range(60):
-        rows.append({"text": f"text {i}: tom" + " nas" * (i % 4), "label": i % 4})
-    source = sources.Source({"train": rows}, kind="score")
-    monkeypatch.setitem(sources.DATASETS, "counting", lambda: source)
+    import finetune_ner
+    return finetune_ner
+
+
+def test_tags_and_entities(ner):
+    # The tokens are Anna - Maria, and two that hold the blank before them.
+    arrays = {"char_end": [np.array([4, 5, 10, 16, 20])]}
+    [tag] = ner.tag_arrays([{"text": "Anna-Maria Smith sat", "tags": [1, 2, 0]}], arrays)["tag"]
+    assert [*tag] == [1, -100, -100, 2, 0]
+    lines = [{"gold": ["B-PER", "I-PER", "I-ORG"], "predicted": ["O", "B-PER", "B-PER"]}]
+    assert ner.entities(lines, "gold") == {(0, 0, "B-PER I-PER")}
+    assert ner.entities(lines, "predicted") == {(0, 1, "B-PER"), (0, 2, "B-PER")}
+
+
+@pytest.mark.slow
+@pytest.mark.training
+def test_a_policy_is_learned_for_a_third_kind_of_task(ner, tmp_path, monkeypatch):
+    flags = ["--dataset=conll", "--contexts=60", "--docs=60", "--ft_epochs=6", "--ft_lr=2e-3", "--out=o"]
+    summary = ner.summary
+    # Its score is a number of numpy, with which a finished run is made longer all the same.
+    monkeypatch.setattr(ner, "summary", lambda lines: {"f1": np.float32(summary(lines)["f1"])})
+    for episodes in (1, 2):
+        result = call("train_nmg.py", *flags, f"--episodes={episodes}", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    rows = runs.read_rows(tmp_path / "o/metrics.jsonl")
+    assert [row["episode"] for row in rows] == [1, 2] and rows[0]["learner_f1"] > 50
+    wrong = call("train_nmg.py", *flags, "--metric=accuracy", cwd=tmp_path)
+    assert wrong.returncode == 2 and "--metric=accuracy: allowed are f1" in wrong.stderr
 
 
 @pytest.mark.training
-def test_a_policy_is_learned_for_a_third_kind_of_task(counting, tmp_path):
-    result = call("train_nmg.py", "--dataset=counting", "--episodes=1", "--contexts=12", "--val_share=0.3",
-                  "--out=o", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "o/policy.safetensors").exists()
-    [row] = runs.read_rows(tmp_path / "o/metrics.jsonl")
-    # Minus a mean squared error.
-    assert -20 < row["learner_score"] < 0 and np.isfinite(list(row.values())).all()
-
-    # Its summary returns a number of numpy, with which the run goes on all the same.
-    longer = call("train_nmg.py", "--dataset=counting", "--episodes=2", "--contexts=12", "--val_share=0.3",
-                  "--out=o", cwd=tmp_path)
-    assert longer.returncode == 0, longer.stderr
-    assert [row["episode"] for row in runs.read_rows(tmp_path / "o/metrics.jsonl")] == [1, 2]
-
-
-@pytest.mark.training
-def test_an_lm_is_fine_tuned_and_scored(counting, tmp_path, monkeypatch):
-    result = call("finetune_score.py", "--dev_share=0.2", cwd=tmp_path)
+def test_an_lm_is_fine_tuned_and_scored(ner, tmp_path):
+    result = call("finetune_ner.py", "--lr=2e-3", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     [row] = runs.read_rows(tmp_path / "results.jsonl")
-    assert (row["split"], row["examples"], row["config"]["lr"]) == ("dev", 12, 1e-3)
-    assert -20 < row["closeness"] < 0
+    assert (row["split"], row["examples"]) == ("test", 30) and row["f1"] > 80
     made = call("report.py", cwd=tmp_path)
-    assert made.returncode == 0 and f"| none | {row['closeness']:.2f} |" in made.stdout
-
-
-def test_its_metrics_and_lengths_are_its_own(counting, tmp_path):
-    result = call("train_nmg.py", "--dataset=counting", "--metric=accuracy", cwd=tmp_path)
-    assert result.returncode == 2 and "--metric=accuracy: allowed are closeness" in result.stderr
+    assert made.returncode == 0 and f"| none | {row['f1']:.2f} |" in made.stdout

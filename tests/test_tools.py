@@ -37,8 +37,8 @@ def policy(tmp_path):
     """A policy for hidden states of size 32, with weights so wide that probabilities differ."""
     torch.manual_seed(0)
     net = Policy(32)
-    for layer in (net.token_head[0], net.token_head[2]):
-        torch.nn.init.normal_(layer.weight, std=0.3)
+    for weight in net.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
     net.save(tmp_path / "policy")
     return f"nmg:{tmp_path / 'policy'}"
 
