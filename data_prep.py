@@ -35,7 +35,7 @@ from nmg.models import encode_texts, load_tokenizer
 from nmg.runs import UserError
 from nmg.sources import CACHE, SPLITS, Columns, Source, error_context, find_source, make_once
 
-FORMAT = 5              # goes up when what is kept changes, so that old caches are not read
+FORMAT = 6              # goes up when what is kept changes, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
 KIND_OF_FIELD = {"label": "cls", "qas": "qa"}
 # What a text consists of: words, and all that stands between them, sign by sign. A blank before a word or a
@@ -204,7 +204,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     for record in train:
         fields |= KIND_OF_FIELD.keys() & record.keys()
     counts = collections.Counter(record["label"] for record in train if isinstance(record.get("label"), str))
-    labels = sort_labels({*counts})
+    labels = sorted(counts)
     if train and "label" not in fields and source.columns.label != Columns.label:
         raise UserError(f"--label={source.columns.label}: no row of train has this column")
     # The splits whose documents have numbers that mean the same as in train.
@@ -307,13 +307,6 @@ def overlaps(hashes: dict[str, set[int]], folder: Path, numbered: list[str]) -> 
             shared = np.isin(docs_of(split), docs_of("train"))
             if shared.any():
                 yield f"WARNING: {shared.mean():.1%} of the texts of {split} are from documents of train"
-
-
-def sort_labels(labels: set[str]) -> list[str]:
-    """Integers by their size, or else all by the alphabet."""
-    if all(re.fullmatch(r"-?\d+", label) for label in labels):
-        return sorted(labels, key=lambda label: (int(label), label))
-    return sorted(labels)
 
 
 def look_alikes(labels: list[str]) -> str | None:

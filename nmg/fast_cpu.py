@@ -39,17 +39,18 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     key = repeat_kv(key, groups)
     value = repeat_kv(value, groups)
     large = query.shape[:3].numel() * key.shape[2] > LARGE
-    # FewHeads knows one mask for all heads, without a gradient.
-    one_mask = attention_mask is None or (attention_mask.shape[1] == 1 and not attention_mask.requires_grad)
-    evaluating = not query.requires_grad and not dropout
-    if large and evaluating:
-        # Torch's fused kernel. Not in training: its gradient is wrong for rows that are masked whole.
-        mask = None if attention_mask is None else attention_mask.to(query.dtype)
-        out = F.scaled_dot_product_attention(query, key, value, mask, scale=scaling)
-    elif large and dropout and one_mask and key.shape == query.shape:
-        mask = None if attention_mask is None else attention_mask.float()
+    # FewHeads is for self-attention with dropout, and for one mask of all heads, which does not learn.
+    few_heads = large and dropout and key.shape == query.shape
+    if attention_mask is not None and (attention_mask.shape[1] > 1 or attention_mask.requires_grad):
+        few_heads = False
+    if few_heads:
         parts = [x.float().contiguous() for x in (query * scaling, key, value / (1 - dropout))]
-        out = FewHeads.apply(*parts, mask, dropout)
+        out = FewHeads.apply(*parts, attention_mask, dropout)
+    elif large and not dropout and not query.requires_grad:
+        # Torch's fused kernel. Not in training: its gradient is wrong for rows that are masked whole.
+        if attention_mask is not None:
+            attention_mask = attention_mask.to(query.dtype)
+        out = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling)
     else:
         weights = query @ key.transpose(2, 3) * scaling
         if attention_mask is not None:

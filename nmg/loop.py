@@ -209,23 +209,13 @@ def schedule(done: int, steps: int, warmup: float = 0.0) -> float:
     return 1 - (done - rising) / (steps - rising)
 
 
-def micro_batches(indices: np.ndarray, rows: int | None, rank: int,
-                  world: int) -> list[tuple[np.ndarray, int]]:
-    """This process's share of a batch, `rows` at a time (None: at once), each part paired with the weight of
-    its loss, which is 1.
-
-    All processes must take part in each other's backward passes: one whose share is used up runs a piece
-    with weight 0."""
+def micro_batches(indices: np.ndarray, rows: int | None, rank: int, world: int) -> list[np.ndarray]:
+    """This process's share of a batch, `rows` at a time (None: at once): as many parts in every process, of
+    which the last may be empty."""
     share = indices[rank::world]
     largest_share = math.ceil(len(indices) / world)
     rows = rows or largest_share
-    parts = []
-    for start in range(0, largest_share, rows):
-        part, weight = share[start:start + rows], 1
-        if not len(part):
-            part, weight = indices[:1], 0
-        parts.append((part, weight))
-    return parts
+    return [share[start:start + rows] for start in range(0, largest_share, rows)]
 
 
 def check_gpus() -> None:
@@ -239,19 +229,18 @@ def check_gpus() -> None:
 
 
 def take_step(module: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
-              world: int, parts: list[tuple[dict, int]]) -> torch.Tensor:
+              world: int, parts: list[dict]) -> torch.Tensor:
     """Accumulates the gradients of one batch, and follows them; returns its mean loss over all its labels.
 
-    module: LossOf(model), or DistributedDataParallel around that; parts: tensors and weights of this
-    process's micro-batches"""
+    module: LossOf(model), or DistributedDataParallel around that; parts: this process's micro-batches"""
     n_labels = torch.zeros((), dtype=torch.int64, device=device())
-    for tensors, weight in parts:
-        n_labels += weight * (tensors["labels"] != -100).sum()
+    for tensors in parts:
+        n_labels += (tensors["labels"] != -100).sum()
     if world > 1:
         dist.all_reduce(n_labels)
     loss = 0
-    for tensors, weight in parts:
-        part_loss = module(tensors) * weight / n_labels.clamp(min=1)
+    for tensors in parts:
+        part_loss = module(tensors) / n_labels.clamp(min=1)
         # DDP averages the gradients of processes, but we want their sum.
         scaler.scale(part_loss * world).backward()
         loss += part_loss.detach().float()
@@ -312,8 +301,16 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     bar = progress(order, desc, total=steps, initial=done)
     for epoch, indices in bar:
         parts = []
-        for rows, weight in micro_batches(indices, micro_batch, rank, world):
-            parts.append((to_device(make_batch(done, epoch, rows)), weight))
+        for rows in micro_batches(indices, micro_batch, rank, world):
+            # Processes wait for each other's gradients: one whose share is used up runs a piece without its
+            # labels.
+            used_up = not len(rows)
+            if used_up:
+                rows = indices[:1]
+            tensors = make_batch(done, epoch, rows)
+            if used_up:
+                tensors["labels"] = torch.full_like(tensors["labels"], -100)
+            parts.append(to_device(tensors))
         # Every step has a dropout stream of its own, so that a resumed run draws the same.
         torch_seed(seed, f"dropout {done} {rank}")
         for group, highest in zip(optimizer.param_groups, learning_rates, strict=True):
@@ -360,7 +357,7 @@ class Recorded:
     reads the seed that `torch_seed` has set before it, so it draws the dropout of a step that is not
     recorded."""
 
-    def __init__(self, step: Callable[[list], torch.Tensor], optimizer: torch.optim.Optimizer):
+    def __init__(self, step: Callable[[list[dict]], torch.Tensor], optimizer: torch.optim.Optimizer):
         self.step = step
         self.groups = optimizer.param_groups
         self.rates = [torch.zeros((), device=device()) for _ in self.groups]
@@ -372,7 +369,7 @@ class Recorded:
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs = {}        # shapes of a batch -> None, or (graph, tensors that it reads, its loss)
 
-    def __call__(self, parts: list[tuple[dict, int]]) -> torch.Tensor:
+    def __call__(self, parts: list[dict]) -> torch.Tensor:
         for group, rate in zip(self.groups, self.rates, strict=True):
             rate.fill_(group["lr"])
             group["lr"] = rate
@@ -382,8 +379,8 @@ class Recorded:
         torch.cuda.current_stream().wait_stream(self.stream)
         return loss
 
-    def run(self, parts: list[tuple[dict, int]]) -> torch.Tensor:
-        tensors, _ = parts[0]
+    def run(self, parts: list[dict]) -> torch.Tensor:
+        [tensors] = parts
         shapes = tuple((name, tensor.shape) for name, tensor in tensors.items())
         if shapes not in self.graphs:
             self.graphs[shapes] = None

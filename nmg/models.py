@@ -90,28 +90,21 @@ def check_adapter(name: str, place: Path) -> None:
 
 
 def advice_on(error: Exception, place: Path) -> str:
-    """What to do about an error of from_pretrained; its first line, where we do not know."""
+    """What to do about an error of from_pretrained; its first line, where that says it."""
     for file in sorted(place.glob("*")):
         if file.is_file() and os.access(file, os.R_OK) and runs.is_lfs_pointer(file):
             return f"{file.name} is only a pointer of Git LFS; `git lfs pull` there fetches the file"
     message = str(error).strip()
-    if isinstance(error, SafetensorError | EOFError | json.JSONDecodeError):
+    # Of torch, where a pytorch_model.bin is cut short.
+    from_torch = "Invalid argument" in message or "PytorchStreamReader" in message
+    if from_torch or isinstance(error, SafetensorError | EOFError | json.JSONDecodeError):
         return "a file of it is damaged or cut short; copy or download it again"
-    # torch, of a pytorch_model.bin that is cut short.
-    if "Invalid argument" in message or "PytorchStreamReader" in message:
-        return "its pytorch_model.bin is damaged or cut short; copy or download it again"
     if isinstance(error, pickle.UnpicklingError):
         return ("its pytorch_model.bin is not a plain dict of tensors, and no other pickle is read; save the "
                 "LM with save_pretrained, as safetensors")
-    if isinstance(error, FileNotFoundError):
-        return f"{Path(message).name} is missing, a file that the others refer to"
     if "tiktoken" in message:
         return ("its SentencePiece model cannot be read: `pip install sentencepiece protobuf`, or, where "
                 "these are installed, copy the file again")
-    if "custom code" in message:
-        return "it needs code that comes with it, and such code is never run here"
-    if "Unrecognized configuration class" in message:
-        return "it is no masked LM (AutoModelForMaskedLM does not know its kind)"
     return message.split("\n")[0][:300]
 
 

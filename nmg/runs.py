@@ -27,6 +27,7 @@ import shutil
 import subprocess
 import sys
 import time
+import traceback
 import typing
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -183,7 +184,7 @@ def convert(name: str, text: str, flag_type: type) -> object:
             raise UserError(f"--{name}= needs a value (is a variable of the shell empty?)")
         # A shell knows ~ at the beginning of a word only, which is not where a flag has its paths.
         text = re.sub(r"(?<![^,:])~[^/,:]*", lambda home: os.path.expanduser(home[0]), text)
-        # FOLDER/ is FOLDER, but / stays /
+        # Tab puts a slash behind the name of a folder.
         return text.rstrip("/") or text
     if flag_type is bool:
         if text.lower() not in ("true", "false", "1", "0"):
@@ -205,8 +206,6 @@ def convert(name: str, text: str, flag_type: type) -> object:
         raise UserError(f"--{name}={text}: must be 0 or more")
     if not abs(number) < float("inf"):
         raise UserError(f"--{name}={text}: must be a finite number")
-    if flag_type is int and abs(number) >= 2**63:
-        raise UserError(f"--{name}={text}: must be below 2^63, as larger integers do not fit into 64 bits")
     return number
 
 
@@ -263,34 +262,27 @@ def unwritable(path: Path, reason: str) -> UserError:
 
 def target_of(path: Path) -> Path:
     """The file that is written as `path`, its links resolved; makes the folder of `path`. Raises UserError if
-    something other than a file is in its place, such as a folder or a device."""
+    something other than a file is in its place, such as a folder or /dev/null."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise unwritable(path, e.strerror) from None
     target = Path(os.path.realpath(path))
-    # Of /dev/stdout, if that is a pipe, only the link itself shows that it is there.
-    if (os.path.lexists(target) or os.path.exists(path)) and not target.is_file():
+    if os.path.exists(target) and not target.is_file():
         raise unwritable(path, "it is no regular file")
-    if not target.parent.is_dir():
-        raise unwritable(path, f"it is a link into {target.parent}, which is not there")
     return target
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """A path beside `path` for a file or a folder; renamed into place when the block ends well, else
-    removed. Raises UserError if it cannot be written.
-
-    A link stays a link, and a file keeps its mode. What a killed process left there is overwritten."""
+    removed. Raises UserError if it cannot be written. What a killed process left there is overwritten."""
     target = target_of(path)
     partial = target.with_name(f".{target.name}.partial")
     with full_disk(path):
         try:
             remove(partial)
             yield partial
-            if target.exists():
-                shutil.copymode(target, partial)
             os.replace(partial, target)
         except OSError as e:
             # What the block does with other files is its own business.
@@ -315,18 +307,12 @@ def full_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        if not says_full(e):
+        # torch and safetensors raise errors of their own, which say it, or follow from one that does.
+        said = "".join(traceback.format_exception(e))
+        if not any(reason in said for reason in DISK_FULL):
             raise
         raise UserError(f"{path}: the disk is full; free some space, and start the same command "
                         "again") from None
-
-
-def says_full(e: BaseException | None) -> bool:
-    """Whether an error, or one that it followed from, says that a disk is full: torch and safetensors raise
-    errors of their own."""
-    if e is None:
-        return False
-    return any(reason in str(e) for reason in DISK_FULL) or says_full(e.__context__)
 
 
 @contextlib.contextmanager
@@ -444,31 +430,35 @@ class Run:
         started = self.folder / "started.json"
         # The record of what is there: of a finished run, of one that was stopped after a checkpoint, or {}.
         before = read_run(self.folder)
-        finished = bool(before)
-        if not finished and os.path.exists(self.checkpoint) and os.path.isfile(started):
+        self.done = bool(before) and not self.grows(before["settings"])
+        if not before and os.path.exists(self.checkpoint) and os.path.isfile(started):
             # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
             before = read_record(started)
-        recorded = before.get("settings", {})
-        grows = False
-        length = ""
-        if finished and longer in recorded:
-            grows = recorded[longer] < self.settings[longer]
-            length = f" --{longer}={recorded[longer]}"
-        self.done = finished and not grows
-        self.refuse_others(recorded)
-        if grows and not self.checkpoint.exists():
-            raise UserError(f"--out={folder}: is finished, and its checkpoint is gone, so that it cannot be "
-                            f"made longer; choose another folder, or{length}")
+        self.refuse_others(before.get("settings", {}))
+        self.commits = self.with_this_commit(before.get("commits", []))
         if self.done:
-            print(f"already done: {self.folder}{length} (remove it to run it again)")
-        # All commits that take part.
-        self.commits = before.get("commits", [commit()])
-        if self.commits[-1] != commit():
-            print(f"WARNING: what is in {self.folder} was made by commit {self.commits[-1]}, and the code is "
-                  f"now commit {commit()}", flush=True)
-            self.commits.append(commit())
-        if not self.done and is_main_process():
+            print(f"already done: {self.folder} (remove it to run it again)")
+        elif is_main_process():
             self.begin(is_ours=bool(before) or os.path.isfile(started))
+
+    def grows(self, recorded: dict) -> bool:
+        """Whether a finished run is to be made longer, which needs its checkpoint."""
+        if self.longer not in recorded or self.settings[self.longer] <= recorded[self.longer]:
+            return False
+        if not self.checkpoint.exists():
+            raise UserError(f"--out={self.folder}: is finished, and its checkpoint is gone, so that it "
+                            "cannot be made longer; choose another folder, or "
+                            f"--{self.longer}={recorded[self.longer]}")
+        return True
+
+    def with_this_commit(self, commits: list[str]) -> list[str]:
+        """All commits that take part in the run; warns if the last one was another."""
+        if commits and commits[-1] == commit():
+            return commits
+        if commits:
+            print(f"WARNING: what is in {self.folder} was made by commit {commits[-1]}, and the code is now "
+                  f"commit {commit()}", flush=True)
+        return [*commits, commit()]
 
     def begin(self, is_ours: bool) -> None:
         """Takes the folder, which may hold other files only if it is ours."""

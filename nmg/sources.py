@@ -13,6 +13,7 @@ import functools
 import gzip
 import itertools
 import json
+import operator
 import os
 import re
 import shutil
@@ -335,12 +336,22 @@ READERS = {".json": read_json, ".jsonl": read_jsonl, ".csv": read_table,
 # one file only. What is cut from train shares no document with the rest.
 
 def read(path: Path, columns: Columns) -> Iterator[dict]:
-    """The records of one file in any of the formats. Rows that are empty, or that an annotator rejected,
-    are skipped, with a count."""
-    first = last = None
+    """The records of one file in any of the formats. Neighbours with one question each, about the same text,
+    are one record."""
+    for _, group in itertools.groupby(records_of(path, columns), operator.itemgetter(0)):
+        (_, record), *others = group
+        for _, other in others:
+            record["qas"] += other["qas"]
+        yield record
+
+
+def records_of(path: Path, columns: Columns) -> Iterator[tuple[object, dict]]:
+    """Each row as (what belongs together, record): the text that its one question is about, else its number.
+    Rows that are empty, or that an annotator rejected, are skipped, with a count."""
+    first = None
     skipped = {"empty": [], "rejected": []}
     with error_context(path) as at:
-        for row, fields in rows_of(path, columns, at):
+        for together, (row, fields) in enumerate(rows_of(path, columns, at)):
             where = at.where
             if is_rejected(row, fields):
                 skipped["rejected"].append(where)
@@ -353,15 +364,9 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
             for name in ("doc", "qas"):
                 if (name in record) != (name in first):
                     raise ValueError(f"its fields are {', '.join(record)}, but before it {', '.join(first)}")
-            # Rows with one question each, about the same text, are one record.
-            if last and "qas" in record and "qas" not in row and record["text"] == last["text"]:
-                last["qas"] += record["qas"]
-                continue
-            if last:
-                yield last
-            last = record
-    if last:
-        yield last
+            if "qas" in record and "qas" not in row:
+                together = record["text"]
+            yield together, record
     for what, places in skipped.items():
         if places:
             print(f"{path}: {len(places):,} {what} rows are skipped, the first at {places[0]}", flush=True)

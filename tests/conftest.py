@@ -203,6 +203,15 @@ def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0, layers: int = 2
         cls_token_id=2, sep_token_id=3, reference_compile=False))
 
 
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A copy, on the CPU."""
+    return {name: weight.to("cpu", copy=True) for name, weight in model.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
 @pytest.fixture
 def lm_folder(tmp_path):
     """A Hugging Face folder with a small BERT and its tokenizer."""
@@ -225,6 +234,10 @@ def device_of(path: Path, minor: int) -> Path:
 
 
 # ---------------------------------------------------------------- data
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
 
 def write_rows(path: Path, rows: list) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,15 +13,12 @@ import torch
 from conftest import fast_tokenizer, random_lm, write_rows
 
 import data_prep
-import finetune_cls
 import maskers
 from maskers import FIRST, SCORES
 from nmg import counts, toy
-from nmg.counts import Words
 from nmg.data import blocks, collate
 from nmg.models import LMReader
 from nmg.runs import RowRandom, UserError
-from nmg.subtasks import SubTaskSampler
 
 MARKED = [
     "The << cat >> sat on the [[ mat ]], and purred.",
@@ -37,22 +34,16 @@ def tok():
     return fast_tokenizer("wordpiece")
 
 
-LABELS = ["xyz"[i % 3] for i in range(30)]
-
-
-def prepared(folder, tok, labels=LABELS):
+@pytest.fixture
+def data(tmp_path, tok):
     """Labelled texts, and a corpus of other texts."""
-    rows = [{"text": f"{MARKED[i % 5]} {i}", "label": label, "doc": i} for i, label in enumerate(labels)]
+    folder = tmp_path / "scored"
+    rows = [{"text": f"{MARKED[i % 5]} {i}", "label": "xyz"[i % 3], "doc": i} for i in range(30)]
     write_rows(folder / "train.jsonl", rows)
     write_rows(folder / "dev.jsonl", [row | {"text": f"dev {i}", "doc": 99} for i, row in enumerate(rows)])
     rows = [{"text": f"{MARKED[i % 4]} {MARKED[i % 3]} in {i}", "doc": i} for i in range(20)]
     write_rows(folder / "corpus.jsonl", rows)
     return data_prep.load(str(folder), tok)
-
-
-@pytest.fixture
-def data(tmp_path, tok):
-    return prepared(tmp_path / "scored", tok)
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +142,6 @@ def test_words_against_a_plain_loop(kind, tmp_path):
         assert {words.text[w] for w in words.word_of_token[first:last + 1]} == {word}
 
 
-def test_words_with_a_letter():
-    words = Words(None, None, None, ["cat", "7", "b2", "-", "", "[sep]", "été"])
-    assert words.have_letters().tolist() == [True, False, True, False, False, True, True]
-
-
 GENERAL = {"the": 900, "cat": 60, "unbelievable": 7, "sat": 40, "in": 500, ",": 400, "3": 20}
 
 
@@ -190,19 +176,14 @@ def test_a_word_with_hyphens_is_as_rare_as_its_rarest_part(tmp_path, tok):
 
 SPACELESS = {
     "Chinese": "今天天气很好。我们一起去公园散步。他昨天买了三本书。正在家里看。",
-    "Japanese": "昨日は友達と一緒に新しい映画を見ました。とても面白かったです。",
     "Thai": "เมื่อวานนี้ฉันไปดูหนังกับเพื่อนและกินข้าวที่ร้านอาหารใหม่",
     "mixed": "We met there, 今天天气很好。我们一起去公园散步。",
-    "short Chinese": "很好看",
     "short Chinese sentences": "好看。很好。太差。不行。",
-    "short Thai": "ดีมาก",
 }
 SPACED = {
     "segmented Chinese": "今天 天气 很 好 。 我们 一起 去 公园 散步 。",
-    "segmented Japanese": "昨日 は 友達 と 一緒 に 新しい 映画 を 見 まし た 。",
     "segmented Thai": "เมื่อวานนี้ ฉัน ไป ดู หนัง กับ เพื่อน และ กิน ข้าว ที่ ร้าน อาหาร ใหม่",
     "Korean": "어제는 친구와 함께 새로운 영화를 보았습니다.",
-    "Hindi": "राम की किताब नई दिल्ली में है",
     "names": "The band 東京事変 played in Tokyo, and its singer is 椎名林檎, who was born in Saitama.",
     "proteins": "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSGAEKAVQ",
 }
@@ -229,9 +210,7 @@ def test_text_with_spaces_has_words(script, tmp_path):
 @pytest.mark.parametrize(("content", "said"), [
     ("", ": is empty"),
     ("the\t9\ncat 3\n", ":2: must be a word, a tab"),
-    ("the\t9\n\n", ":2: must be a word, a tab"),
     ("the\tmany\n", ":1: must be a word, a tab"),
-    ("the\t-3\n", ":1: must be a word, a tab"),
     ("the\t0\n", ":1: must be a word, a tab"),
 ])
 def test_a_file_that_counts_no_words(content, said, tmp_path):
@@ -271,7 +250,7 @@ def texts_with(phrases, seed):
     return [list(itertools.chain(*rng.choices(phrases, k=8))) for _ in range(200)]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_high_pmi_against_its_definition(seed):
     """Phrases of up to 6 words among single ones; word 99 has no letter."""
     phrases = [[20, 21], [20, 21, 3], [22, 23, 24], [22, 25, 26, 27, 28], [29] * 6, [1, 99, 2]]
@@ -279,16 +258,6 @@ def test_high_pmi_against_its_definition(seed):
     found = counts.high_pmi(texts, range(40))
     assert found == naive_high_pmi(texts, range(40))
     assert {(20, 21), (22, 23, 24), (22, 25, 26, 27, 28)} <= found
-
-
-@pytest.mark.parametrize(("texts", "found"), [
-    ([[1, 2]] * 9, set()),
-    ([[1, 2]] * 10, {(1, 2)}),
-    # 0 1 2 is rarer than three such words side by side by chance.
-    ([[0], [1], [2]] * 300 + [[0, 1, 2]] * 12 + [[3, 4], [5, 6]] * 20, {(3, 4), (5, 6)}),
-])
-def test_what_is_a_collocation(texts, found):
-    assert counts.high_pmi(texts, range(7)) == found
 
 
 def test_units_are_collocations_from_left_to_right(tmp_path, tok):
@@ -379,32 +348,9 @@ def test_label_knows_only_the_labels_that_it_may(of_pieces, data):
     check("label", batch, lambda b, column: information(ids, labels, 3, batch.input_ids[b, column]))
 
 
-def sampler_of(data):
-    return SubTaskSampler(data, finetune_cls, 64, 64, 0.5)
-
-
-def test_labels_of_validation_documents_change_no_score(tmp_path, data, tok):
-    """In a sub-task of each of two data sets that differ in these labels alone."""
-    train = data["train"]
-    labels, in_val = list(LABELS), np.isin(train.doc, sampler_of(data).val_docs)
-    for i in np.flatnonzero(in_val):
-        labels[i] = "x"
-    other = prepared(tmp_path / "other", tok, labels)
-    assert ((other["train"].label != train.label) & in_val).sum() > 5
-    assert (SCORES["label"](batch_of(data.corpus)) != SCORES["label"](batch_of(other.corpus))).any()
-    found = []
-    for each in (data, other):
-        sampler = sampler_of(each)
-        subtask = sampler.sample(np.random.default_rng(0), 10, None, 5, 5)
-        every = np.arange(len(subtask.contexts))
-        found.append(SCORES["label"](collate(subtask.contexts, every)))
-    assert np.ptp(found[0]) > 0.1
-    np.testing.assert_array_equal(found[0], found[1])
-
-
 # ---------------------------------------------------------------- places
 
-@pytest.mark.parametrize("text", ["<<" * 50_000, "[[<<" * 25_000, "<<a>> " * 17_000, "a <<" * 25_000 + "]]"])
+@pytest.mark.parametrize("text", ["<<" * 50_000, "<<a>> " * 17_000])
 def test_many_marks_take_no_longer(text, tmp_path, tok):
     """100 kB of what nothing closes took 20 s."""
     write_rows(tmp_path / "marked/corpus.jsonl", [{"text": text}, {"text": "a <<b>> c"}])
@@ -445,23 +391,6 @@ def test_marked_tokens_stand_inside_of_markers(max_len, data):
     check("marked", batch, expected)
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("the << big cat >> sat on [[ purred ]].", "big cat purred"),
-    ("<< unbelievable >> cat", "u n b e l i e v a b l e"),
-    ("<<cat>>, [[mat]]", "cat mat"),
-    ("<< cat >> sat << mat >>; [[ a ]] [[ b ]]", "cat mat a b"),
-    ("<< big [[ dogs ]] ones >> bark", "big [UNK] [UNK] dogs [UNK] [UNK] ones"),
-    ("<< cat, [[ mat", ""),
-    ("<<>> the cat ]]", ""),
-    ("the cat sat", ""),
-])
-def test_what_is_marked(text, expected, tmp_path, tok):
-    write_rows(tmp_path / "marked/corpus.jsonl", [{"text": "the cat"}, {"text": text}])
-    batch = batch_of(data_prep.load(str(tmp_path / "marked"), tok).corpus)
-    found = batch.input_ids[SCORES["marked"](batch) > 0]
-    assert " ".join(tok.convert_ids_to_tokens(found)).replace("##", "") == expected
-
-
 def test_subwords_are_second_and_later_tokens_of_words(data, tok):
     batch = batch_of(data.corpus, 128)
 
@@ -470,15 +399,6 @@ def test_subwords_are_second_and_later_tokens_of_words(data, tok):
         return FIRST * (token.startswith("##") or token == "'" or before == "'")
 
     check("subword", batch, expected)
-
-
-def test_punctuation(data, tok):
-    batch = batch_of(data.corpus)
-
-    def expected(b, column):
-        return FIRST * (tok.convert_ids_to_tokens(int(batch.input_ids[b, column])) in string.punctuation)
-
-    check("punct", batch, expected)
 
 
 def test_tokens_of_entities(data):
@@ -517,11 +437,8 @@ def test_loss_and_entropy_are_those_of_the_lm_at_the_token_itself(name, data, lm
                 "entropy": torch.distributions.Categorical(logits=logits).entropy()}
         expected[b, :n] = (nats[name] + 1e-3).log()
     check(name, batch, lambda b, column: expected[b, column], lm, rtol=1e-4)
-
-
-def test_easy_is_the_opposite_of_loss(data, lm):
-    batch = batch_of(data.corpus)
-    np.testing.assert_array_equal(SCORES["easy"](batch, lm), -SCORES["loss"](batch, lm))
+    if name == "loss":
+        np.testing.assert_array_equal(SCORES["easy"](batch, lm), -SCORES["loss"](batch, lm))
 
 
 # ---------------------------------------------------------------- scores as maskers
@@ -545,8 +462,3 @@ def test_a_score_draws_tokens_by_its_softmax(name, data, lm):
     mask = maskers.find(name)(batch, np.ones(rows, int), rng, lm)
     assert (mask.sum(1) == 1).all()
     assert (abs(mask.mean(0) - expected) <= 5 * np.sqrt(expected * (1 - expected) / rows) + 1e-6).all()
-
-
-def test_counts_are_made_once(data):
-    assert counts.token_counts(data.corpus) is counts.token_counts(data.corpus)
-    assert counts.token_counts(data.corpus) is not counts.token_counts(data["train"])

@@ -72,17 +72,6 @@ def test_a_table_for_every_number_of_updates(tmp_path):
     assert min(pairs) > 0.5
 
 
-@pytest.mark.parametrize(("flags", "said"), [
-    (["--plays=a"], "--plays=A,B: the plays of at least two runs are needed"),
-    (["--plays=a,b"], "--plays=a: holds no plays"),
-    (["--plays=a,b", "--updates=0"], "--updates=0: must be numbers above 0"),
-    (["--plays=a,b", "--seeds=0"], "--seeds=0: must be 1 or more"),
-])
-def test_mistakes(flags, said, tmp_path):
-    result = call("tools/foretell.py", *flags, cwd=tmp_path)
-    assert result.returncode == 2 and said in result.stderr and result.stderr.count("\n") == 1
-
-
 # ---------------------------------------------------------------- several policies as one masker
 
 def test_several_policies_are_the_mean_of_their_standardised_logits(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from conftest import random_lm
+from conftest import random_lm, same, weights
 
 import pretrain
 from nmg import fast_cpu, loop, models, runs
@@ -67,14 +67,6 @@ def fit(model, make_batch=make_batch, loss_fn=tagger_loss, **changed):
     return loop.fit(model, LENGTH, make_batch, loss_fn, **settings)
 
 
-def weights(model):
-    return {name: weight.to("cpu", copy=True) for name, weight in model.state_dict().items()}
-
-
-def same(a, b):
-    return all(torch.equal(a[name], b[name]) for name in a)
-
-
 # ---------------------------------------------------------------- steps
 
 @pytest.mark.parametrize(("max_steps", "steps", "warmup", "decay"),
@@ -127,35 +119,16 @@ def test_a_batch_without_labels_changes_nothing():
     model = Tagger()
     before = weights(model)
     no_labels = torch.full_like(LABELS, -100)
-    fit(model, lambda step, epoch, rows: {"input_ids": IDS[rows], "labels": no_labels[rows]})
+    # The loss of every 20th step is looked at.
+    fit(model, lambda step, epoch, rows: {"input_ids": IDS[rows], "labels": no_labels[rows]}, epochs=4)
     assert same(before, weights(model))
-
-
-def test_frozen_parameters_stay():
-    model = Tagger()
-    model.embed.requires_grad_(False)
-    before = weights(model)
-    fit(model)
-    after = weights(model)
-    assert torch.equal(before["embed.weight"], after["embed.weight"])
-    assert not torch.equal(before["head.weight"], after["head.weight"])
-
-
-def test_training_is_with_dropout():
-    seen = []
-
-    def loss_fn(model, tensors):
-        seen.append(model.training)
-        return tagger_loss(model, tensors)
-
-    fit(Tagger().eval(), loss_fn=loss_fn)
-    assert seen == [True] * 18
 
 
 def test_every_step_has_a_dropout_of_its_own():
     """Different from step to step and with the seed, whatever else draws from torch's generator."""
     def drawn(seed, noise):
         def loss_fn(model, tensors):
+            assert model.training
             draws.append(torch.rand(()).item())
             return tagger_loss(model, tensors)
 
@@ -164,23 +137,13 @@ def test_every_step_has_a_dropout_of_its_own():
             return make_batch(step, epoch, indices)
 
         draws = []
-        fit(Tagger(), noisy_batch, loss_fn, seed=seed)
+        fit(Tagger().eval(), noisy_batch, loss_fn, seed=seed)
         return draws
 
     draws = drawn(0, noise=0)
     assert len(set(draws)) == 18
     assert draws == drawn(0, noise=3)
     assert not set(draws) & set(drawn(1, noise=0))
-
-
-def test_the_same_seed_gives_the_same_weights():
-    def trained(seed):
-        model = Tagger(dropout=0.3)
-        fit(model, seed=seed)
-        return weights(model)
-
-    assert same(trained(1), trained(1))
-    assert not same(trained(1), trained(2))
 
 
 # ---------------------------------------------------------------- what is not finite
@@ -196,24 +159,6 @@ def test_a_loss_that_is_not_finite_ends_the_run(epochs, said):
     with pytest.raises(UserError) as error:
         fit(Tagger(), loss_fn=loss_fn, epochs=epochs, desc="MLM")
     assert str(error.value) == said
-
-
-def test_weights_that_the_last_update_makes_infinite_end_the_run():
-    """Every loss is finite, and so is every gradient but the very last."""
-    steps = []
-
-    def loss_fn(model, tensors):
-        steps.append(1)
-        loss = tagger_loss(model, tensors)
-        if len(steps) == 18:
-            # 0, but with an infinite slope
-            loss = loss + (model.head.weight - model.head.weight.detach()).sum().sqrt()
-        assert loss.isfinite()
-        return loss
-
-    with pytest.raises(UserError, match=r"the weights head\.weight became infinite or NaN"):
-        fit(Tagger(), loss_fn=loss_fn)
-    assert len(steps) == 18
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -234,13 +179,16 @@ def stopping_after(steps):
     return stopping
 
 
-@pytest.mark.parametrize("stop", [0, 1, 7, 17])
+@pytest.mark.parametrize("stop", [0, 7, 17])
 def test_a_checkpoint_resumes_to_the_same_weights(stop, tmp_path, monkeypatch, capsys):
     """Interrupted after any number of steps, dropout included."""
     monkeypatch.setattr(loop, "CHECKPOINT_MINUTES", 0)
-    whole = Tagger(dropout=0.3)
-    fit(whole)
-    file = tmp_path / "checkpoint.pt"
+    whole, file = Tagger(dropout=0.3), tmp_path / "checkpoint.pt"
+    with monkeypatch.context() as short:
+        # A short training writes none.
+        short.setattr(loop, "CHECKPOINT_MINUTES", 5)
+        fit(whole, checkpoint=file)
+    assert not file.exists()
     with pytest.raises(Killed):
         fit(Tagger(dropout=0.3), stopping_after(stop), checkpoint=file)
     assert file.exists() == (stop > 0)
@@ -250,38 +198,28 @@ def test_a_checkpoint_resumes_to_the_same_weights(stop, tmp_path, monkeypatch, c
     assert (f"going on after step {stop} of 18" in capsys.readouterr().out) == (stop > 0)
 
 
-@pytest.mark.parametrize("left", [0, 1, 10, 1000, -100])
-def test_a_checkpoint_that_is_cut_short_is_one_sentence(left, tmp_path):
-    file = tmp_path / "checkpoint.pt"
-    model = Tagger()
-    loop.save_checkpoint(file, {"model": model}, 3, 1.0)
-    whole = file.read_bytes()
-    file.write_bytes(whole[:left])
-    with pytest.raises(UserError, match=r"checkpoint\.pt: cannot be read \(cut short, damaged"):
-        fit(Tagger(), checkpoint=file)
-
-
-def test_a_checkpoint_with_a_flipped_bit_is_refused_or_the_same(tmp_path):
-    """Wherever it is; most of the file are weights."""
+def test_a_damaged_checkpoint_is_refused_or_the_same(tmp_path):
+    """Cut short, or with a flipped bit, wherever it is; most of the file are weights."""
     file, model = tmp_path / "checkpoint.pt", Tagger()
     loop.save_checkpoint(file, {"model": model}, 3, 1.0)
-    whole, rng, refused = file.read_bytes(), np.random.default_rng(0), 0
-    for bit in rng.integers(8 * len(whole), size=100):
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(damaged)
+    whole, refused = file.read_bytes(), 0
+    contents = [whole[:left] for left in (0, 1, 10, 1000, -100)]
+    for bit in np.random.default_rng(0).integers(8 * len(whole), size=40):
+        contents.append(bytearray(whole))
+        contents[-1][bit // 8] ^= 1 << bit % 8
+    for content in contents:
+        file.write_bytes(content)
         loaded = Tagger()
         try:
             assert loop.load_checkpoint(file, {"model": loaded}) == (3, 1.0)
             assert same(weights(model), weights(loaded))
         except UserError as e:
-            assert "cut short, damaged" in str(e)
+            assert "checkpoint.pt: cannot be read (cut short, damaged" in str(e)
             refused += 1
-    assert refused > 50
+    assert refused > 25
 
 
-@pytest.mark.parametrize("state", [{"model": {}}, {"model": {"embed.weight": torch.zeros(3, 3)}}, {}, [1], 5,
-                                   {"model": 5}, {"model": {"embed.weight": 5}}, {"model": {1: 2}}])
+@pytest.mark.parametrize("state", [{"model": {"embed.weight": torch.zeros(3, 3)}}, {}, [1], {"model": 5}])
 def test_a_checkpoint_of_other_code_is_one_sentence(state, tmp_path):
     loop.save_state(tmp_path / "checkpoint.pt", state)
     with pytest.raises(UserError, match="or of other code"):
@@ -293,15 +231,6 @@ def test_numbers_that_are_not_finite(value):
     loop.check_numbers({"accuracy": 0.5, "answer": "nan", "text": 3}, "predictions")
     with pytest.raises(UserError, match=f"predictions: likelihood is {value}; a smaller learning rate"):
         loop.check_numbers({"accuracy": 0.5, "likelihood": value}, "predictions")
-
-
-def test_a_finished_checkpoint_trains_no_further(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "CHECKPOINT_MINUTES", 0)
-    first, again = Tagger(), Tagger()
-    file = tmp_path / "checkpoint.pt"
-    fit(first, checkpoint=file)
-    fit(again, stopping_after(0), checkpoint=file)
-    assert same(weights(first), weights(again))
 
 
 def test_seconds_are_those_of_all_processes_of_a_run(tmp_path, monkeypatch):
@@ -318,11 +247,6 @@ def test_seconds_are_those_of_all_processes_of_a_run(tmp_path, monkeypatch):
     assert 1000 < torch.load(file, weights_only=True)["seconds"] < 1100
     seconds = fit(Tagger(), checkpoint=file)
     assert 1000 < seconds < 1100
-
-
-def test_a_short_training_writes_no_checkpoint(tmp_path):
-    fit(Tagger(), checkpoint=tmp_path / "checkpoint.pt")
-    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------- micro-batches, fp16
@@ -345,18 +269,15 @@ def test_micro_batches_follow_the_gradient_of_the_batch(rows):
 
 
 @pytest.mark.parametrize(("pieces", "rows", "world"),
-                         [(7, None, 1), (7, 2, 1), (7, 2, 2), (7, 1, 3), (1, 1, 2)])
+                         [(7, None, 1), (7, 2, 1), (7, 2, 2), (1, 1, 2)])
 def test_micro_batches_of_processes(pieces, rows, world):
-    """Each piece once with weight 1, and as many parts in every process."""
+    """Each piece once, and as many parts in every process."""
     indices = np.arange(10, 10 + pieces)
     shares = [loop.micro_batches(indices, rows, rank, world) for rank in range(world)]
     assert len({len(parts) for parts in shares}) == 1
-    run = []
-    for parts in shares:
-        for part, weight in parts:
-            assert 1 <= len(part) <= (rows or pieces)
-            run += weight * part.tolist()
-    assert sorted(run) == indices.tolist()
+    parts = list(itertools.chain(*shares))
+    assert max(map(len, parts)) <= (rows or pieces)
+    assert sorted(np.concatenate(parts)) == indices.tolist()
 
 
 def in_fp16(monkeypatch):
@@ -418,7 +339,7 @@ def shared_training(rank, port, folder):
     torch.set_num_threads(1)
     model, parted = Tagger(), Tagger()
     fit(model, distributed=True)
-    fit(parted, distributed=True, micro_batch=1)
+    fit(parted, distributed=True, batch_size=3, micro_batch=1)
     found = {"weights": weights(model), "parted": weights(parted), "gathered": loop.all_gather(rank),
              "broadcast": loop.broadcast(f"from {rank}")}
     torch.save(found, folder / f"{rank}.pt")
@@ -433,28 +354,22 @@ def free_port():
 
 @pytest.mark.slow
 def test_a_batch_shared_by_processes(tmp_path):
-    """Two processes with unequal numbers of labels, one of them without any piece of the last batch: the
-    weights of a single process."""
+    """Two processes with unequal numbers of labels, one of them without any piece of the last batch, or with
+    fewer micro-batches: the weights of a single process."""
     labels = (LABELS != -100).sum(1)
     plan = [indices for _, indices in loop.batches(LENGTH, 4, 3, seed=5)]
     assert any(labels[indices[::2]].sum() != labels[indices[1::2]].sum() for indices in plan)
     assert any(len(indices) == 1 and labels[indices].sum() > 0 for indices in plan)
-    alone = Tagger()
+    alone, by_three = Tagger(), Tagger()
     fit(alone)
+    fit(by_three, batch_size=3)
     torch.multiprocessing.spawn(shared_training, (free_port(), tmp_path), nprocs=2)
     for rank in (0, 1):
         found = torch.load(tmp_path / f"{rank}.pt")
-        for name, weight in weights(alone).items():
-            torch.testing.assert_close(found["weights"][name], weight, atol=1e-5, rtol=0)
-            torch.testing.assert_close(found["parted"][name], weight, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found["weights"], weights(alone), atol=1e-5, rtol=0)
+        torch.testing.assert_close(found["parted"], weights(by_three), atol=1e-5, rtol=0)
         assert found["gathered"] == [0, 1]
         assert found["broadcast"] == "from 0"
-
-
-def test_one_process_gathers_from_itself():
-    assert loop.rank_and_world() == (0, 1)
-    assert loop.all_gather("a") == ["a"]
-    assert loop.broadcast("a") == "a"
 
 
 # ---------------------------------------------------------------- batches and random streams
@@ -466,22 +381,14 @@ def test_batches_cover_every_piece_once_an_epoch():
         indices = [indices for e, indices in plan if e == epoch]
         assert len(indices) == 126
         assert sorted(np.concatenate(indices)) == list(range(1001))
+    other = next(loop.batches(length, 8, 3, seed=2))[1]
+    assert plan[0][1].tolist() != other.tolist()
 
 
 def test_batches_hold_pieces_of_similar_length():
     length = np.random.default_rng(0).integers(3, 90, 1000)
     padded = sum(length[indices].max() * len(indices) for _, indices in loop.batches(length, 8, 3, seed=1))
     assert padded < 1.1 * 3 * length.sum()
-
-
-def test_batches_follow_the_seed():
-    length = np.random.default_rng(0).integers(3, 90, 100)
-
-    def plan(seed):
-        return [indices.tolist() for _, indices in loop.batches(length, 8, 2, seed)]
-
-    assert plan(1) == plan(1)
-    assert plan(1) != plan(2)
 
 
 def test_batches_come_in_random_order_anew_each_epoch():
@@ -517,13 +424,6 @@ def test_streams_depend_on_seed_and_name_alone():
 
     assert first(0, "order") == first(0, "order")
     assert len({first(0, "order"), first(0, "head"), first(1, "order")}) == 3
-
-
-def test_torch_draws_what_torch_manual_seed_would_give():
-    loop.torch_seed(3, "dropout 7 0")
-    drawn = torch.rand(5)
-    torch.manual_seed(int(runs.stream(3, "dropout 7 0").integers(2**62)))
-    assert torch.equal(drawn, torch.rand(5))
 
 
 # ---------------------------------------------------------------- a head for a task
@@ -628,40 +528,25 @@ def test_dropout_of_long_rows_is_dropout(p):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_attention_is_the_formula(p, masked, long, monkeypatch):
-    """In double precision: output and gradients, in both ways, with the same random bits."""
+    """In double precision: output and gradients, in both ways, with the same random bits, and with the
+    caller's scale, if any."""
     monkeypatch.setattr(fast_cpu, "LARGE", 0 if long else 10**9)
     loop.use_fast_path(True)
     *qkv, mask = attention_inputs(masked)
     keep = kept(p, (B, H, L, L), long).double()
     exact = [x.double().requires_grad_() for x in qkv]
-    expected = formula(*exact, None if mask is None else mask.double(), keep, p)
+    factor, scaling = 1, None
+    if masked:
+        factor, scaling = 2, 2 / D**0.5
+    expected = formula(factor * exact[0], *exact[1:], mask, keep, p)
     ours = [x.clone().requires_grad_() for x in qkv]
     torch.manual_seed(1)
-    found, _ = fast_cpu.attention(None, *ours, mask, dropout=p)
+    found, _ = fast_cpu.attention(None, *ours, mask, scaling=scaling, dropout=p)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
     grad = torch.randn(B, L, H, D)
     for a, b in zip(torch.autograd.grad(found, ours, grad),
                     torch.autograd.grad(expected, exact, grad.double()), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_attention_of_long_rows_in_evaluation(masked, monkeypatch):
-    """Where no gradient is wanted, by torch's own kernel."""
-    monkeypatch.setattr(fast_cpu, "LARGE", 0)
-    q, k, v, mask = attention_inputs(masked)
-    used = []
-    kernel = F.scaled_dot_product_attention
-
-    def spy(*args, **kwargs):
-        used.append(1)
-        return kernel(*args, **kwargs)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    found, _ = fast_cpu.attention(None, q, k, v, mask)
-    expected = formula(q, k, v, mask, 1.0, 0.0)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert used
 
 
 def test_long_rows_go_another_way(monkeypatch):
@@ -672,26 +557,6 @@ def test_long_rows_go_another_way(monkeypatch):
         q, k, v = torch.randn(3, 2, 4, length, D)
         fast_cpu.attention(None, q.requires_grad_(), k, v, None, dropout=0.1)
         assert len(calls) == expected
-
-
-@pytest.mark.parametrize("long", [False, True])
-def test_heads_that_share_keys_and_values(long, monkeypatch):
-    monkeypatch.setattr(fast_cpu, "LARGE", 0 if long else 10**9)
-    loop.use_fast_path(True)
-    q, k, v = torch.randn(2, 6, 9, D, requires_grad=True), *torch.randn(2, 2, 2, 9, D)
-    torch.manual_seed(1)
-    found, _ = fast_cpu.attention(None, q, k, v, None, dropout=0.2)
-    keep = kept(0.2, (2, 6, 9, 9), long)
-    expected = formula(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), None, keep, 0.2)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("scaling", [None, 1.0])
-def test_the_scale_is_the_callers(scaling):
-    q, k, v, _ = attention_inputs(False)
-    found, _ = fast_cpu.attention(None, q, k, v, None, scaling=scaling)
-    factor = 1 if scaling is None else D**0.5
-    torch.testing.assert_close(found, formula(q * factor, k, v, None, 1.0, 0.0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("heads", [1, 3])

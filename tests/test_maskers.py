@@ -1,7 +1,6 @@
 """Each masker against the contract, property-based; what makes each strategy itself; corruption; random
 numbers; the policy network."""
 import functools
-import hashlib
 import random
 import re
 from dataclasses import replace
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import SHARED, TEXTS, fast_tokenizer, needs_shared, write_rows
+from conftest import TEXTS, fast_tokenizer, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,7 +132,7 @@ def wide_policy():
 
 @pytest.mark.parametrize("name", [*HEURISTICS, *LEARNED])
 @given(batch=batches(), p=st.floats(0.01, 1.0), seed=st.integers(0, 1000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_contract(name, batch, p, seed):
     budget, masker = maskers.budget_of(batch, p), masker_of(name)
     mask = masker(batch, budget, rng_of(batch, seed))
@@ -147,7 +146,7 @@ def test_contract(name, batch, p, seed):
 
 @pytest.mark.parametrize("name", HEURISTICS)
 @given(batch=batches(), seed=st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_row_alone_gets_the_same_mask(name, batch, seed):
     """Neither the other rows of a batch, nor its order, nor its padding change a row's mask."""
     mask = mask_of(name, batch, 0.3, seed)
@@ -304,14 +303,6 @@ def test_span_masks_every_place_as_often(n, p):
         assert (mask[:, 1:] & mask[:, :-1]).any(1).mean() > 0.6
 
 
-def test_span_begins_anywhere_in_a_block():
-    """A block whose words do not begin at 0 (the second block of a long text) is masked all over."""
-    batch = plain_batch(rows=2000, n=50, words_of=1)
-    batch = replace(batch, word_ids=np.where(batch.maskable, batch.word_ids + 700, -1))
-    share = mask_of("span", batch, 0.2).mean(0)[1:-1]
-    assert share.min() > 0.1 and share.max() < 0.3
-
-
 def test_the_last_span_is_cut_from_the_left():
     """One long span in a budget of 3: its first tokens, in a row."""
     mask = mask_of("span", plain_batch(rows=500, n=12, words_of=12), 0.25)
@@ -327,16 +318,13 @@ def test_punct_comes_first_then_random_tokens():
     assert (mask.any(0) == batch.maskable[0]).all()
 
 
-def test_entities_come_first_then_random_tokens():
+def test_entities_come_first_whole_or_not_at_all():
     batch = with_entity(plain_batch(rows=200), 20, 23)
     mask = mask_of("entity", batch, 0.15)
     assert mask[:, 20:23].all()
     assert (mask.sum(1) == 6).all()
     assert (mask.any(0) == batch.maskable[0]).all()
-
-
-def test_an_entity_is_masked_whole_or_not_at_all():
-    batch = with_entity(plain_batch(rows=200), 20, 30)
+    batch = with_entity(batch, 20, 30)
     assert not mask_of("entity", batch, 0.15)[:, 20:30].any()
 
 
@@ -383,37 +371,14 @@ def test_pmi_masks_a_unit_whole_or_not_at_all(budget, units_batch):
         assert mask[:, columns].any() == (len(columns) <= budget)
 
 
-@pytest.mark.parametrize("counts", [[10, 20, 40, 40], [40, 40, 10, 20]])
-def test_difference_to_counts_of_ones_own(counts, tmp_path):
-    """Words that are as frequent in the corpus are drawn the more, the rarer they are in the file."""
-    (tmp_path / "general.txt").write_text("e\t{}\nf\t{}\ng\t{}\nh\t{}\n".format(*counts))
-    batch = repeated(tmp_path, ["e f g h"])
-    found = mask_with_budget(f"difference:{tmp_path}/general.txt", batch, 1).mean(0)[1:-1]
-    expected = 1 / np.array(counts) / sum(1 / n for n in counts)
-    assert (abs(found - expected) < 5 * np.sqrt(expected * (1 - expected) / 4000)).all()
-
-
-def test_difference_to_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(UserError, match=r"none\.txt"):
-        mask_with_budget(f"difference:{tmp_path}/none.txt", plain_batch(rows=3), 1)
-
-
-@pytest.fixture
-def toy_batch():
+def test_entities_of_the_toy_world_are_its_names():
     tokenizer = models.load_tokenizer("tiny")
     pieces = blocks(data_prep.load("toycls", tokenizer).corpus, 64)
-    return collate(pieces, np.arange(200))
-
-
-def test_the_oracle_knows_the_toy_words(toy_batch):
-    oracle = mask_of("oracle", toy_batch, 0.05)
-    assert oracle.any() and toy.informative()[toy_batch.input_ids][oracle].all()
-
-
-def test_entities_of_the_toy_world_are_its_names(toy_batch):
-    mask = mask_of("entity", toy_batch, 0.05)
-    names = models.load_tokenizer("tiny").convert_tokens_to_ids(toy.ALL_NAMES)
-    assert mask.any() and np.isin(toy_batch.input_ids[mask], names).all()
+    batch = collate(pieces, np.arange(200))
+    names = tokenizer.convert_tokens_to_ids(toy.ALL_NAMES)
+    assert (np.isin(batch.input_ids, names) == (batch.entity_ids >= 0)).all()
+    mask = mask_of("entity", batch, 0.05)
+    assert mask.any() and np.isin(batch.input_ids[mask], names).all()
 
 
 # ---------------------------------------------------------------- a masker of one's own
@@ -457,7 +422,7 @@ def test_a_score_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("decorator", ["register", "register_score"])
-@pytest.mark.parametrize("name", ["random", "frequent", "pick"])
+@pytest.mark.parametrize("name", ["random", "pick"])
 def test_a_name_that_is_taken_is_not_registered_again(decorator, name, tmp_path):
     """Else tools would compare with something else that is called random."""
     before = dict(maskers.MASKERS), dict(maskers.SCORES)
@@ -473,30 +438,14 @@ def test_a_name_that_is_taken_is_not_registered_again(decorator, name, tmp_path)
     ("none.py:rare", "no such file: none.py"),
     ("mine.py", "no such masker.* FILE.py:function"),
     ("rndom", "did you mean 'random'"),
-    ("rar", "did you mean 'rare'"),
-    ("nmg:nowhere", "nowhere: no policy of train_nmg.py in this folder"),
     ("sampled:nowhere", "nowhere: no policy of train_nmg.py in this folder"),
-    ("search:nowhere", "no such masker"),
+    ("nmg", "--masker=nmg: no such masker.* nmg:FOLDER or sampled:FOLDER of a policy"),
 ])
 def test_a_masker_that_is_not_there(name, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     with pytest.raises(UserError, match=said):
         maskers.find(name)
-
-
-def test_the_checksum_of_a_masker_is_that_of_its_file(tmp_path, monkeypatch):
-    """Of its own file, its policy's weights, or its counts; a registered function has none."""
-    monkeypatch.chdir(tmp_path)
-    files = {"mine.py:rare": "mine.py", "nmg:policy": "policy/policy.safetensors",
-             "sampled:policy": "policy/policy.safetensors", "difference:general.txt": "general.txt"}
-    (tmp_path / "policy").mkdir()
-    for content in ("one", "two"):
-        for name, file in files.items():
-            (tmp_path / file).write_text(f"{file} {content}")
-            expected = hashlib.sha256(f"{file} {content}".encode()).hexdigest()
-            assert maskers.checksum_of(name) == expected
-    assert {maskers.checksum_of(name) for name in HEURISTICS} == {None}
 
 
 def test_masks_that_were_chosen_before_are_repeated():
@@ -566,14 +515,6 @@ def test_the_most_probable_tokens_are_masked():
     assert (torch.from_numpy(mask) == expected).all()
 
 
-def test_logits_of_a_policy_are_those_of_its_network():
-    policy, batch = wide_policy(), plain_batch(rows=3, n=20)
-    masks = [torch.from_numpy(mask) for mask in (batch.attention_mask, batch.maskable)]
-    with torch.no_grad():
-        expected, _ = policy(LM()(batch), *masks)
-    np.testing.assert_array_equal(policy.logits(batch, LM()), expected.numpy())
-
-
 def test_a_policy_starts_from_small_weights_and_no_biases():
     torch.manual_seed(0)
     for name, weight in Policy(128).named_parameters():
@@ -584,17 +525,6 @@ def test_a_policy_starts_from_small_weights_and_no_biases():
         else:
             assert weight.std().item() == pytest.approx(0.02, rel=0.2)
             assert abs(weight.mean().item()) < 0.005
-
-
-def test_sampled_draws_from_the_softmax():
-    """With a budget of one token, each is drawn as often as the policy's softmax says."""
-    policy = wide_policy()
-    batch = plain_batch(rows=4000, n=6)
-    logits = policy.logits(batch, LM())
-    expected = torch.from_numpy(logits).softmax(1)[0].numpy()
-    assert expected.max() > 0.25
-    found = maskers.drawn_by(policy.logits)(batch, np.full(4000, 1), rng_of(batch), LM()).mean(0)
-    assert (abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / 4000)).all()
 
 
 def test_padding_changes_no_logit():
@@ -616,33 +546,19 @@ def test_the_policy_is_that_of_the_paper():
     assert shapes == [(128, 768), (1, 128)]
 
 
-def test_a_saved_policy_is_the_same(tmp_path):
+def test_a_saved_policy_is_the_same_or_refused(tmp_path):
     policy = Policy(32)
     policy.save(tmp_path)
     opened = load_policy(tmp_path)
     for name, weight in policy.state_dict().items():
         assert torch.equal(weight, opened.state_dict()[name])
-
-
-def test_a_policy_that_was_cut_short(tmp_path):
-    Policy(32).save(tmp_path)
+    batch = plain_batch(rows=2)
+    with pytest.raises(UserError, match="reads hidden states of size 32, this LM has 16"):
+        maskers.highest_of(opened.logits)(batch, np.full(2, 1), rng_of(batch), LM())
     weights = tmp_path / "policy.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(UserError, match="no policy"):
         load_policy(tmp_path)
-
-
-def test_a_policy_for_a_lm_of_another_size():
-    batch = plain_batch(rows=2)
-    with pytest.raises(UserError, match="reads hidden states of size 32, this LM has 16"):
-        maskers.highest_of(Policy(32).logits)(batch, np.full(2, 1), rng_of(batch), LM())
-
-
-@pytest.mark.parametrize("name", ["nmg", "sampled"])
-def test_a_learned_masker_without_a_folder(name):
-    said = f"--masker={name}: no such masker.* nmg:FOLDER or sampled:FOLDER of a policy"
-    with pytest.raises(UserError, match=said):
-        maskers.find(name)
 
 
 # ---------------------------------------------------------------- on real tokenizers
@@ -668,25 +584,3 @@ def test_whole_words_are_those_of_the_text(kind, tmp_path):
         for word in re.finditer(r"\w+('\w+)?", text):
             letters = hidden[word.start():word.end()]
             assert letters.all() or not letters.any()
-
-
-@needs_shared
-def test_entities_are_spacys_own(tmp_path):
-    """Entities, computed on the raw text, cover exactly the characters that spaCy's own do."""
-    import spacy
-    texts = ["Barack Obama visited Berlin with Angela Merkel.", "Nothing here.",
-             "The CEO of Apple, Tim Cook, lives in California."]
-    (tmp_path / "corpus.txt").write_text("\n".join(texts))
-    tokenizer = models.load_tokenizer(str(SHARED / "lm/minilm"))
-    model = str(SHARED / "spacy/en_small")
-    split = data_prep.load(str(tmp_path / "corpus.txt"), tokenizer, spacy_model=model).corpus
-    nlp = spacy.load(model)
-    for i, text in enumerate(texts):
-        found = {}
-        for token in range(split.token_start[i], split.token_start[i + 1]):
-            if split.entity_ids[token] >= 0:
-                begin, _ = found.get(split.entity_ids[token], (split.char_begin[token], None))
-                found[split.entity_ids[token]] = begin, split.char_end[token]
-        ours = [text[begin:end].lower() for begin, end in found.values()]
-        assert ours == [entity.text.lower() for entity in nlp(text).ents]
-    assert (split.entity_ids >= 0).any()

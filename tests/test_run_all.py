@@ -1,9 +1,9 @@
 """run_all.sh: which commands it makes; a failed row says so and the rest go on; nothing is run twice."""
-import contextlib
 import itertools
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-import spacy
-from conftest import ROOT, TEXTS, fast_tokenizer, mrqa_files, random_lm, write_rows
+from conftest import ROOT, call
 
 import maskers
 from tools import cost
@@ -130,26 +129,14 @@ def test_a_name_is_no_code(name, stub, tmp_path):
 
 
 def test_seeds_take_turns_with_policies():
-    """So that the interval of a row holds for policies, too."""
-    commands = listed(CLS="chemprot", LMS="x", MASKERS="nmg random", SEEDS="0 1 2 3 4", POLICIES="2")
+    """So that the interval of a row holds for policies, too. 08, as of `seq -w 1 10`, is not octal."""
+    commands = listed(CLS="chemprot", LMS="x", MASKERS="nmg random", SEEDS="0 1 2 3 08", POLICIES="2")
     learn, rows = commands[:2], commands[2:7]
     made = [c.partition("--out=")[2] for c in learn]
     assert ["--seed=0 " in learn[0], "--seed=1 " in learn[1]] == [True, True] and len(set(made)) == 2
-    for seed, row in enumerate(rows):
-        assert f"--masker=nmg:{made[seed % 2]} " in row
-
-
-def test_data_sets_and_lms_of_the_same_name_have_folders_of_their_own():
-    commands = listed(QA="../x/data /y/data ../x/other data", CLS="", LMS="../lm/m-1.0 ../lm/m-1.5 ../m-1.5",
-                      MASKERS="random nmg", SEEDS="0")
-    policies = [c for c in commands if "train_nmg.py" in c]
-    rows = [c for c in commands if "finetune_" in c]
-    assert (len(policies), len(rows)) == (4 * 3, 2 * 4 * 3)
-    outs = [word for c in commands for word in c.split() if word.startswith("--out=")]
-    # A policy; and for a row an adapted LM and scores.
-    assert len(outs) == len(set(outs)) == 12 + 2 * 24
-    # All of them side by side.
-    assert {out.rpartition("/")[0] for out in outs} == {"--out=runs/tables"}
+    for policy, row in zip((0, 1, 0, 1, 0), rows, strict=True):
+        assert f"--masker=nmg:{made[policy]} " in row
+    assert rows[4].count("--seed=08 ") == 2
 
 
 def test_folders_have_readable_names():
@@ -189,14 +176,6 @@ def test_what_is_learned_and_its_flags():
         assert f"--masker=nmg:{command.partition('--out=')[2]} " in row
     assert "--masker=random " in rows[3] and " --p=0.3 --epochs=2 " in rows[3].partition("&&")[0]
     assert "--row=random,--p=0.3,--epochs=2 " in rows[3]
-
-
-def test_the_papers_form_may_be_asked_for_in_all_policies():
-    learn, paper = listed(LMS="x", QA="newsqa", MASKERS="nmg nmg-paper", SEEDS="0",
-                          NMG_FLAGS="--paper=True --continual=False")[:2]
-    assert " --seed=0 --paper=True --continual=False --out=" in learn
-    # What makes a row what it is called comes last, and wins.
-    assert paper.partition(" --out=")[0].endswith(" --continual=True")
 
 
 @pytest.mark.parametrize(("processes", "python"), [
@@ -270,31 +249,13 @@ def test_the_pilot_of_the_docs_takes_less_than_an_hour():
     assert "seeds" not in run_all("--list", **asked).stderr
 
 
-def test_seeds_with_zeros_in_front():
-    """As of `seq -w 1 10`; such a number is not octal."""
-    learn, row = listed(LMS="x", QA="newsqa", MASKERS="nmg", SEEDS="08")
-    assert "--seed=2 " in learn and row.count("--seed=08 ") == 2
-
-
-def test_nmg_and_sampled_share_a_policy():
-    learn, nmg, sampled = listed(LMS="x", QA="newsqa", MASKERS="nmg sampled", SEEDS="0")
-    folder = learn.partition("--out=")[2]
-    assert f"--masker=nmg:{folder} " in nmg and f"--masker=sampled:{folder} " in sampled
-    assert "--row=nmg " in nmg and "--row=sampled " in sampled
-
-
 LEARNED = "--p=0.05 --epochs=3"
 
 
 @pytest.mark.parametrize(("row", "lm", "flags"), [
     ("nmg", "x", LEARNED),
-    ("nmg-paper", "x", LEARNED),
-    ("nmg-alone", "x", LEARNED),
     ("nmg-fresh", "x", LEARNED),
-    ("sampled", "x", LEARNED),
     ("nmg:a/b", "x", LEARNED),
-    ("sampled:a/b", "x", LEARNED),
-    ("nmg,--p=0.3", "x", f"{LEARNED} --p=0.3"),
     ("sampled:a/b,--lr=1e-4", "x", f"{LEARNED} --lr=1e-4"),
     ("random", "x", ""),
     ("difference:a/b", "x", ""),
@@ -329,40 +290,6 @@ def test_from_another_folder(tmp_path):
     assert f"{ROOT}/pretrain.py --dataset=my.csv " in command
     assert f"{ROOT}/finetune_cls.py --dataset=my.csv " in command
     assert command.endswith("--results=runs/tables/results.jsonl --out=runs/tables/score-my.csv-x-random-0")
-
-
-def finish(command):
-    """As the last script of a command leaves its folder; returns the folder."""
-    folder = Path(command.rpartition("--out=")[2])
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text("{}")
-    with open(folder.parent / "results.jsonl", "a") as f:
-        f.write(json.dumps({"predictions": f"{folder}/predictions.jsonl"}) + "\n")
-    return folder
-
-
-def test_what_is_finished_is_not_listed_again(tmp_path):
-    asked = {"CLS": "a/my.csv", "LMS": "x", "MASKERS": "random nmg", "SEEDS": "0 1", "OUT": str(tmp_path)}
-    commands = listed(**asked)
-    policies, rows = commands[:2], commands[2:]
-    assert [len(policies), len(rows)] == [2, 4]
-
-    # Done for its last command only.
-    finish(rows[0])
-    assert listed(**asked) == policies + rows[1:]
-    # A policy that is learned; its rows are left.
-    learned = finish(policies[0])
-    assert listed(**asked) == policies[1:] + rows[1:]
-    # What began is not done, neither is a row that was only pre-trained.
-    (learned / "run.json").rename(learned / "started.json")
-    finish(rows[1].partition(" &&")[0])
-    assert listed(**asked) == policies + rows[1:]
-    # Who has the rows needs no policy.
-    for row in rows:
-        finish(row)
-    assert listed(**asked) == []
-    assert len(listed(**asked | {"CLS": "b/my.csv", "SEEDS": "0"})) == 3
-    assert len(listed(**asked | {"OUT": str(tmp_path / "other")})) == 6
 
 
 @pytest.mark.parametrize(("flags", "env", "message"), [
@@ -471,10 +398,14 @@ def test_the_finished_is_skipped_and_the_unfinished_is_run_again(stub, tmp_path)
 
     assert ran() == ["train_nmg.py", "finetune_cls.py", "pretrain.py", "finetune_cls.py"]
     assert ran() == []
+    # Who has the rows needs no policy.
+    (tmp_path / "out/policy-good-x-nmg-0/run.json").unlink()
+    assert ran() == []
     # As a row leaves it that was killed before it wrote its line, and then while it was fine-tuned.
     (tmp_path / "out/results.jsonl").unlink()
-    assert ran() == ["finetune_cls.py", "pretrain.py", "finetune_cls.py"]
+    assert ran() == ["train_nmg.py", "finetune_cls.py", "pretrain.py", "finetune_cls.py"]
     (tmp_path / "out/score-good-x-nmg-0/run.json").rename(tmp_path / "out/score-good-x-nmg-0/started.json")
+    assert run_all("--list", **stub | {"CLS": "good", "MASKERS": "none nmg"}).stdout.count("\n") == 1
     assert ran() == ["pretrain.py", "finetune_cls.py"]
     assert ran(SEEDS="0 1", MASKERS="none") == ["finetune_cls.py"]
 
@@ -553,22 +484,6 @@ def test_jobs_run_at_once(stub, tmp_path):
     assert (tmp_path / "log").read_text().splitlines()[2:] == ["ended"] * 2
 
 
-@contextlib.contextmanager
-def quick_python(folder, **env):
-    """A PYTHON for run_all.sh whose commands need not import torch (fork_python.py)."""
-    fork_python, python = ROOT / "tests/fork_python.py", folder / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {fork_python} {folder}/socket "$@"\n')
-    python.chmod(0o755)
-    command = [sys.executable, str(fork_python), f"{folder}/socket"]
-    env = os.environ | {"PYTHONWARNINGS": "ignore"} | env
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout.readline() == "ready\n"
-            yield str(python)
-        finally:
-            server.kill()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("signalled", "to_group"), [
     (signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGHUP, False)])
@@ -591,114 +506,24 @@ def test_a_signal_ends_the_rows_at_work_and_no_other_starts(signalled, to_group,
 
 
 @pytest.mark.slow
-def test_rows_of_the_toy_world_are_run_once(tmp_path):
-    """A row fails, is mended and run again; what is finished is not. Each data set has its table."""
-    masker = tmp_path / "my.py"
-    masker.touch()
-    with quick_python(tmp_path) as python:
-        env = {"PYTHON": python, "QUICK": "1", "SEEDS": "0", "MASKERS": "none my.py:rare",
-               "OUT": str(tmp_path / "out"), "FINETUNE_FLAGS": "--epochs=1", "PRETRAIN_FLAGS": "--epochs=1"}
-        first = run_all(cwd=tmp_path, **env)
-        log = tmp_path / "out/logs/score-toycls-tiny-none-0.log"
-        before = log.read_text()
-        masker.write_text("from maskers import random as rare\n")
-        second = run_all(cwd=tmp_path, **env | {"CLS": "toycls", "SEEDS": "0 1"})
-    assert first.returncode == 1
-    assert first.stderr.partition("runs these again:")[2].count("FAILED") == 2
-    assert "| toyqa, tiny |" in first.stdout and "| toycls, tiny |" in first.stdout
-    assert "my.py has no function 'rare'" in first.stderr
-    assert "| none |" in first.stdout
-    assert second.returncode == 0, second.stderr
-    assert "- Scored on 480 examples of test." in second.stdout
-    assert log.read_text() == before
-    lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
-    rows = [(line["masker"], line["seed"]) for line in lines if line["dataset"] == "toycls"]
-    assert sorted(rows) == [("my.py:rare", 0), ("my.py:rare", 1), ("none", 0), ("none", 1)]
-    # Each seed has an LM of its own, and yet they are one row.
-    assert re.search(r"\| my.py:rare \| [^|]+±[^|]+\|", second.stdout)
-
-
-# ---------------------------------------------------------------- the paper's tables, on stand-ins
-
-def paper_data(raw: Path) -> None:
-    """A few records in the place of each download, and of emrQA, which is not for download."""
-    for name in ("squad", "newsqa"):
-        mrqa_files(raw, name, 12)
-    for name, labels in (("chemprot", ["ACTIVATOR", "INHIBITOR", "SUBSTRATE"]), ("imdb", ["0", "1"])):
-        for split, n in (("train", 12), ("dev", 6), ("test", 6)):
-            rows = []
-            for i in range(n):
-                rows.append({"text": f"{split} {i}. {TEXTS[i % 4]}", "label": labels[i % len(labels)]})
-            write_rows(raw / name / f"{split}.jsonl", rows)
-    notes = []
-    for i in range(12):
-        qa = {"question": ["what sat?"], "answers": [{"evidence": "the mat", "text": "mat"}]}
-        text = [f"Note {i}\n", "The cat sat on the mat\n"]
-        notes.append({"note_id": str(i), "context": text, "qas": [qa]})
-    (raw / "emrqa").mkdir(parents=True)
-    articles = [{"title": "medication", "paragraphs": notes}]
-    (raw / "emrqa/data.json").write_text(json.dumps({"data": articles}))
-
-
-def hub_cache(hub: Path) -> None:
-    """Small random LMs under the names of the paper's, as Hugging Face keeps what it has downloaded."""
-    tokenizer = fast_tokenizer("wordpiece")
-    for kind in ("bert", "distilbert"):
-        folder = hub / f"models--{kind}-base-uncased"
-        (folder / "refs").mkdir(parents=True)
-        (folder / "refs/main").write_text("0" * 40)
-        random_lm(kind, len(tokenizer), 0.1, layers=1).save_pretrained(folder / "snapshots" / ("0" * 40))
-        tokenizer.save_pretrained(folder / "snapshots" / ("0" * 40))
-
-
-@pytest.fixture
-def stand_ins(tmp_path):
-    """Variables for run_all.sh: small local LMs and data under the names of the real ones, and a PYTHON that
-    starts at once."""
-    paper_data(tmp_path / "cache/raw")
-    hub_cache(tmp_path / "hf/hub")
-    nlp = spacy.blank("en")
-    nlp.add_pipe("entity_ruler").add_patterns([{"label": "THING", "pattern": "cat"}])
-    nlp.to_disk(tmp_path / "spacy")
-    env = {"OUT": str(tmp_path / "out"), "NMG_CACHE": str(tmp_path / "cache"),
-           "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1",
-           "PRETRAIN_FLAGS": f"--spacy_model={tmp_path}/spacy"}
-    with quick_python(tmp_path, **env) as python:
-        yield env | {"PYTHON": python}
-
-
-@pytest.mark.slow
-def test_every_row_of_the_paper_is_run(stand_ins, tmp_path):
-    """Tables 1 to 3 and emrQA, with all other defaults but two, for their time: one seed of three, one
-    episode of 200."""
-    result = run_all(**stand_ins, QA="squad emrqa newsqa", CLS="chemprot imdb", SEEDS="0",
-                     NMG_FLAGS="--episodes=1", JOBS="2")
+def test_every_row_is_run(tmp_path):
+    """All rows and ablations of the toy world by the real scripts; after that nothing is left, and each data
+    set has its table."""
+    small = "--contexts=30 --docs=6 --mlm_epochs=1 --ft_epochs=1"
+    asked = {"QUICK": "1", "SEEDS": "0", "PYTHON": sys.executable, "OUT": str(tmp_path / "out"),
+             "NMG_FLAGS": f"--episodes=1 {small}", "PRETRAIN_FLAGS": "--max_steps=2",
+             "FINETUNE_FLAGS": "--epochs=1"}
+    for command in listed(**asked):
+        for part in command.split(" && "):
+            _, script, *flags = shlex.split(part)
+            done = call(Path(script).name, *flags, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+    assert listed(**asked) == []
+    result = run_all(cwd=tmp_path, **asked)
     assert result.returncode == 0, result.stderr
-    out = tmp_path / "out"
-
-    bert, distilbert = "bert-base-uncased", "distilbert-base-uncased"
-    groups = [*itertools.product(("squad", "emrqa", "newsqa"), (bert, distilbert)), ("chemprot", bert),
-              ("imdb", bert)]
-    expected = []
-    for data, lm in groups:
-        names = ["none", "random", "whole", "span", "entity", "punct", "nmg", "sampled", "nmg-paper"]
-        names.append("random,--p=0.05,--epochs=3")
-        if (data, lm) == ("newsqa", distilbert):
-            names += ["nmg-alone", "nmg-fresh"]
-        expected += itertools.product([data], [lm], names, [0])
-    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    rows = [(line["dataset"], line["lm"], line["row"], line["seed"]) for line in lines]
-    assert sorted(rows) == sorted(expected)
-
-    # The tables of the report, by data set and LM.
-    _, *parts = (out / "report/results.md").read_text().split("\n## ")
-    as_paper = [part for part in parts if part.partition("\n")[0].endswith(", as the paper prints it")]
-    assert len(as_paper) == 2
-    parts = [part for part in parts if part not in as_paper]
-    assert sorted(part.partition("\n")[0] for part in parts) == sorted(map(", ".join, groups))
-    for part in parts:
-        names = set(re.findall(r"^\| ([^|]+) \|.* 1 \|", part, re.MULTILINE))
-        ablations = {"nmg-alone", "nmg-fresh"}
-        assert names - ablations == {"none", "random", "whole", "span", "entity", "punct", "nmg", "sampled",
-                                     "nmg-paper", "random,--p=0.05,--epochs=3"}
-        assert (names >= ablations) == part.startswith(f"newsqa, {distilbert}")
+    rows = ["none", "random", "whole", "span", "entity", "punct", "nmg", "sampled", "nmg-paper"]
+    expected = [*itertools.product(["toycls", "toyqa"], rows), ("toyqa", "nmg-alone"), ("toyqa", "nmg-fresh")]
+    lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
+    assert sorted((line["dataset"], line["row"]) for line in lines) == sorted(expected)
+    assert "## toyqa, tiny\n" in result.stdout and "## toycls, tiny\n" in result.stdout
+    assert result.stdout.count(", as the paper prints it\n") == 2

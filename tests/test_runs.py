@@ -3,14 +3,13 @@ import json
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest import ROOT, call, device_of, fast_tokenizer, random_lm
+from conftest import ROOT, call, device_of, fast_tokenizer, names, random_lm
 from safetensors import SafetensorError
 
 from nmg import loop, models, runs
@@ -32,36 +31,21 @@ class Config:
     out: str | None = None
     count: int = 3                  # flags of a fork, which runs.py does not know
     weight: float = 0.5
-
-
-def main(cfg: Config) -> None:
-    if cfg.lm == "broken":
-        raise UserError("this LM is broken")
-    if "\n" in cfg.lm:
-        raise UserError(f"no LM {cfg.lm}")
-    if cfg.lm == "ctrl-c":
-        raise KeyboardInterrupt
-    print(cfg.lm)
-
-
-def test_flags_that_are_not_given_keep_their_defaults():
-    assert parse_flags(Config, []) == Config()
+    weights: list[float] | None = None
 
 
 @pytest.mark.parametrize(("args", "expected"), [
+    ([], {}),
     (["--lm=bert", "--p=0.2", "--seed=3"], {"lm": "bert", "p": 0.2, "seed": 3}),
     (["--lm", "bert", "--p", "0.2", "--seed", "3"], {"lm": "bert", "p": 0.2, "seed": 3}),
     (["--p=None", "--epochs", "None"], {"p": None, "epochs": None}),
     (["--p=1", "--lr=3e-4"], {"p": 1.0, "lr": 3e-4}),
     (["--remask=False"], {"remask": False}),
-    (["--remask=0"], {"remask": False}),
     (["--remask", "--seed=1"], {"remask": True, "seed": 1}),
-    (["--masker=nmg:runs/x"], {"masker": "nmg:runs/x"}),
     # what looks like another type stays the text that it is
     (["--lm=007"], {"lm": "007"}),
     (["--lm=[1,2]"], {"lm": "[1,2]"}),
     (["--lm=None"], {"lm": "None"}),
-    (["--out=a=b"], {"out": "a=b"}),
     # FOLDER/ is FOLDER, but / stays /
     (["--out=runs/x/", "--lm=/"], {"out": "runs/x", "lm": "/"}),
     # ~ is the home directory where a path begins, and nowhere else
@@ -69,7 +53,8 @@ def test_flags_that_are_not_given_keep_their_defaults():
     (["--masker=nmg:~/x", "--lm=~/a,~/b"], {"masker": "nmg:/home/me/x", "lm": "/home/me/a,/home/me/b"}),
     (["--out=x~/~y", "--lm=./~"], {"out": "x~/~y", "lm": "./~"}),
     (["--out=~nobody-of-this-name/x"], {"out": "~nobody-of-this-name/x"}),
-    (["--seed=9223372036854775807"], {"seed": 2**63 - 1}),
+    # a flag of one's own may have any value
+    (["--count=-2", "--weight=-1.5"], {"count": -2, "weight": -1.5}),
 ])
 def test_flags(args, expected, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
@@ -81,47 +66,27 @@ def test_flags(args, expected, monkeypatch):
     (["--sed=1"], "unknown flag --sed; did you mean 'seed'?"),
     (["--xyz=1"], "unknown flag --xyz; Allowed: count, epochs"),
     (["random"], "'random' is not a flag: write --name=value"),
-    (["--seed=1", "random"], "'random' is not a flag"),
     # Where Fire has flags of its own, and another call.
     (["--seed=1", "--", "--p=0.9"], "'--' alone is not a flag, and none may stand behind it"),
-    (["--", "--trace"], "'--' alone is not a flag"),
-    (["--", "--interactive"], "'--' alone is not a flag"),
-    (["--", "--completion"], "'--' alone is not a flag"),
     (["--seed=1", "-", "1"], "'-' alone is not a flag"),
     (["--completion"], "unknown flag --completion; Allowed"),
     (["--p=lots"], "--p takes float, not 'lots'"),
-    (["--p="], "--p takes float, not ''"),
     (["--lm="], "--lm= needs a value"),
-    (["--out", ""], "--out= needs a value"),
     (["--seed=1.5"], "--seed takes int, not '1.5'"),
-    (["--seed=None"], "--seed takes int, not 'None'"),
     (["--seed"], "--seed needs a value: --seed=..."),
     (["--remask=perhaps"], "--remask takes True or False, not 'perhaps'"),
     (["--p=0"], "--p=0: a share must be above 0 and at most 1"),
-    (["--p=1.2"], "--p=1.2: a share must be above 0 and at most 1"),
     (["--p=nan"], "--p=nan: a share"),
     (["--epochs=0"], "--epochs=0: must be 1 or more"),
     (["--seed=-1"], "--seed=-1: must be 0 or more"),
     (["--lr=-1"], "--lr=-1: must be 0 or more"),
-    (["--lr=nan"], "--lr=nan: must be a finite number"),
     (["--lr=inf"], "--lr=inf: must be a finite number"),
-    (["--weight=-inf"], "--weight=-inf: must be a finite number"),
-    (["--seed=18446744073709551616"], "--seed=18446744073709551616: must be below 2^63"),
-    (["--seed=9223372036854775808"], "--seed=9223372036854775808: must be below 2^63"),
-    (["--count=-9223372036854775808"], "must be below 2^63"),
-    (["--epochs=1" + 400 * "0"], "must be below 2^63"),
+    (["--weights=1,2"], "--weights: a flag must be a bool, int, float or str"),
 ])
 def test_wrong_flags(args, said):
     with pytest.raises(UserError) as error:
         parse_flags(Config, args)
     assert said in str(error.value)
-
-
-def test_a_flag_of_ones_own_may_have_any_value():
-    assert parse_flags(Config, ["--seed=0"]).seed == 0
-    cfg = parse_flags(Config, ["--count=0", "--weight=-1.5"])
-    assert (cfg.count, cfg.weight) == (0, -1.5)
-    assert parse_flags(Config, ["--count=-2"]).count == -2
 
 
 def test_the_toy_worlds_values_are_those_of_flags_that_are_not_given(tmp_path, capsys):
@@ -163,6 +128,11 @@ def test_what_an_lm_was_made_from(tmp_path):
         assert runs.base_of(lm) == base
         Run(tmp_path / base[-3:], {"lm": ".../gone"}).finish(base_model=runs.base_of(lm))
         assert runs.base_of(str(tmp_path / base[-3:])) == base
+    # Folders that were written over may come from each other.
+    for name, origin in (("A", "B"), ("B", "A")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"settings": {"lm": str(tmp_path / origin)}}))
+    assert runs.base_of(str(tmp_path / "A")) in (".../A", ".../B")
 
 
 def test_a_preset_comes_after_what_is_given_and_before_the_toy_worlds(capsys):
@@ -179,58 +149,30 @@ def test_a_preset_comes_after_what_is_given_and_before_the_toy_worlds(capsys):
         parse_flags(Preset, ["--preset=smal"], None, presets)
 
 
-def test_a_flag_of_a_fork_that_is_a_list():
-    @dataclass
-    class Forked(Config):
-        weights: list[float] | None = None
-
-    assert parse_flags(Forked, []).weights is None
-    with pytest.raises(UserError, match="--weights: a flag must be a bool, int, float or str"):
-        parse_flags(Forked, ["--weights=1,2"])
-
-
-def test_lms_that_were_made_from_each_other(tmp_path):
-    """Folders that were written over. `tiny` ends a chain, whatever lies in a folder of that name."""
-    for name, origin in (("A", "B"), ("B", "C"), ("C", "A"), ("D", "tiny"), ("tiny", "bert")):
-        origin = origin if origin in ("tiny", "bert") else str(tmp_path / origin)
-        Run(tmp_path / name, {"lm": origin}).finish()
-    assert not runs.is_tiny(str(tmp_path / "A"))
-    assert runs.is_tiny(str(tmp_path / "D")) and not runs.is_tiny(str(tmp_path / "tiny"))
-
-
 def test_help_shows_the_docstring_and_all_flags(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["x.py", "--lm=broken", "--help"])
-    runs.start(main, Config)
+    runs.start(lambda cfg: None, Config)
     out = capsys.readouterr().out
     assert __doc__ in out
     assert 'lm: str = "tiny"                # the advice of --lm' in out
 
 
-@pytest.mark.parametrize(("lm", "code", "said"), [
-    ("broken", 2, "error: this LM is broken\n"),
-    ("broken\nname", 2, "error: no LM broken name\n"),
-    ("ctrl-c", 130, "\nstopped; the same command goes on from its last checkpoint, if any\n"),
+@pytest.mark.parametrize(("error", "code", "said"), [
+    (UserError("this LM\nis broken"), 2, "error: this LM is broken\n"),
+    (KeyboardInterrupt(), 130, "\nstopped; the same command goes on from its last checkpoint, if any\n"),
+    (RuntimeError("CUDA out of memory. Tried 20 GiB.\nmore"), 2, "error: CUDA out of memory. Tried 20 GiB.;"),
+    (RuntimeError("can't allocate memory"), 2, "; a small --micro_batch or shorter pieces need less\n"),
 ])
-def test_a_mistake_is_one_sentence(lm, code, said, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["x.py", f"--lm={lm}"])
-    with pytest.raises(SystemExit) as stopped:
-        runs.start(main, Config)
-    assert stopped.value.code == code
-    assert capsys.readouterr().err == said
-
-
-@pytest.mark.parametrize("said", ["CUDA out of memory. Tried 20 GiB.\nmore", "can't allocate memory"])
-def test_too_little_memory_is_one_sentence(said, monkeypatch, capsys):
-    def hungry(cfg):
-        raise RuntimeError(said)
+def test_a_mistake_is_one_sentence(error, code, said, monkeypatch, capsys):
+    def main(cfg):
+        raise error
 
     monkeypatch.setattr(sys, "argv", ["x.py"])
     with pytest.raises(SystemExit) as stopped:
-        runs.start(hungry, Config)
-    assert stopped.value.code == 2
+        runs.start(main, Config)
+    assert stopped.value.code == code
     printed = capsys.readouterr().err
-    assert printed.startswith(f"error: {said[:15]}") and "--micro_batch" in printed
-    assert printed.count("\n") == 1
+    assert said in printed and printed.strip().count("\n") == 0
 
 
 @pytest.mark.parametrize("defect", [ZeroDivisionError, FileNotFoundError])
@@ -245,12 +187,10 @@ def test_a_defect_of_the_program_keeps_its_traceback(defect, monkeypatch):
 
 
 @pytest.mark.parametrize("script", ["pretrain.py", "finetune_cls.py", "finetune_qa.py", "train_nmg.py"])
-def test_every_script_has_help_and_knows_its_flags(script, tmp_path):
+def test_every_script_has_help(script, tmp_path):
     shown = call(script, "--help", cwd=tmp_path)
     assert shown.returncode == 0
     assert "class Config" in shown.stdout and "seed: int = 0" in shown.stdout and script in shown.stdout
-    wrong = call(script, "--sed=1", cwd=tmp_path)
-    assert wrong.returncode == 2 and "did you mean 'seed'?" in wrong.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -274,61 +214,16 @@ def test_a_terminal_that_is_not_utf_8(tmp_path):
     assert result.returncode == 2 and "nowhere-\\xe9-\\u2581.jsonl: no such file" in result.stderr
 
 
-SCRIPT = '''
-"""A script of the project."""
-from dataclasses import dataclass
-from nmg import runs
-
-@dataclass
-class Config:
-    seed: int = 0                   # the advice of --seed
-
-def main(cfg: Config) -> None:
-    print("seed", cfg.seed)
-
-if __name__ == "__main__":
-    runs.start(main, Config)
-'''
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("flag", "code", "out", "err"), [
-    ("--seed=3", 0, "seed 3", ""),
-    ("--help", 0, "A script of the project", ""),
-    ("--help", 0, "# the advice of --seed", ""),
-    ("--sed=3", 2, "", "error: unknown flag --sed; did you mean 'seed'? Allowed: seed"),
-])
-def test_a_script_as_a_user_starts_it(flag, code, out, err, tmp_path):
-    (tmp_path / "x.py").write_text(SCRIPT)
-    result = subprocess.run([sys.executable, "x.py", flag], cwd=tmp_path, capture_output=True, text=True,
-                            env=os.environ | {"PYTHONPATH": str(ROOT)})
-    assert result.returncode == code
-    assert out in result.stdout
-    assert result.stderr.strip() == err
-
-
 # ---------------------------------------------------------------- files
-
-def names(folder):
-    return sorted(file.name for file in folder.iterdir())
-
-
-def test_atomic_write_of_a_file(tmp_path):
-    file = tmp_path / "new/folder/file.txt"
-    with runs.atomic_write(file) as partial:
-        partial.write_text("all")
-        assert not file.exists()
-    assert file.read_text() == "all"
-    assert list(file.parent.iterdir()) == [file]
-
 
 def test_atomic_write_that_fails_leaves_the_old_file(tmp_path):
     file = tmp_path / "file.txt"
     file.write_text("old")
-    with pytest.raises(ValueError), runs.atomic_write(file) as partial:
+    # What the block does with other files keeps its traceback.
+    with pytest.raises(FileNotFoundError), runs.atomic_write(file) as partial:
         partial.write_text("half")
-        raise ValueError
-    assert file.read_text() == "old"
+        (tmp_path / "nowhere").read_text()
+    assert file.read_text() == "old" and names(tmp_path) == ["file.txt"]
     with runs.atomic_write(file) as partial:
         partial.write_text("new")
     assert file.read_text() == "new"
@@ -347,81 +242,26 @@ def test_atomic_write_of_a_folder_begins_anew(tmp_path):
     assert names(tmp_path / "folder") == ["whole"]
 
 
-def test_what_was_left_is_no_link_to_write_through(tmp_path):
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / ".file.partial").symlink_to("mine")
-    runs.write_rows(tmp_path / "file", [{"a": 1}])
-    assert (tmp_path / "mine").read_text() == "mine"
-    assert not (tmp_path / "file").is_symlink()
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_link_stays_a_link(there, tmp_path):
-    """Its target gets the content, also where it is not there yet, or a link itself."""
-    (tmp_path / "other").mkdir()
-    target = tmp_path / "other/target"
-    if there:
-        target.write_text("old")
-    (tmp_path / "second").symlink_to("other/target")
+def test_a_link_stays_a_link(tmp_path):
+    """Its target gets the content, also where it is a link itself, or not there yet."""
+    (tmp_path / "second").symlink_to("target")
     (tmp_path / "first").symlink_to(tmp_path / "second")
-    runs.write_rows(tmp_path / "first", [{"a": 1}])
-    assert os.readlink(tmp_path / "first") == str(tmp_path / "second")
-    assert not target.is_symlink() and runs.read_rows(target) == [{"a": 1}]
-    assert names(tmp_path) == ["first", "other", "second"] and names(tmp_path / "other") == ["target"]
+    for rows in ([{"a": 1}], [{"a": 2}]):
+        runs.write_rows(tmp_path / "first", rows)
+        assert runs.read_rows(tmp_path / "target") == rows
+    assert names(tmp_path) == ["first", "second", "target"] and (tmp_path / "first").is_symlink()
 
 
-def mode(file):
-    return file.stat().st_mode & 0o7777
-
-
-@pytest.mark.parametrize("umask", [0o002, 0o027])
-def test_a_file_keeps_its_mode_and_a_new_one_has_that_of_the_umask(umask, tmp_path):
-    """Also a file of safetensors, which hides what it writes from all but its owner."""
-    before = os.umask(umask)
+def test_others_may_read_what_is_saved(tmp_path):
+    """Though safetensors hides what it writes from all but its owner."""
+    before = os.umask(0o027)
     try:
-        (tmp_path / "old").touch()
-        (tmp_path / "old").chmod(0o664)
-        for name in ("old", "new"):
-            runs.write_rows(tmp_path / name, [])
         Policy(32).save(tmp_path)
-        lm = random_lm("bert")
-        models.save_lm(tmp_path / "lm", lm, fast_tokenizer("wordpiece"))
+        models.save_lm(tmp_path / "lm", random_lm("bert"), fast_tokenizer("wordpiece"))
     finally:
         os.umask(before)
-    assert mode(tmp_path / "old") == 0o664
-    new = [tmp_path / "new", tmp_path / "policy.safetensors", *(tmp_path / "lm").iterdir()]
-    assert {mode(file) for file in new} == {0o666 & ~umask}
-    assert "model.safetensors" in names(tmp_path / "lm")
-
-
-@pytest.mark.slow
-def test_standard_output_is_no_file_of_results(tmp_path):
-    """If it is a pipe, as here. The link is like /dev/stdout."""
-    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
-    code = f"from pathlib import Path; from nmg import runs; runs.target_of(Path('{tmp_path}/stdout'))"
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert f"{tmp_path}/stdout: cannot be written to (it is no regular file)" in result.stderr
-
-
-@pytest.mark.parametrize("what", ["device", "link to a device", "pipe", "folder", "loop"])
-def test_only_a_regular_file_is_replaced(what, tmp_path, tmp_path_factory):
-    file = tmp_path / "file"
-    if what == "device":
-        device_of(file, 3)
-    elif what == "link to a device":
-        file.symlink_to(device_of(tmp_path_factory.mktemp("dev") / "null", 3))
-    elif what == "pipe":
-        os.mkfifo(file)
-    elif what == "folder":
-        file.mkdir()
-    else:
-        file.symlink_to(file)
-    before = os.lstat(file)
-    with pytest.raises(UserError, match=r"file: cannot be written to \(it is no regular file\); choose"):
-        runs.write_rows(file, [])
-    assert os.lstat(file).st_ino == before.st_ino and names(tmp_path) == ["file"]
-    if "device" in what:
-        assert stat.S_ISCHR(os.stat(file).st_mode)
+    for file in (tmp_path / "policy.safetensors", tmp_path / "lm/model.safetensors"):
+        assert file.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_name_that_is_too_long(tmp_path):
@@ -429,17 +269,8 @@ def test_a_name_that_is_too_long(tmp_path):
     for length in (250, 300):
         with pytest.raises(UserError, match=r"a: cannot be written to \(File name too long\)"):
             runs.write_rows(tmp_path / (length * "a"), [])
-        with pytest.raises(UserError, match="cannot be written to"):
-            Run(tmp_path / (300 * "a"), SETTINGS)
-
-
-def test_a_fork_that_opens_what_is_not_there_keeps_its_traceback(tmp_path):
-    """Also in the block of atomic_write, of which only the file itself is known."""
-    with pytest.raises(FileNotFoundError), runs.atomic_write(tmp_path / "file"):
-        (tmp_path / "nowhere").read_text()
-    with pytest.raises(ZeroDivisionError), runs.atomic_write(tmp_path / "file"):
-        raise ZeroDivisionError
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="cannot be written to"):
+        Run(tmp_path / (300 * "a"), SETTINGS)
 
 
 def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
@@ -455,8 +286,6 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=f"{name}: the disk is full; free some space, and start the same"):
             write(tmp_path / name)
         assert (tmp_path / name).read_text() == "old"
-    with pytest.raises(UserError, match=r"cannot be written to \(it is no regular file\)"):
-        runs.append_row(full_disk, {"a": 1})
 
     def full(*args, **options):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
@@ -484,14 +313,10 @@ def test_rows_that_are_none(tmp_path):
 
 
 def test_rows_that_are_appended(tmp_path):
-    """In a new folder, to a file, and through a link; what a kill cut short is gone after write_rows."""
+    """In a new folder, and to a file; what a kill cut short is gone after write_rows."""
     file = tmp_path / "new/metrics.jsonl"
     for i in range(3):
         runs.append_row(file, {"episode": i, "text": "é"})
-    (tmp_path / "link").symlink_to(file)
-    runs.append_row(tmp_path / "link", {"episode": 3})
-    assert [row["episode"] for row in runs.read_rows(file)] == [0, 1, 2, 3]
-    assert (tmp_path / "link").is_symlink() and names(file.parent) == ["metrics.jsonl"]
     before = runs.read_rows(file)[:2]
     file.write_bytes(file.read_bytes()[:-5])
     runs.write_rows(file, before)
@@ -516,6 +341,8 @@ def test_a_run_from_its_start_to_its_end(tmp_path, capsys, monkeypatch):
     started = json.loads((run.folder / "started.json").read_text())
     assert started["settings"] == {"seed": 0, "lm": "tiny", "overlaps": [1, 2]}
     assert not (run.folder / "run.json").exists()
+    # What a killed process left is removed at the end.
+    (run.folder / ".model.partial").mkdir()
     run.finish(loss=0.5)
     assert names(run.folder) == ["run.json"]
     finished = runs.read_run(run.folder)
@@ -530,28 +357,20 @@ def test_a_run_from_its_start_to_its_end(tmp_path, capsys, monkeypatch):
     assert "and the code is now commit edited" in capsys.readouterr().out
 
 
-def test_a_run_of_an_earlier_version_is_refused(tmp_path):
+@pytest.mark.parametrize("name", ["run.json", "started.json"])
+def test_a_run_of_an_earlier_version_is_refused(name, tmp_path):
     """Its masker would be lost, and its LM taken for one without further pre-training."""
-    for text in ('{"masker": "whole"}', '{"settings": [1]}', '{"settings": {}, "commits": []}',
-                 '{"settings": {}, "commits": "a"}'):
-        (tmp_path / "run.json").write_text(text)
-        with pytest.raises(UserError, match=r"run\.json: an earlier version of this code wrote it"):
-            runs.read_run(tmp_path)
+    (tmp_path / "checkpoint.pt").touch()
+    for text in ('{"masker": "whole"}', '{"settings": [1]}', '{"settings": {}, "commits": []}'):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UserError, match=rf"{name}: an earlier version of this code wrote it"):
+            Run(tmp_path, SETTINGS)
 
 
 @pytest.mark.parametrize("text", ["", '{"settings": {"se', "[1]", "5", "\x80", 100_000 * "["])
-@pytest.mark.parametrize("name", ["run.json", "started.json"])
-def test_a_record_that_is_cut_short(name, text, tmp_path):
-    (tmp_path / name).write_bytes(text.encode("latin-1"))
-    (tmp_path / "checkpoint.pt").touch()
-    said = rf"{name}: is cut short or damaged; copy it again, or remove its folder and run again"
-    with pytest.raises(UserError, match=said):
-        Run(tmp_path, SETTINGS)
-
-
-def test_a_checkpoint_of_something_else_is_no_run(tmp_path):
-    (tmp_path / "checkpoint.pt").touch()
-    with pytest.raises(UserError, match="exists and is no run of this script"):
+def test_a_record_that_is_cut_short(text, tmp_path):
+    (tmp_path / "run.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match="is cut short or damaged; copy it again, or remove its folder and"):
         Run(tmp_path, SETTINGS)
 
 
@@ -571,13 +390,6 @@ def test_run_json_is_the_last_thing_that_is_written(tmp_path, monkeypatch):
     assert not again.done
     again.finish()
     assert Run(tmp_path / "o", SETTINGS).done
-
-
-def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):
-    (tmp_path / "started.json").write_text('{"masker": "whole"}')
-    (tmp_path / "checkpoint.pt").touch()
-    with pytest.raises(UserError, match=r"started\.json: an earlier version of this code wrote it"):
-        Run(tmp_path, SETTINGS)
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -657,7 +469,7 @@ def test_a_finished_run_can_be_made_longer(tmp_path, capsys):
     assert names(folder) == ["checkpoint.pt", "run.json"]
     for episodes in (1, 3):
         assert Run(folder, SETTINGS | {"episodes": episodes}, longer="episodes").done
-        assert f"already done: {folder} --episodes=3 (remove it" in capsys.readouterr().out
+        assert f"already done: {folder} (remove it" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"holds another run \(seed=0 there, 1 here\)"):
         Run(folder, SETTINGS | {"seed": 1, "episodes": 5}, longer="episodes")
     run = Run(folder, SETTINGS | {"episodes": 5}, longer="episodes")
@@ -687,13 +499,6 @@ def test_a_run_that_was_killed_while_it_was_made_longer_is_not_done(kept, tmp_pa
     assert Run(folder, SETTINGS | {"episodes": kept}, longer="episodes").done
 
 
-def test_a_run_of_another_script_is_another_run(tmp_path):
-    """Also if that has no flag that may grow."""
-    Run(tmp_path / "o", SETTINGS).finish()
-    with pytest.raises(UserError, match=r"holds another run \(noise=None there, 1 here\)"):
-        Run(tmp_path / "o", SETTINGS | {"noise": 1, "episodes": 2}, longer="episodes")
-
-
 def test_a_flag_that_the_code_did_not_have_is_an_edit_of_it(tmp_path):
     """A run that was begun without it goes on; a finished one is another run."""
     Run(tmp_path / "o", SETTINGS).lock.release()
@@ -712,25 +517,21 @@ def test_a_flag_that_the_code_did_not_have_is_an_edit_of_it(tmp_path):
     assert not Run(tmp_path / "long", SETTINGS | {"episodes": 3, "clip": 0.2}, longer="episodes").done
 
 
-def test_a_folder_with_anything_else_is_refused(tmp_path):
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work/thesis.tex").write_text("years")
-    with pytest.raises(UserError, match="exists and is no run of this script"):
-        Run(tmp_path / "work", SETTINGS)
-    assert names(tmp_path / "work") == ["thesis.tex"]
-    assert (tmp_path / "work/thesis.tex").read_text() == "years"
-
-
-def test_an_empty_folder_is_taken(tmp_path):
-    (tmp_path / "o").mkdir()
-    assert not Run(tmp_path / "o", SETTINGS).done
-
-
-def test_a_file_in_the_place_of_the_folder(tmp_path):
-    (tmp_path / "o").write_text("mine")
+def test_only_an_empty_folder_is_taken(tmp_path):
+    for name in ("thesis.tex", "checkpoint.pt"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).touch()
+        with pytest.raises(UserError, match="exists and is no run of this script"):
+            Run(folder, SETTINGS)
+        assert names(folder) == [name]
+        (folder / name).unlink()
+        # Hidden files are our own: another process has just begun, or was killed.
+        (folder / ".started.json.partial").touch()
+        assert not Run(folder, SETTINGS).done
+    (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--out=.*cannot be written to"):
-        Run(tmp_path / "o", SETTINGS)
-    assert (tmp_path / "o").read_text() == "mine"
+        Run(tmp_path / "file", SETTINGS)
 
 
 HOLD = """
@@ -770,32 +571,8 @@ def test_only_the_first_process_of_torchrun_writes(tmp_path, monkeypatch):
     assert Run(tmp_path / "o", SETTINGS).done
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_start_that_another_process_or_a_kill_left_half_made(rank, tmp_path, monkeypatch):
-    """.lock is there, started.json not yet renamed into place."""
-    monkeypatch.setenv("RANK", rank)
-    (tmp_path / "o").mkdir()
-    (tmp_path / "o/.lock").touch()
-    (tmp_path / "o/.started.json.partial").write_text("{")
-    assert not Run(tmp_path / "o", SETTINGS).done
-
-
-def test_what_killed_processes_left_half_written_is_gone_when_a_run_is_finished(tmp_path):
-    run = Run(tmp_path / "o", SETTINGS)
-    (tmp_path / "o/.curves.png.partial").write_bytes(b"half")
-    (tmp_path / "o/.model.partial").mkdir()
-    run.finish()
-    assert [file.name for file in (tmp_path / "o").iterdir()] == ["run.json"]
-
-
 def test_settings_are_all_flags_but_those_named():
     cfg = Config(seed=4, out="runs/x")
     settings = runs.settings_of(cfg, without=("remask",), data="ab12")
     assert "out" not in settings and "remask" not in settings
     assert settings["seed"] == 4 and settings["data"] == "ab12" and settings["p"] is None
-
-
-def test_a_digest_tells_configurations_apart():
-    assert runs.digest({"seed": 0}) == runs.digest({"seed": 0})
-    assert runs.digest({"seed": 0}) != runs.digest({"seed": 1})
-    assert len(runs.digest({})) == 8

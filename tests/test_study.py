@@ -183,12 +183,10 @@ def test_a_plan_that_changed_after_the_first_play(place):
 
 @pytest.mark.parametrize(("old", "new", "said"), [
     ("policies = 1", "polices = 1", "plays.toml: unknown flag --polices; did you mean 'policies'? Allowed:"),
-    ("seeds = 3", "seeds = 'many'", "plays.toml: --seeds takes int, not 'many'"),
     ("seeds = 3", "seeds = 0", "plays.toml: --seeds=0: must be 1 or more"),
     ("seeds = 3", "seeds = ", "plays.toml: is not TOML"),
     ("seeds = 3", "seeds = 1979-05-27", "plays.toml: seeds must be a text, a number, true, false, or a list"),
     ("[learn]", "[lern]", "plays.toml: lern must be a text, a number, true, false, or a list of texts"),
-    ("[learn]", "learn = 3\n[lern]", "plays.toml"),
     ("episodes = 1", "episods = 1", "plays.toml, [learn]: unknown flag --episods; did you mean 'episodes'?"),
     ("episodes = 1", "seed = 1", "plays.toml, [learn]: seed is set by the study; leave it out"),
     ("val_share = 0.5", "val_share = 2", "plays.toml, [play]: --val_share=2: a share must be above 0"),
@@ -199,7 +197,6 @@ def test_a_plan_that_changed_after_the_first_play(place):
     ("primary = 'punct'", "splits = 'train,eval'", "splits=train,eval: toycls has no eval split"),
     ("primary = 'punct'", "new_share = 1", "plays.toml: new_share=1.0: toycls has 24 documents with labels"),
     ("primary = 'punct'", "metric = 'f1'", "--metric=f1: allowed are accuracy, macro_f1, likelihood"),
-    ("primary = 'punct'", "dataset = 'nowhere'", "--dataset=nowhere: no such file or folder"),
 ])
 def test_wrong_plans(old, new, said, place):
     """One sentence that names the key or the value, and no play."""
@@ -212,16 +209,6 @@ def test_wrong_plans(old, new, said, place):
     assert result.returncode == 2 and said in result.stderr, result.stderr
     assert "Traceback" not in result.stderr and result.stderr.count("\n") == 1
     assert not (place / "o/plays/plays.jsonl").exists()
-
-
-@pytest.mark.parametrize(("flags", "said"), [
-    ([], "--plan=FILE.toml is needed"),
-    (["--plan=nowhere.toml"], "--plan=nowhere.toml: cannot be read (No such file or directory)"),
-    (["--plan=toy.toml,plays.toml", "--dataset=toyqa"], "--dataset=toyqa: is for one plan, and --plan has 2"),
-])
-def test_wrong_flags(flags, said, place):
-    result = call("tools/study.py", *flags, cwd=place)
-    assert result.returncode == 2 and said in result.stderr and result.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -1,0 +1,78 @@
+"""What a user may get wrong at the command line, of all scripts: one sentence each, and exit code 2."""
+import pytest
+from conftest import TEXTS, call, names, write_rows
+
+from nmg import runs
+
+SCRIPTS = ["pretrain.py", "finetune_cls.py", "finetune_qa.py", "train_nmg.py"]
+WRONG = [
+    *[(f"{script} --sed=1", "unknown flag --sed; did you mean 'seed'?") for script in SCRIPTS],
+    ("pretrain.py --masker=hwole", "did you mean 'whole'?"),
+    ("pretrain.py --masker=nmg:nowhere", "nowhere: no policy of train_nmg.py in this folder"),
+    ("pretrain.py --masker=difference:none.txt", "none.txt"),
+    ("pretrain.py --dataset=toycl", "did you mean 'toycls'?"),
+    ("pretrain.py --lm=no/such_model", "--lm=no/such_model: cannot be opened"),
+    ("pretrain.py --p=0.3-0.15", "--p takes float, not '0.3-0.15'"),
+    ("pretrain.py --out=full", "exists and is no run of this script"),
+    ("pretrain.py --dropout=10", "--dropout=10: must be below 1"),
+    ("pretrain.py --dataset=full/c.txt --eval_every=5", "full/c.txt has no dev split to look at"),
+    # Without room for text.
+    ("pretrain.py --max_len=2", "a length of 2 leaves no room for text"),
+    ("finetune_cls.py --max_len=1", "a length of 1 leaves no room for text"),
+    ("finetune_qa.py --max_len=3", "a window of 3 tokens leaves no room for a question"),
+    ("train_nmg.py --ft_max_len=2", "a length of 2 leaves no room for text"),
+    ("train_nmg.py --max_len=2", "a length of 2 leaves no room for text"),
+    ("finetune_cls.py --dataset=toyqa", "finetune_qa.py"),
+    ("finetune_qa.py --dataset=toycls", "finetune_cls.py"),
+    ("finetune_qa.py --max_answer=0", "--max_answer=0: must be 1 or more"),
+    ("finetune_cls.py --dataset=full/c.txt", "pretrain.py"),
+    ("finetune_cls.py --split=tset", "--split=tset: must be dev or test"),
+    ("finetune_cls.py --dataset=two.jsonl --split=test", "has no test split"),
+    ("finetune_cls.py --dataset=one.jsonl", "all texts of train have the label 'a'; two labels are"),
+    ("finetune_cls.py --results=full/c.txt/results.jsonl", "results.jsonl: cannot be written to ("),
+    ("report.py --results=no.jsonl", "--results=no.jsonl: no such file; the finetune scripts write it"),
+    ("report.py --results=,", "--results=: no such file"),
+    ("tools/study.py", "--plan=FILE.toml is needed"),
+    ("tools/study.py --plan=no.toml", "--plan=no.toml: cannot be read (No such file or directory)"),
+    ("tools/study.py --plan=a,b --dataset=toyqa", "--dataset=toyqa: is for one plan, and --plan has 2"),
+    ("tools/what_matters.py --maskers=random,rar", "did you mean 'rare'?"),
+    ("tools/what_matters.py --metric=f1", "--metric=f1: allowed are accuracy, macro_f1, likelihood"),
+    ("tools/foretell.py --plays=a", "--plays=A,B: the plays of at least two runs are needed"),
+    ("tools/foretell.py --plays=a,b", "--plays=a: holds no plays"),
+    ("tools/foretell.py --plays=a,b --updates=0", "--updates=0: must be numbers above 0"),
+]
+
+
+@pytest.mark.parametrize(("command", "said"), WRONG, ids=[command for command, _ in WRONG])
+def test_wrong_flags(command, said, tmp_path):
+    """Nothing is written but an empty file of results."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/c.txt").write_text("bird\n" * 20)
+    write_rows(tmp_path / "one.jsonl", [{"text": text, "label": "a"} for text in TEXTS * 5])
+    write_rows(tmp_path / "two.jsonl", [{"text": text, "label": text[:1]} for text in TEXTS * 5])
+    before = names(tmp_path)
+    script, *flags = command.split()
+    result = call(script, *flags, cwd=tmp_path)
+    assert result.returncode == 2 and said in result.stderr, result.stderr
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    written = {*names(tmp_path)} - {*before, "results.jsonl", "results.jsonl.lock"}
+    # That a length is too short shows when the text is cut.
+    assert not written or (written == {"runs"} and "max_len=" in command)
+    assert names(tmp_path / "full") == ["c.txt"] and runs.read_rows(tmp_path / "results.jsonl") == []
+
+
+@pytest.mark.parametrize(("script", "said"), [
+    ("pretrain.py", "the LM: its loss is nan; a smaller learning rate may help, or another LM"),
+    ("finetune_cls.py", "the predictions became infinite or NaN; a smaller learning rate may help"),
+    ("finetune_qa.py", "the predictions became infinite or NaN; a smaller learning rate may help"),
+])
+def test_a_senseless_learning_rate(script, said, lm_folder, cls_folder, qa_folder, tmp_path):
+    """After one step all weights are finite, and no output is: nothing is saved or scored. (For pre-training
+    no text is held out.)"""
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
+    data = {"pretrain.py": "corpus.txt", "finetune_cls.py": cls_folder, "finetune_qa.py": qa_folder}[script]
+    result = call(script, f"--dataset={data}", f"--lm={lm_folder}", "--epochs=1", "--batch_size=1000",
+                  "--lr=1e30", "--out=o", cwd=tmp_path)
+    assert result.returncode == 2 and result.stderr == f"error: {said}\n"
+    assert runs.read_rows(tmp_path / "results.jsonl") == []
+    assert [file.name for file in (tmp_path / "o").glob("[!.]*")] == ["started.json"]
