@@ -484,6 +484,12 @@ def test_jobs_run_at_once(stub, tmp_path):
     assert (tmp_path / "log").read_text().splitlines()[2:] == ["ended"] * 2
 
 
+def heed_signals():
+    """What nohup, or a shell in the background, starts ignores these signals, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("signalled", "to_group"), [
     (signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGHUP, False)])
@@ -492,7 +498,7 @@ def test_a_signal_ends_the_rows_at_work_and_no_other_starts(signalled, to_group,
     env = ENVIRONMENT | stub | {"CLS": "slow", "MASKERS": "none", "SEEDS": "0 1 2 3 4", "JOBS": "2"}
     child = subprocess.Popen(["bash", str(ROOT / "run_all.sh")], env=env, stdout=subprocess.DEVNULL,
                              stderr=subprocess.DEVNULL, start_new_session=True,
-                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+                             preexec_fn=heed_signals)
     log = tmp_path / "log"
     while not log.exists() or len(log.read_text().splitlines()) < 2:
         time.sleep(0.05)
