@@ -28,12 +28,12 @@ from confusable_homoglyphs.confusables import confusables_data
 from tokenizers import Encoding, Tokenizer
 from tqdm import tqdm
 
-from nmg import runs, toy
 from nmg.counts import WORD
-from nmg.data import ARRAYS, Data, SpecialTokens, Split, cut_docs, offsets_of
-from nmg.models import encode_texts, load_tokenizer
-from nmg.runs import UserError
-from nmg.sources import CACHE, SPLITS, Columns, Source, error_context, find_source, make_once
+from support import runs, toy
+from support.data import ARRAYS, Data, SpecialTokens, Split, cut_docs, offsets_of
+from support.models import encode_texts, load_tokenizer
+from support.runs import UserError
+from support.sources import CACHE, SPLITS, DataFlags, Source, error_context, find_source, make_once
 
 FORMAT = 6              # goes up when what is kept changes, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
@@ -52,7 +52,7 @@ NOT_FOR_ENTITIES = ["tagger", "morphologizer", "parser", "attribute_ruler", "lem
 # ---------------------------------------------------------------- load
 
 def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str | None = None,
-         kind: str | None = None, columns: Columns | None = None, corpus: str | None = None) -> Data:
+         kind: str | None = None, columns: DataFlags | None = None, corpus: str | None = None) -> Data:
     """Prepares a data set for a tokenizer, or opens what was prepared before; prints its counts.
 
     dev_share: share of train to cut as dev where there is none; kind: what the caller can work with ("cls",
@@ -64,10 +64,10 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     parts = list(itertools.chain(*source.splits.values()))
     files = [part for part in parts if isinstance(part, Path)]
     records = [part for part in parts if not isinstance(part, Path)]
-    flags = Columns()
+    flags = DataFlags()
     if columns:
-        flags = Columns(columns.text, columns.label, columns.doc)
-    if flags != Columns():
+        flags = DataFlags(columns.text, columns.label, columns.doc)
+    if flags != DataFlags():
         if not files:
             raise UserError(f"--dataset={name}: is not read from files, so that --text, --label and --doc "
                             "name nothing there")
@@ -104,7 +104,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     splits = {split: Split(folder / split, special, meta["labels"], entities) for split in meta["splits"]}
     for split in splits.values():
         split.train = splits.get("train", split)
-    data = Data(name, meta["kind"], splits, key, meta["joined"], meta["problems"])
+    data = Data(name, meta["kind"], splits, key, meta["shared_doc_ids"], meta["label_errors"])
     print(f"{name} ({data.kind}) in {folder}")
     for split in splits:
         describe(split, splits[split], tokenizer.unk_token_id)
@@ -139,7 +139,7 @@ def text_to_read(data: Data, read: str | None) -> Split:
         raise UserError(f"--read={read}: allowed are train, corpus, both")
     train, corpus = data["train"], data["corpus"]
     folder = train.folder.parent / "both"
-    make_once(folder, lambda partial: join(train, corpus, data.joined, partial))
+    make_once(folder, lambda partial: join(train, corpus, data.shared_doc_ids, partial))
     both = Split(folder, train.special, [], train.find_entities)
     both.train = train
     return both
@@ -205,7 +205,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         fields |= KIND_OF_FIELD.keys() & record.keys()
     counts = collections.Counter(record["label"] for record in train if isinstance(record.get("label"), str))
     labels = sorted(counts)
-    if train and "label" not in fields and source.columns.label != Columns.label:
+    if train and "label" not in fields and source.columns.label != DataFlags.label:
         raise UserError(f"--label={source.columns.label}: no row of train has this column")
     # The splits whose documents have numbers that mean the same as in train.
     numbered = []
@@ -217,7 +217,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     if "train" in splits:
         splits |= cut_parts(train, source.cut)
     names = [split for split in SPLITS if split in splits]
-    problems, hashes = {}, {}
+    label_errors, hashes = {}, {}
     alike = look_alikes(labels)
     for split in names:
         # A corpus is text only.
@@ -229,13 +229,13 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         problem = write_split(kept, tokenizer, folder / split, wanted, labels, what, needs_gold, own_arrays)
         problem = problem or alike
         if problem:
-            problems[split] = f"{what}: {problem}"
+            label_errors[split] = f"{what}: {problem}"
 
     examples = records[:3] or itertools.islice(source.records(names[0]), 3)
     look = [*map(example_of, examples), *warn_of_labels(counts), *overlaps(hashes, folder, numbered)]
     kind = source.kind or next((KIND_OF_FIELD[field] for field in KIND_OF_FIELD if field in fields), "text")
-    meta = {"kind": kind, "labels": labels, "splits": names, "joined": "corpus" in numbered,
-            "problems": problems, "look": look}
+    meta = {"kind": kind, "labels": labels, "splits": names, "shared_doc_ids": "corpus" in numbered,
+            "label_errors": label_errors, "look": look}
     (folder / "meta.json").write_text(json.dumps(meta))
 
 
@@ -376,7 +376,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
     folder.mkdir(parents=True)
     is_punct, is_special = vocabulary_tables(tokenizer)
     encoder = text_encoder(tokenizer)
-    n, problems = 0, []
+    n, errors = 0, []
     has_gold = needs_gold
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
     while chunk := list(itertools.islice(records, 1000)):
@@ -384,10 +384,10 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
         if own_arrays:
             arrays |= own_arrays(chunk, arrays)
         if "label" in fields:
-            arrays["label"] = [label_id(record, labels, problems) for record in chunk]
+            arrays["label"] = [label_id(record, labels, errors) for record in chunk]
             has_gold = has_gold or any("label" in record for record in chunk)
         if "qas" in fields:
-            arrays |= question_arrays(chunk, arrays, encoder, folder, n, problems)
+            arrays |= question_arrays(chunk, arrays, encoder, folder, n, errors)
             questions = itertools.chain(*(record["qas"] for record in chunk))
             has_gold = has_gold or any(qa["answers"] for qa in questions)
         append(folder, arrays)
@@ -404,7 +404,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
         if file.exists():
             file.write_bytes(offsets_of(np.fromfile(file, ARRAYS[name])))
     # A split without a single label or answer can still be predicted, so that there is no problem then.
-    return problems[0] if problems and has_gold else None
+    return errors[0] if errors and has_gold else None
 
 
 def append(folder: Path, arrays: dict[str, Iterable]) -> None:
@@ -488,26 +488,26 @@ def words_of_tokens(text: str, offsets: np.ndarray) -> tuple[np.ndarray, np.ndar
     return begin, end, np.cumsum(first > last_before) - 1
 
 
-def label_id(record: dict, labels: list[str], problems: list[str]) -> int:
-    """The index of a record's label among the labels; -1 where it has none of them, and why to `problems`."""
+def label_id(record: dict, labels: list[str], errors: list[str]) -> int:
+    """The index of a record's label among the labels; -1 where it has none of them, and why to `errors`."""
     label = record.get("label")
     if label in labels:
         return labels.index(label)
     # One is enough.
-    if not problems:
+    if not errors:
         reason = f"the label {label!r} is not among those of train ({', '.join(labels)})"
         if label is None:
             reason = "there is no label"
         elif not isinstance(label, str):
             reason = f"a label must be text, a number, or true or false, not {label!r}"
-        problems.append(f"{reason}, in the row with the text {record['text'][:60]!r}; fix it or remove it")
+        errors.append(f"{reason}, in the row with the text {record['text'][:60]!r}; fix it or remove it")
     return -1
 
 
 def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: Path, n: int,
-                    problems: list[str]) -> dict:
+                    errors: list[str]) -> dict:
     """The arrays of the questions about texts n, n + 1, ..., given their arrays; adds to questions.jsonl, and
-    why an answer cannot be used to `problems`."""
+    why an answer cannot be used to `errors`."""
     found = {"question_text": [], "answer": []}
     questions = []
     for i, record in enumerate(chunk):
@@ -523,7 +523,7 @@ def question_arrays(chunk: list[dict], arrays: dict, encoder: Callable, folder: 
                     raise ValueError(f"the answer of question {qa['id']!r} holds no token of its context")
             except ValueError as e:
                 first, last = -1, -1
-                problems.append(str(e))
+                errors.append(str(e))
             found["question_text"].append(n + i)
             found["answer"].append([first, last])
             references = qa.get("references") or [answer["text"] for answer in qa["answers"]]
@@ -608,7 +608,7 @@ def spacy_docs(split: Split, texts: Iterable[int], nlp) -> Iterator[tuple]:
 # ---------------------------------------------------------------- the script
 
 @dataclass
-class Config(Columns):
+class Config(DataFlags):
     dataset: str = "toycls"             # chemprot scierc acl_arc scicite imdb squad newsqa emrqa toycls ...
     lm: str = "tiny"                    # whose tokenizer: tiny, a Hugging Face folder, or a hub name
     dev_share: float | None = None      # share of train to cut as dev where there is none; paths: 0.1

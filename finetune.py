@@ -16,18 +16,27 @@ from types import ModuleType
 import numpy as np
 
 import data_prep
-from nmg import loop, runs
-from nmg.data import Pieces, Split
-from nmg.models import load_finetuned, load_lm, load_tokenizer, max_len_of, save_lm, weights_of, write_card
-from nmg.runs import Run, UserError
-from nmg.sources import Columns, read_to_predict, suffix_of
+from nmg import loop
+from support import devices, runs
+from support.data import Pieces, Split
+from support.models import (
+    load_finetuned,
+    load_lm,
+    load_tokenizer,
+    max_len_of,
+    save_lm,
+    weights_of,
+    write_card,
+)
+from support.runs import Run, UserError
+from support.sources import DataFlags, read_to_predict, suffix_of
 
 # Of more labels, F1 of each is not shown.
 MOST_LABELS = 20
 
 
 @dataclass
-class EvaluationConfig(Columns):
+class EvaluationConfig(DataFlags):
     """The flags that all finetune_*.py share; each adds its own."""
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
     predict: str | None = None      # a file of rows to predict with a fine-tuned --lm, without training
@@ -52,7 +61,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
 
     task: finetune_cls, finetune_qa, or another file with their interface
     cfg: the Config of that file; options: more keyword arguments of its pieces_of"""
-    loop.use_fast_path(cfg.fast)
+    devices.use_fast_path(cfg.fast)
     if cfg.predict:
         predict(cfg, task, **options)
         return

@@ -31,11 +31,12 @@ import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification
 
 from finetune import EvaluationConfig, evaluate
-from nmg import runs, toy
-from nmg.data import Pieces, Split, collate, truncated
-from nmg.loop import autocast, check_finite, device, fit, length_batches, progress, to_device
-from nmg.models import with_head
-from nmg.runs import UserError
+from nmg.loop import check_finite, fit, length_batches, progress
+from support import runs, toy
+from support.data import Pieces, Split, collate, truncated
+from support.devices import autocast, device, to_device
+from support.models import with_head
+from support.runs import UserError
 
 KIND = "cls"
 # The paper's values for the inner loop of meta-training (its appendix).
@@ -46,7 +47,7 @@ AUTO_CLASS = AutoModelForSequenceClassification
 
 @dataclass
 class Config(EvaluationConfig):
-    # The values are the paper's, of a whole task; with --lm=tiny, FINETUNE_CLS in nmg/toy.py.
+    # The values are the paper's, of a whole task; with --lm=tiny, FINETUNE_CLS in support/toy.py.
     dataset: str = "toycls"         # imdb chemprot toycls, or a path with text and label (data_prep.py)
     epochs: int = 3
     lr: float = 2e-5                # raise it for LMs smaller than BERT-base (6 layers x 384: 2e-4)

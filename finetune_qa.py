@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from transformers import AutoModelForQuestionAnswering
 
 from finetune import EvaluationConfig, evaluate
-from nmg import runs, toy
-from nmg.data import Batch, Pieces, Split, collate, windows
-from nmg.loop import autocast, check_finite, device, fit, length_batches, progress, to_device
-from nmg.models import with_head
+from nmg.loop import check_finite, fit, length_batches, progress
+from support import runs, toy
+from support.data import Batch, Pieces, Split, collate, windows
+from support.devices import autocast, device, to_device
+from support.models import with_head
 
 KIND = "qa"
 # The paper's values for the inner loop of meta-training (its appendix).
@@ -38,7 +39,7 @@ MAX_QUESTION = 64   # tokens; longer questions are cut
 
 @dataclass
 class Config(EvaluationConfig):
-    # The values are the paper's, of a whole task; with --lm=tiny, FINETUNE_QA in nmg/toy.py.
+    # The values are the paper's, of a whole task; with --lm=tiny, FINETUNE_QA in support/toy.py.
     dataset: str = "toyqa"          # squad newsqa emrqa toyqa, or a path to SQuAD json or MRQA jsonl
     epochs: int = 2
     lr: float = 3e-5                # raise it for LMs smaller than BERT-base (6 layers x 384: 2e-4)

@@ -26,10 +26,12 @@ from pathlib import Path
 import numpy as np
 import torch.nn.functional as F
 
-from nmg import counts, runs, toy
-from nmg.data import Batch
+from nmg import counts
 from nmg.policies import load_policy, mean_logits
-from nmg.runs import RowRandom, UserError, nearest
+from support import runs, toy
+from support.data import Batch
+from support.rng import RowRandom
+from support.runs import UserError, nearest
 
 Masker = Callable[..., np.ndarray]
 Score = Callable[..., np.ndarray]
@@ -49,12 +51,12 @@ def register(masker: Masker) -> Masker:
 def register_score(score: Score) -> Score:
     """Makes a score, a function (batch, lm) -> (B, L) that says how much each token should be masked, a
     --masker of that name. It draws tokens with weight exp(score), so that a score of log n gives weight n."""
-    register(drawn_by(score))
+    register(sampled(score))
     SCORES[score.__name__] = score
     return score
 
 
-def drawn_by(score: Callable) -> Masker:
+def sampled(score: Callable) -> Masker:
     """The masker that draws tokens without replacement, with weight exp(score): a score, or the
     logits of a policy, as in its training."""
     @functools.wraps(score)
@@ -63,7 +65,7 @@ def drawn_by(score: Callable) -> Masker:
     return draw
 
 
-def highest_of(score: Callable) -> Masker:
+def greedy(score: Callable) -> Masker:
     """The masker that takes the tokens of the highest score: the most probable ones of a policy, as in the
     paper's meta-testing."""
     def take(batch, budget, rng, lm=None):
@@ -77,12 +79,12 @@ def find(name: str) -> Masker:
     if is_learned(name):
         policies = [load_policy(folder) for folder in folders_of(name)]
         logits = policies[0].logits if len(policies) == 1 else mean_logits(policies)
-        return drawn_by(logits) if name.startswith("sampled:") else highest_of(logits)
+        return sampled(logits) if name.startswith("sampled:") else greedy(logits)
     if name.startswith("difference:"):
         general = Path(name.removeprefix("difference:"))
         if not general.is_file():
             raise UserError(f"--masker={name}: no such file: {general}")
-        return drawn_by(functools.partial(SCORES["difference"], general=general))
+        return sampled(functools.partial(SCORES["difference"], general=general))
     if name in MASKERS:
         return MASKERS[name]
     file, _, function = name.rpartition(":")
@@ -299,7 +301,7 @@ def difference(batch: Batch, lm=None, general: Path = GENERAL) -> np.ndarray:
     What is typical of the task, after Difference-Masking (Wilf et al. 2023), which ranks words by TF-ICF.
     general: a file of words and their counts, "word<TAB>count" a line; as a masker, difference:FILE"""
     words = counts.words_of(batch.split).word_of_token[batch.token_at]                          # (B, L)
-    return counts.typical(batch.split, general)[words]
+    return counts.log_ratio_to_general(batch.split, general)[words]
 
 
 # ---------------------------------------------------------------- what maskers are made of

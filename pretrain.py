@@ -17,18 +17,22 @@ import torch.nn.functional as F
 
 import data_prep
 import maskers
-from nmg import loop, models, runs, toy
-from nmg.data import Batch, Data, Pieces, Split, blocks, collate
-from nmg.loop import autocast, device, fit, length_batches, padded_to, progress, steps_of, to_device
-from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of, save_lm, set_dropout, weights_of
-from nmg.plots import held_out_curve
-from nmg.runs import Run, UserError
-from nmg.sources import Columns
+from nmg import loop
+from nmg.loop import fit, length_batches, progress, steps_of
+from support import devices, models, runs, toy
+from support.data import Batch, Data, Pieces, Split, blocks, collate
+from support.devices import autocast, device, padded_to, to_device
+from support.models import LMReader, load_lm, load_tokenizer, max_len_of, save_lm, set_dropout, weights_of
+from support.plots import held_out_curve
+from support.rng import RowRandom
+from support.runs import Run, UserError
+from support.sources import DataFlags
 
 
 @dataclass
-class Config(Columns):
-    # The values are the paper's, of adapting an LM to a whole task; with --lm=tiny, PRETRAIN in nmg/toy.py.
+class Config(DataFlags):
+    # The values are the paper's, of adapting an LM to a whole task; with --lm=tiny they come from PRETRAIN in
+    # support/toy.py.
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     corpus: str | None = None       # a file of unlabelled texts beside --dataset, read as well
     read: str | None = None         # train, corpus, or both; None: both, of the toy world the corpus
@@ -65,14 +69,14 @@ def mask_batch(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, epoc
     batch = collate(pieces, indices)
     budget = maskers.budget_of(batch, p)
     budget.flags.writeable = False
-    mask = masker(batch, budget, runs.RowRandom(seed, "mask", epoch, indices), lm)
+    mask = masker(batch, budget, RowRandom(seed, "mask", epoch, indices), lm)
     right_kind = isinstance(mask, np.ndarray) and mask.shape == batch.maskable.shape and mask.dtype == bool
     if not right_kind or (mask & ~batch.maskable).any() or (mask.sum(1) > budget).any():
         name = getattr(masker, "__name__", masker)
         raise UserError(f"the masker {name!r} must return a bool array (B, L), True only where maskable and "
                         "at most budget[b] times in row b (maskers.pick does)")
     special = pieces.split.special
-    corrupted = maskers.corrupt(batch.input_ids, mask, runs.RowRandom(seed, "corrupt", epoch, indices),
+    corrupted = maskers.corrupt(batch.input_ids, mask, RowRandom(seed, "corrupt", epoch, indices),
                                 special.mask_id, special.ordinary_ids)
     return batch, mask, corrupted
 
@@ -234,7 +238,7 @@ def open_text(cfg: Config, tokenizer) -> tuple[Data, Split]:
 
 
 def main(cfg: Config) -> None:
-    loop.use_fast_path(cfg.fast)
+    devices.use_fast_path(cfg.fast)
     masker = maskers.find(cfg.masker)
     if cfg.out is None:
         name = re.sub(r"[/:]+", "-", cfg.masker)

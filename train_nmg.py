@@ -33,17 +33,19 @@ from tqdm import tqdm
 
 import data_prep
 import maskers
-from nmg import loop, paper_form, runs, toy
-from nmg.data import Batch, Data, collate
-from nmg.loop import all_gather, broadcast, device, rank_and_world, torch_seed
-from nmg.models import load_lm, load_tokenizer, max_len_of, weights_of, write_card
+from nmg import loop, paper_form
 from nmg.plays import Episode, Play, checksum_of_plays, file_of, load_episodes, save_episode
-from nmg.plots import curves
 from nmg.policies import SHARPNESS, Policy, State, encode, policy_forward, sharpened
-from nmg.runs import RowRandom, Run, UserError, stream
-from nmg.sources import Columns
 from nmg.subtasks import SubTask, SubTaskSampler
 from pretrain import pretrain
+from support import devices, runs, toy
+from support.data import Batch, Data, collate
+from support.devices import all_gather, broadcast, device, rank_and_world
+from support.models import load_lm, load_tokenizer, max_len_of, weights_of, write_card
+from support.plots import curves
+from support.rng import RowRandom, rng_for, torch_seed
+from support.runs import Run, UserError
+from support.sources import DataFlags
 
 PLAYERS = ("random", "opponent", "learner")
 # Printed at the start of a run: what --paper chooses between.
@@ -55,11 +57,11 @@ FORMS = {
 
 
 @dataclass
-class PlayConfig(Columns):
+class PlayConfig(DataFlags):
     """The flags of a play (one player masks, an LM is trained, it is scored): the task, a sub-task of it, and
     the inner loop. Some files in tools/ have the same flags."""
-    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in nmg/toy.py. None is filled in by
-    # open_task with the value for classification (cls) or question answering (qa): INNER_LOOP in
+    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in support/toy.py. None is filled in
+    # by open_task with the value for classification (cls) or question answering (qa): INNER_LOOP in
     # finetune_cls.py or finetune_qa.py, and Data.block_len for max_len.
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
@@ -256,7 +258,7 @@ def memories_of(episode: Episode, states: list[State], number: int, cfg: Config)
     rewarded = [rewards(episode, player, cfg) for player in episode.plays]
     memories = []
     tokens = 0
-    for block in stream(cfg.seed, f"replay {number}").permutation(len(states)):
+    for block in rng_for(cfg.seed, f"replay {number}").permutation(len(states)):
         position = np.concatenate([counts[block].nonzero()[0] for _, counts in rewarded])
         R = np.concatenate([R[block, counts[block]] for R, counts in rewarded])
         tokens += episode.attention_mask[block].sum()
@@ -327,7 +329,7 @@ class Learner:
             return {"learner_policy_loss": 0.0}
         cfg = self.cfg
         self.begin_anew(f"learner {number}")
-        rng = stream(cfg.seed, f"learner learns {number}")
+        rng = rng_for(cfg.seed, f"learner learns {number}")
         # The root mean square becomes 1, so that rl_lr and entropy_coef suit scores of any unit.
         scale = np.sqrt(np.mean(np.concatenate([memory.R for memory in self.replay])**2))
         losses = []
@@ -453,7 +455,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
     for number in bar:
         started = time.monotonic()
         # 1. Sample a sub-task T' = {S', D_tr', D_val'}, much smaller than the task.
-        subtask_rng = stream(cfg.seed, f"sub-task {number}")
+        subtask_rng = rng_for(cfg.seed, f"sub-task {number}")
         subtask = sampler.sample(subtask_rng, cfg.contexts, cfg.docs, cfg.examples, cfg.validation)
 
         # 2. The players mask the same contexts.
@@ -503,7 +505,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 def open_task(cfg: PlayConfig, spacy_model: str | None = None) -> tuple[Data, torch.nn.Module, ModuleType]:
     """The data, the LM, and the task's module. Fills in the flags of `cfg` that are None (INNER_LOOP), and
     lowers lengths to what the LM takes."""
-    loop.use_fast_path(cfg.fast)
+    devices.use_fast_path(cfg.fast)
     tokenizer = load_tokenizer(cfg.lm)
     lm = load_lm(cfg.lm, cfg.seed).to(device())
     data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model, columns=cfg)

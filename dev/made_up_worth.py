@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data_prep
 import maskers
 import train_nmg
-from nmg import loop, runs
-from nmg.data import Pieces, blocks, collate
-from nmg.models import LMReader, load_lm, load_tokenizer
 from nmg.plays import Episode
 from nmg.policies import encode, policy_forward, sharpened
-from nmg.runs import RowRandom, stream
+from support import devices, runs
+from support.data import Pieces, blocks, collate
+from support.models import LMReader, load_lm, load_tokenizer
+from support.rng import RowRandom, rng_for
 
 SIGNS = {"label": 1, "tfidf": 1, "rare": 1, "punct": -1}
 # The standard deviation of the noise of a play. Learner and opponent differ by about .69 in the worth of
@@ -52,7 +52,7 @@ def scores_of(pieces: Pieces, lm: LMReader) -> tuple[np.ndarray, dict[str, np.nd
 
 
 def main(cfg: Config) -> None:
-    loop.use_fast_path(cfg.fast)
+    devices.use_fast_path(cfg.fast)
     lm = load_lm(cfg.lm, cfg.seed)
     data = data_prep.load(cfg.dataset, load_tokenizer(cfg.lm))
     pieces = blocks(data.corpus, cfg.max_len)
@@ -74,13 +74,13 @@ def main(cfg: Config) -> None:
     learner = train_nmg.Learner(lm.config.hidden_size, cfg)
     n_plays = 0
     for number in range(cfg.episodes):
-        chosen = stream(cfg.seed, f"sub-task {number}").choice(len(pool), cfg.contexts, replace=False)
+        chosen = rng_for(cfg.seed, f"sub-task {number}").choice(len(pool), cfg.contexts, replace=False)
         contexts = collate(pool.take(chosen), np.arange(cfg.contexts))
         worth_of_contexts = worth_of_pool[chosen, :contexts.input_ids.shape[1]]
         states_of_contexts = [states_of_pool[i] for i in chosen]
         plays = train_nmg.mask_contexts(learner.policies, states_of_contexts, contexts, number, cfg)
         for name, play in plays.items():
-            noise = NOISE * stream(cfg.seed, f"noise of {name} {number}").normal()
+            noise = NOISE * rng_for(cfg.seed, f"noise of {name} {number}").normal()
             play.scores = {"worth": float(worth_of_contexts[play.mask].mean() + noise)}
         n_plays += len(plays)
         episode = Episode(contexts.input_ids, contexts.attention_mask, contexts.maskable, plays)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import regex
 
-from nmg.data import Split
-from nmg.runs import UserError
-from nmg.sources import lines
+from support.data import Split
+from support.runs import UserError
+from support.sources import lines
 
 LONGEST = 5     # words of a collocation, at most
 # A word: letters, marks and digits, with apostrophes, hyphens and invisible joiners between them.
@@ -156,7 +156,7 @@ def check_spaces(split: Split) -> None:
 
 
 @functools.cache
-def typical(split: Split, general: Path) -> np.ndarray:
+def log_ratio_to_general(split: Split, general: Path) -> np.ndarray:
     """(W,) log p(word) in the split - log p(word) in general text, where a word that is not listed counts as
     the rarest of its parts between hyphens and apostrophes, or as the rarest one there."""
     counts = general_counts(general)

@@ -1,15 +1,11 @@
-"""The training loop that every stage shares, and what it stands on: device, precision, random streams,
-batches.
+"""The training loop that every stage shares: batches, the learning rate, steps, checkpoints.
 
     seconds = fit(model, pieces.length, make_batch, loss_fn, epochs=3, batch_size=16, lr=2e-5, seed=0)
 """
-import atexit
 import contextlib
-import datetime
 import functools
 import itertools
 import math
-import os
 import pickle
 import sys
 import time
@@ -23,128 +19,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
-from transformers import AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
-from nmg import fast_cpu
-from nmg.runs import UserError, atomic_write, is_main_process, stream
+from support.devices import autocast, check_gpus, device, may_record, precision_of, rank_and_world, to_device
+from support.rng import rng_for, torch_seed
+from support.runs import UserError, atomic_write, is_main_process
 
-FAST = False                    # set by use_fast_path, read by precision_of
 CHECKPOINT_MINUTES = 10         # between two checkpoints of a long training
-NO_AUTOCAST = {"deberta", "xmod"}   # model types whose code fails in half precision
-# Whether `fit` records its steps on a GPU (`Recorded`). It does not: recording has been tested on a CPU, with
-# a stand-in for the CUDA graph, but has not been run on a GPU yet.
-RECORD = False
-
-
-# ---------------------------------------------------------------- device and precision
-
-@functools.cache
-def device() -> torch.device:
-    """The best device of this machine: cuda, then mps, then cpu. On cuda, kernels are deterministic."""
-    if torch.cuda.is_available():
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        # Filling new memory only helps to debug code that reads what it has not written.
-        torch.utils.deterministic.fill_uninitialized_memory = False
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    if torch.backends.mps.is_available():
-        return torch.device("mps")
-    return torch.device("cpu")
-
-
-def use_fast_path(fast: bool) -> None:
-    """What --fast switches: half precision (precision_of), TF32 for what stays in fp32 on a GPU, and
-    fast_cpu.py on a CPU."""
-    global FAST
-    FAST = fast
-    if fast and device().type == "cpu":
-        fast_cpu.enable()
-    else:
-        fast_cpu.disable()
-    if device().type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = fast
-        AttentionMaskInterface.register("sdpa", mask_of_padding)
-
-
-def mask_of_padding(*args, attention_mask: torch.Tensor | None = None, **options) -> torch.Tensor | None:
-    """The mask of transformers' attention "sdpa" on a GPU. Batches without padding come without a mask, so we
-    never ask a mask whether it hides anything: the CPU would wait for the answer."""
-    if attention_mask is not None:
-        options["allow_is_bidirectional_skip"] = False
-    return sdpa_mask(*args, attention_mask=attention_mask, **options)
-
-
-def has_bf16() -> bool:
-    """Whether bf16 products are native here: a CPU that emulates them is slower than in fp32."""
-    if device().type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device().type == "cpu":
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return False
-
-
-def precision_of(model: torch.nn.Module) -> torch.dtype:
-    """The dtype of a Hugging Face model's matrix products: on the fast path bf16, or fp16 on a GPU without
-    native bf16 (T4, 2080 Ti); otherwise fp32."""
-    if not FAST or model.config.model_type in NO_AUTOCAST:
-        return torch.float32
-    if has_bf16():
-        return torch.bfloat16
-    return torch.float16 if device().type == "cuda" else torch.float32
-
-
-def autocast(model: torch.nn.Module) -> contextlib.AbstractContextManager:
-    """Mixed precision: products in precision_of(model), weights in fp32."""
-    dtype = precision_of(model)
-    return torch.autocast(device().type, dtype, enabled=dtype != torch.float32)
-
-
-def to_device(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    if device().type == "cuda":
-        # From pinned memory, a copy to the GPU does not wait for the work that is queued there.
-        return {name: tensor.pin_memory().to(device(), non_blocking=True) for name, tensor in tensors.items()}
-    return {name: tensor.to(device()) for name, tensor in tensors.items()}
-
-
-# ---------------------------------------------------------------- processes of torchrun
-
-def rank_and_world() -> tuple[int, int]:
-    """The number of this process and how many there are: 0 and 1 without torchrun."""
-    if "RANK" not in os.environ:
-        return 0, 1
-    if not dist.is_initialized():
-        backend = "gloo"
-        if device().type == "cuda":
-            torch.cuda.set_device(device())
-            backend = "cpu:gloo,cuda:nccl"
-        # A process may wait hours for the play of another.
-        dist.init_process_group(backend, timeout=datetime.timedelta(days=2))
-        atexit.register(dist.destroy_process_group)
-    return dist.get_rank(), dist.get_world_size()
-
-
-def broadcast(value: object, source: int = 0) -> object:
-    """The value of process `source`, in every process."""
-    values = [value]
-    if rank_and_world()[1] > 1:
-        dist.broadcast_object_list(values, source)
-    return values[0]
-
-
-def all_gather(value: object) -> list:
-    """The values of all processes, in every process."""
-    values = [value] * rank_and_world()[1]
-    if len(values) > 1:
-        dist.all_gather_object(values, value)
-    return values
-
-
-# ---------------------------------------------------------------- random streams
-
-def torch_seed(seed: int, name: str) -> None:
-    """Starts torch's own generators (initialisation, dropout) on a named stream."""
-    torch.manual_seed(int(stream(seed, name).integers(2**62)))
 
 
 # ---------------------------------------------------------------- batches
@@ -154,7 +34,7 @@ def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iter
 
     length: (M,) tokens of each piece. Pieces are sorted by length within pools of about 32 batches, and
     then the batches are shuffled."""
-    rng = stream(seed, "order")
+    rng = rng_for(seed, "order")
     for epoch in range(epochs):
         order = np.arange(len(length), dtype=np.int32)
         rng.shuffle(order)
@@ -216,16 +96,6 @@ def micro_batches(indices: np.ndarray, rows: int | None, rank: int, world: int) 
     largest_share = math.ceil(len(indices) / world)
     rows = rows or largest_share
     return [share[start:start + rows] for start in range(0, largest_share, rows)]
-
-
-def check_gpus() -> None:
-    """Raises UserError if processes that share batches would also share a GPU."""
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    gpus = torch.cuda.device_count()
-    if device().type == "cuda" and processes > gpus:
-        raise UserError(f"torchrun --nproc_per_node={processes}: this machine has {gpus} GPU(s), and each "
-                        "process that shares in a batch needs its own; only the plays of train_nmg.py can "
-                        "share one")
 
 
 def take_step(module: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
@@ -331,17 +201,6 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
 
 
 # ---------------------------------------------------------------- a step that a GPU replays
-
-def may_record() -> bool:
-    """Whether training steps may be recorded here, on the fast path of a GPU."""
-    return RECORD and FAST and device().type == "cuda"
-
-
-def padded_to() -> int:
-    """The tokens of a batch, and its labels, are padded to a multiple of this number, so that shapes recur
-    where steps are recorded."""
-    return 32 if may_record() else 1
-
 
 class Recorded:
     """A training step, called as step(parts) -> loss, that a GPU replays: forward and backward pass, clipping

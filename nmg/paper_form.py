@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from nmg import loop, runs
-from nmg.loop import device, torch_seed
+from nmg import loop
 from nmg.plays import Episode, Play
 from nmg.policies import Policy, State, policy_forward
+from support.devices import device
+from support.rng import rng_for, torch_seed
 
 # ---------------------------------------------------------------- rewards
 
@@ -99,14 +100,14 @@ ACTION = np.dtype([
     ("episode", "i4"), ("block", "i4"), ("position", "i8"),         # which token it was
     ("R", "f4"),            # its reward
     ("log_prob", "f4"),     # log π_old
-    ("rarity", "f4"),       # 1 / square root of the token's frequency in its block
+    ("inv_sqrt_frequency", "f4"),       # 1 / square root of the token's frequency in its block
     ("value", "f4"),        # V, for the priority: from the player's network at first, updated when drawn
     ])
 
 
-def priority(R: np.ndarray, value: np.ndarray, rarity: np.ndarray) -> np.ndarray:
+def priority(R: np.ndarray, value: np.ndarray, inv_sqrt_frequency: np.ndarray) -> np.ndarray:
     """|R - V| / square root of the token's frequency in its block (section 3.3), for K actions."""
-    return np.abs(R - value) * rarity
+    return np.abs(R - value) * inv_sqrt_frequency
 
 
 def actions_of(number: int, play: Play, R: np.ndarray, rewarded: np.ndarray,
@@ -121,7 +122,7 @@ def actions_of(number: int, play: Play, R: np.ndarray, rewarded: np.ndarray,
     actions["log_prob"] = play.log_prob[rewarded]
     actions["value"] = play.value[block]
     frequency = (input_ids[block] == input_ids[rewarded][:, None]).sum(1)
-    actions["rarity"] = 1 / np.sqrt(frequency)
+    actions["inv_sqrt_frequency"] = 1 / np.sqrt(frequency)
     return actions
 
 
@@ -137,7 +138,7 @@ class Agent:
         """Indices of at most n actions of replay, drawn without replacement, by priority."""
         # The highest after Gumbel noise are the draws. A priority of 0 comes last.
         with np.errstate(divide="ignore"):
-            keys = np.log(priority(self.replay["R"], self.replay["value"], self.replay["rarity"]))
+            keys = np.log(priority(self.replay["R"], self.replay["value"], self.replay["inv_sqrt_frequency"]))
         keys += rng.gumbel(size=len(keys))
         return np.argsort(-keys, kind="stable")[:n]
 
@@ -206,7 +207,7 @@ class Agents:
     def learn(self, number: int) -> dict[str, float]:
         log = {}
         for name, agent in self.agents.items():
-            rng = runs.stream(self.cfg.seed, f"{name} learns {number}")
+            rng = rng_for(self.cfg.seed, f"{name} learns {number}")
             mean_losses = agent.learn(self.states_of, rng, self.cfg)
             log |= {f"{name}_{loss}": value for loss, value in mean_losses.items()}
         return log

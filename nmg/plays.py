@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nmg.runs import UserError, atomic_write, checksum, digest
+from support.runs import UserError, atomic_write, checksum, digest
 
 
 @dataclass

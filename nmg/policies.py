@@ -11,10 +11,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch.nn.utils.rnn import pad_sequence
 
-from nmg.data import Batch, model_inputs
-from nmg.loop import check_finite, device, length_batches
-from nmg.models import LMReader
-from nmg.runs import UserError, atomic_write
+from nmg.loop import check_finite, length_batches
+from support.data import Batch, model_inputs
+from support.devices import device
+from support.models import LMReader
+from support.runs import UserError, atomic_write
 
 # The standard deviation of a block's logits, in nats, by which tokens are drawn.
 SHARPNESS = 2.4

@@ -4,8 +4,8 @@ from types import ModuleType
 
 import numpy as np
 
-from nmg.data import Data, Pieces, blocks, cut_docs
-from nmg.runs import UserError
+from support.data import Data, Pieces, blocks, cut_docs
+from support.runs import UserError
 
 
 @dataclass
@@ -37,7 +37,7 @@ class SubTaskSampler:
     def __init__(self, data: Data, task: ModuleType, max_len: int, ft_max_len: int, val_share: float):
         train, corpus = data["train"], data.corpus
         self.same_texts = corpus is train
-        self.same_documents = data.joined and not self.same_texts
+        self.same_documents = data.shared_doc_ids and not self.same_texts
         self.examples = task.pieces_of(train, ft_max_len)
         contexts = blocks(corpus, max_len)
         # Blocks in which nothing may be masked are left out. (reduceat: each ends where the next one begins.)

@@ -34,7 +34,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from nmg import loop, runs, toy
+from support import devices, runs, toy
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
@@ -114,9 +114,9 @@ def one_thread():
 def plain_path(monkeypatch):
     """Every test begins on the plain path, whatever the one before switched on. With NMG_TEST_BF16=1, the
     fast path of this process is that of a processor with bf16: others compute it, too, but slowly."""
-    loop.use_fast_path(False)
+    devices.use_fast_path(False)
     if "NMG_TEST_BF16" in os.environ:
-        monkeypatch.setattr(loop, "has_bf16", lambda: True)
+        monkeypatch.setattr(devices, "has_bf16", lambda: True)
 
 
 # ---------------------------------------------------------------- tokenizers and LMs

@@ -15,10 +15,12 @@ from conftest import fast_tokenizer, random_lm, write_rows
 import data_prep
 import maskers
 from maskers import FIRST, SCORES
-from nmg import counts, toy
-from nmg.data import blocks, collate
-from nmg.models import LMReader
-from nmg.runs import RowRandom, UserError
+from nmg import counts
+from support import toy
+from support.data import blocks, collate
+from support.models import LMReader
+from support.rng import RowRandom
+from support.runs import UserError
 
 MARKED = [
     "The << cat >> sat on the [[ mat ]], and purred.",
@@ -168,7 +170,7 @@ def test_a_word_with_hyphens_is_as_rare_as_its_rarest_part(tmp_path, tok):
     """Unless it is listed itself; apostrophes are straight or not, accents composed or not."""
     (tmp_path / "general.txt").write_text("cat\t60\nbig\t500\ndon't\t40\ncafé\t30\nrare\t1\n")
     split = words_corpus(tmp_path, tok, ["big-cat don\u2019t cafe\u0301 zzz-cat"])
-    typical = counts.typical(split, tmp_path / "general.txt")
+    typical = counts.log_ratio_to_general(split, tmp_path / "general.txt")
     found = dict(zip(counts.words_of(split).text, typical, strict=True))
     for word, count in {"big-cat": 60, "don't": 40, "café": 30, "zzz-cat": 1}.items():
         assert found[word] == pytest.approx(math.log(1 / 4) - math.log(count / 631))

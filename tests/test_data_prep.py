@@ -33,9 +33,11 @@ from transformers import PreTrainedTokenizerFast
 
 import data_prep
 from data_prep import load
-from nmg import loop, models, sources
-from nmg.data import ARRAYS, Split, blocks, collate, truncated, windows
-from nmg.runs import UserError
+from nmg import loop
+from support import models, sources
+from support.data import ARRAYS, Split, blocks, collate, truncated, windows
+from support.runs import UserError
+from support.sources import DataFlags
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def test_the_same_labelled_texts_in_every_format(tmp_path):
     table.assign(label=table["label"].astype("category")).to_parquet(tmp_path / "i.parquet")
     for name in ("a.jsonl", "b.txt", "c.jsonl.gz", "d.csv", "e.tsv", "f0.json", "f1.json", "f2.json",
                  "g.json", "h.parquet", "i.parquet"):
-        assert list(sources.read(tmp_path / name, sources.Columns())) == rows, name
+        assert list(sources.read(tmp_path / name, DataFlags())) == rows, name
 
 
 @pytest.mark.parametrize("where", ["folder", "file", "numbered"])
@@ -212,7 +214,7 @@ def test_columns_by_their_names(tmp_path, tok):
     pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
     pd.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
     write_rows(tmp_path / "a.jsonl", rows)
-    columns = sources.Columns(text="review", label="stars", doc="user")
+    columns = DataFlags(text="review", label="stars", doc="user")
     cuts = []
     for suffix in ("csv", "jsonl", "parquet"):
         data = load(str(tmp_path / f"a.{suffix}"), tok, dev_share=0.2, columns=columns)
@@ -221,13 +223,13 @@ def test_columns_by_their_names(tmp_path, tok):
         assert not set(data["train"].doc) & set(data["dev"].doc)
         cuts.append(texts_of(data["dev"]))
     assert cuts[0] == cuts[1] == cuts[2] and cuts[0][0].startswith("review")
-    for columns, said in ((sources.Columns(text="reviews"), "a.csv:2: the field 'reviews' is missing, there"),
-                          (sources.Columns(label="star"), "--label=star: no row of train has this column"),
-                          (sources.Columns(doc="users"), "a.csv:2: the field 'users' is missing, there are")):
+    for columns, said in ((DataFlags(text="reviews"), "a.csv:2: the field 'reviews' is missing, there"),
+                          (DataFlags(label="star"), "--label=star: no row of train has this column"),
+                          (DataFlags(doc="users"), "a.csv:2: the field 'users' is missing, there are")):
         with pytest.raises(UserError, match=re.escape(said)):
             load(str(tmp_path / "a.csv"), tok, columns=columns)
     with pytest.raises(UserError, match="toycls: is not read from files, so that --text, --label and --doc"):
-        load("toycls", tok, columns=sources.Columns(label="kind"))
+        load("toycls", tok, columns=DataFlags(label="kind"))
 
 
 @pytest.mark.parametrize(("given", "names"), [
@@ -292,7 +294,7 @@ def test_rows_with_a_question_each(form, suffix, tmp_path, tok):
 ])
 def test_which_column_is_the_text(row, columns, text, tmp_path, tok):
     write_rows(tmp_path / "train.jsonl", [row])
-    data = load(str(tmp_path), tok, columns=sources.Columns(**columns))
+    data = load(str(tmp_path), tok, columns=DataFlags(**columns))
     assert texts_of(data["train"]) == [text]
     assert hasattr(data["train"], "question_text") == ("id" in row)
 
@@ -376,7 +378,7 @@ def test_files_by_other_names(tmp_path, tok):
     # Articles have numbers within a file, which say nothing about a corpus numbered by its owner.
     write_json(tmp_path / "q/train.json", squad(TEXTS[:2], ["mat", "big ones"]))
     write_rows(tmp_path / "q/corpus.jsonl", [{"text": "a", "doc": 0}])
-    assert not load(str(tmp_path / "q"), tok).joined
+    assert not load(str(tmp_path / "q"), tok).shared_doc_ids
 
 
 def test_a_tokenizer_with_a_length_of_its_own(tmp_path):
@@ -1096,20 +1098,20 @@ def test_documents_by_number(tmp_path, tok, monkeypatch):
     write_rows(tmp_path / "b/train.jsonl", numbered)
     write_rows(tmp_path / "b/corpus.jsonl", [{"text": f"beta {i}"} for i in range(3)])
     a, b = (load(str(tmp_path / name), tok, dev_share=0.1) for name in "ab")
-    assert a.joined and len(a["dev"]) == 4 and len(set(a["dev"].doc)) == 1
+    assert a.shared_doc_ids and len(a["dev"]) == 4 and len(set(a["dev"].doc)) == 1
     assert set(a["train"].doc) | set(a["dev"].doc) == {7, 8, 9, 10}
     assert a.corpus.doc.tolist() == [7, 7, 7]
-    assert not b.joined and b.corpus.doc.tolist() == [0, 1, 2]
+    assert not b.shared_doc_ids and b.corpus.doc.tolist() == [0, 1, 2]
     # A source in memory, whose records stay as they are.
     rows = {"train": [{"text": "alpha", "label": "x"}], "corpus": [{"text": "beta"}]}
     monkeypatch.setitem(sources.DATASETS, "in_memory", lambda: sources.Source(rows))
-    assert not load("in_memory", tok).joined and set(rows["corpus"][0]) == {"text"}
+    assert not load("in_memory", tok).shared_doc_ids and set(rows["corpus"][0]) == {"text"}
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "train.csv")
     with pytest.raises(UserError, match=r"train\.csv: is no regular file"):
-        list(sources.read(tmp_path / "train.csv", sources.Columns()))
+        list(sources.read(tmp_path / "train.csv", DataFlags()))
 
 
 def test_a_gzipped_line_may_not_fill_the_memory(tmp_path, monkeypatch):
@@ -1117,6 +1119,6 @@ def test_a_gzipped_line_may_not_fill_the_memory(tmp_path, monkeypatch):
     for name, opened in (("train.txt.gz", gzip.open), ("train.txt", open)):
         with opened(tmp_path / name, "wt") as f:
             f.write("a\n" + 1001 * "b" + "\n")
-    assert len(list(sources.read(tmp_path / "train.txt", sources.Columns()))) == 2
+    assert len(list(sources.read(tmp_path / "train.txt", DataFlags()))) == 2
     with pytest.raises(UserError, match=r"train\.txt\.gz: line 2 has 1,000 characters or more"):
-        list(sources.read(tmp_path / "train.txt.gz", sources.Columns()))
+        list(sources.read(tmp_path / "train.txt.gz", DataFlags()))

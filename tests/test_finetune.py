@@ -24,9 +24,10 @@ import finetune
 import finetune_cls
 import finetune_qa
 from data_prep import load
-from nmg import counts, loop, models, runs, toy
-from nmg.data import collate, windows
-from nmg.runs import Run, UserError
+from nmg import counts
+from support import devices, models, runs, toy
+from support.data import collate, windows
+from support.runs import Run, UserError
 
 ANSWER = st.text(alphabet=st.sampled_from("aAbt heTn,.-'é 1"), max_size=15)
 CASES = st.lists(st.tuples(ANSWER, st.lists(ANSWER, min_size=1, max_size=4)), min_size=1, max_size=8)
@@ -143,7 +144,7 @@ def test_the_best_spans_are_those_of_brute_force(questions, tok):
         for piece in np.flatnonzero(pieces.question_ids == question):
             batch = collate(pieces, np.array([piece]))
             with torch.no_grad():
-                output = model.eval()(**loop.to_device(batch.tensors()))
+                output = model.eval()(**devices.to_device(batch.tensors()))
             columns = np.flatnonzero(batch.in_text[0])
             for first in columns:
                 for last in columns[(columns >= first) & (columns < first + 7)]:
@@ -291,7 +292,7 @@ def quick_learner(tok):
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_classifier_learns(fast, texts, tok):
     """Fine-tuning fits what can be fitted: a few examples, many epochs."""
-    loop.use_fast_path(fast)
+    devices.use_fast_path(fast)
     pieces = finetune_cls.pieces_of(texts["train"], 64)
     model = finetune_cls.finetune(quick_learner(tok), pieces, **TRAINING)
     assert metrics_of(finetune_cls, model, pieces)["accuracy"].mean() > 0.95
@@ -301,7 +302,7 @@ def test_a_classifier_learns(fast, texts, tok):
 @pytest.mark.slow
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_reader_learns(fast, tmp_path, tok):
-    loop.use_fast_path(fast)
+    devices.use_fast_path(fast)
     answers = ["mat", "big ones", "many pieces"]
     (tmp_path / "train.json").write_text(json.dumps(squad(TEXTS[:3], answers)))
     pieces = finetune_qa.pieces_of(load(str(tmp_path / "train.json"), tok, dev_share=None)["train"], 64)
@@ -314,17 +315,17 @@ def test_a_reader_learns(fast, tmp_path, tok):
 
 @pytest.mark.parametrize("kind", ["cls", "qa"])
 def test_the_plain_path_computes_the_same_fine_tuning(kind, texts, questions, tok, monkeypatch):
-    monkeypatch.setattr(loop, "has_bf16", lambda: False)
+    monkeypatch.setattr(devices, "has_bf16", lambda: False)
     module = {"cls": finetune_cls, "qa": finetune_qa}[kind]
     split = {"cls": texts, "qa": questions}[kind]["train"]
     pieces = module.pieces_of(split, 48).take(np.arange(16))
     lm = random_lm("bert", len(tok))
     models = []
     for fast in (True, False):
-        loop.use_fast_path(fast)
+        devices.use_fast_path(fast)
         models.append(module.finetune(lm, pieces, epochs=1, lr=1e-3, batch_size=8))
     # Without native bf16, the fast path of a GPU computes in fp16, and that of a CPU in fp32.
-    tolerance = 1e-3 if loop.device().type == "cpu" else 5e-3
+    tolerance = 1e-3 if devices.device().type == "cpu" else 5e-3
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(a, b, atol=tolerance, rtol=0)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from conftest import call, run, write_rows
 
-from nmg import runs
+from support import runs
 
 
 @pytest.fixture

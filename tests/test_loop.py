@@ -13,8 +13,10 @@ import transformers
 from conftest import random_lm, same, weights
 
 import pretrain
-from nmg import fast_cpu, loop, models, runs
-from nmg.runs import UserError
+from nmg import loop
+from support import devices, fast_cpu, models
+from support.rng import rng_for
+from support.runs import UserError
 
 KINDS = ["bert", "distilbert", "roberta", "electra", "deberta", "deberta-v1", "modernbert", "albert", "mpnet",
          "longformer", "eurobert"]
@@ -94,7 +96,7 @@ def test_the_optimiser_is_that_of_the_paper(max_steps, steps, warmup, decay):
     assert max(norms) > 1 > min(norms)
     assert len(norms) == steps
     # A GPU adds in another order than a CPU, and Adam divides by small gradients.
-    tolerance = 1e-5 if loop.device().type == "cpu" else 1e-3
+    tolerance = 1e-5 if devices.device().type == "cpu" else 1e-3
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a.cpu(), b, atol=tolerance, rtol=0)
 
@@ -282,7 +284,8 @@ def test_micro_batches_of_processes(pieces, rows, world):
 
 def in_fp16(monkeypatch):
     """As on a GPU without native bf16."""
-    monkeypatch.setattr(loop, "precision_of", lambda model: torch.float16)
+    for module in (loop, devices):
+        monkeypatch.setattr(module, "precision_of", lambda model: torch.float16)
 
 
 def test_fp16_trains_nearly_as_fp32(monkeypatch):
@@ -321,13 +324,14 @@ def test_a_step_whose_gradient_overflows_in_fp16_is_left_out(monkeypatch):
 
 
 def test_processes_that_share_batches_need_a_gpu_each(monkeypatch):
-    monkeypatch.setattr(loop, "device", lambda: torch.device("cuda"))
+    for module in (loop, devices):
+        monkeypatch.setattr(module, "device", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    loop.check_gpus()
+    devices.check_gpus()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(UserError, match=r"--nproc_per_node=3: this machine has 2 GPU\(s\), and each process"):
-        loop.check_gpus()
+        devices.check_gpus()
 
 
 # ---------------------------------------------------------------- several processes
@@ -340,8 +344,8 @@ def shared_training(rank, port, folder):
     model, parted = Tagger(), Tagger()
     fit(model, distributed=True)
     fit(parted, distributed=True, batch_size=3, micro_batch=1)
-    found = {"weights": weights(model), "parted": weights(parted), "gathered": loop.all_gather(rank),
-             "broadcast": loop.broadcast(f"from {rank}")}
+    found = {"weights": weights(model), "parted": weights(parted), "gathered": devices.all_gather(rank),
+             "broadcast": devices.broadcast(f"from {rank}")}
     torch.save(found, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -408,7 +412,7 @@ def test_evaluation_batches_cover_all_pieces_longest_first():
     order = np.concatenate(batches)
     assert sorted(order) == list(range(500))
     assert (np.diff(length[order]) <= 0).all()
-    most = 2048 if loop.device().type == "cpu" else 32768
+    most = 2048 if devices.device().type == "cpu" else 32768
     assert max(length[indices].max() * len(indices) for indices in batches) <= most
 
 
@@ -420,7 +424,7 @@ def test_a_piece_longer_than_a_batch_comes_alone():
 
 def test_streams_depend_on_seed_and_name_alone():
     def first(seed, name):
-        return runs.stream(seed, name).random()
+        return rng_for(seed, name).random()
 
     assert first(0, "order") == first(0, "order")
     assert len({first(0, "order"), first(0, "head"), first(1, "order")}) == 3
@@ -531,7 +535,7 @@ def test_attention_is_the_formula(p, masked, long, monkeypatch):
     """In double precision: output and gradients, in both ways, with the same random bits, and with the
     caller's scale, if any."""
     monkeypatch.setattr(fast_cpu, "LARGE", 0 if long else 10**9)
-    loop.use_fast_path(True)
+    devices.use_fast_path(True)
     *qkv, mask = attention_inputs(masked)
     keep = kept(p, (B, H, L, L), long).double()
     exact = [x.double().requires_grad_() for x in qkv]
@@ -649,8 +653,8 @@ def test_the_fast_path_gives_the_same_gradients(kind, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_architecture_trains_on_the_fast_path(kind, half, monkeypatch):
     """One step with dropout, in fp32 and where the device has bf16: the weights stay in fp32."""
-    monkeypatch.setattr(loop, "has_bf16", lambda: half)
-    loop.use_fast_path(True)
+    monkeypatch.setattr(devices, "has_bf16", lambda: half)
+    devices.use_fast_path(True)
     model = random_lm(kind, dropout=0.2)
     before = weights(model)
     loop.fit(model, np.full(4, 30), lambda *_: padded_ids(), pretrain.mlm_loss, epochs=1, batch_size=4,
@@ -667,11 +671,12 @@ def test_every_architecture_trains_on_the_fast_path(kind, half, monkeypatch):
     ("deberta-v1", True, True, False),
 ])
 def test_products_are_in_bf16_on_the_fast_path_where_that_is_native(kind, fast, native, half, monkeypatch):
-    monkeypatch.setattr(loop, "has_bf16", lambda: native)
+    monkeypatch.setattr(devices, "has_bf16", lambda: native)
     # A GPU without native bf16 computes in fp16 instead, which another test is about.
-    monkeypatch.setattr(loop, "device", lambda: torch.device("cpu"))
-    loop.use_fast_path(fast)
-    with loop.autocast(random_lm(kind)):
-        ones = torch.ones(2, 2, device=loop.device())
+    for module in (loop, devices):
+        monkeypatch.setattr(module, "device", lambda: torch.device("cpu"))
+    devices.use_fast_path(fast)
+    with devices.autocast(random_lm(kind)):
+        ones = torch.ones(2, 2, device=devices.device())
         product = ones @ ones
     assert product.dtype == (torch.bfloat16 if half else torch.float32)

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 import data_prep
 import maskers
 from maskers import SCORES
-from nmg import models, runs, toy
-from nmg.data import Batch, blocks, collate
 from nmg.policies import Policy, load_policy
-from nmg.runs import UserError
+from support import models, toy
+from support.data import Batch, blocks, collate
+from support.rng import RowRandom
+from support.runs import UserError
 
 # A policy's most probable tokens, and draws from it.
 LEARNED = ["nmg", "sampled"]
@@ -91,7 +92,7 @@ def with_entity(batch, begin, end):
 
 
 def rng_of(batch, seed=0, epoch=0):
-    return runs.RowRandom(seed, "mask", epoch, batch.indices)
+    return RowRandom(seed, "mask", epoch, batch.indices)
 
 
 def mask_of(name, batch, p, seed=0):
@@ -115,7 +116,7 @@ def masker_of(name):
     """A registered masker; a learned one with random weights."""
     if name not in LEARNED:
         return functools.partial(maskers.find(name), lm=LM())
-    masker = maskers.drawn_by if name == "sampled" else maskers.highest_of
+    masker = maskers.sampled if name == "sampled" else maskers.greedy
     return functools.partial(masker(wide_policy().logits), lm=LM())
 
 
@@ -408,7 +409,7 @@ def test_a_masker_from_a_file(tmp_path):
 def test_a_score_from_a_file(tmp_path):
     """Made a masker by hand, or registered; it draws tokens with weight exp(score)."""
     source = ("import maskers\n\n@maskers.register_score\ndef eights(batch, lm=None):\n"
-              "    return 1e3 * (batch.input_ids == 8)\n\nby_hand = maskers.drawn_by(eights)\n")
+              "    return 1e3 * (batch.input_ids == 8)\n\nby_hand = maskers.sampled(eights)\n")
     (tmp_path / "mine.py").write_text(source)
     batch = plain_batch(rows=3)
     batch.input_ids[:] = 7
@@ -464,7 +465,7 @@ def test_corruption_is_80_10_10():
     batch = plain_batch(rows=5000)
     mask = mask_of("random", batch, 0.5)
     ordinary = np.arange(10, 1000)
-    rng = runs.RowRandom(0, "corrupt", 0, batch.indices)
+    rng = RowRandom(0, "corrupt", 0, batch.indices)
     corrupted = maskers.corrupt(batch.input_ids, mask, rng, 4, ordinary)
     assert (corrupted[~mask] == 7 * batch.maskable[~mask] + 2 * ~batch.maskable[~mask]).all()
     ids = corrupted[mask]
@@ -474,7 +475,7 @@ def test_corruption_is_80_10_10():
 
 
 def test_random_numbers_are_uniform():
-    u = runs.RowRandom(0, "mask", 0, np.arange(2000)).random((2000, 100))
+    u = RowRandom(0, "mask", 0, np.arange(2000)).random((2000, 100))
     assert u.min() >= 0 and u.max() < 1
     counts = np.histogram(u, 100, (0, 1))[0]
     assert ((counts - 2000) ** 2 / 2000).sum() < 99 + 5 * np.sqrt(2 * 99)
@@ -487,19 +488,19 @@ def correlation(a, b):
 def test_random_numbers_are_unrelated():
     """Neighbours in rows and columns; the next call, another seed, purpose and epoch."""
     rows, shape = np.arange(2000), (2000, 100)
-    rng = runs.RowRandom(0, "mask", 0, rows)
+    rng = RowRandom(0, "mask", 0, rows)
     u = rng.random(shape)
     assert correlation(u[:-1], u[1:]) < 0.01
     assert correlation(u[:, :-1], u[:, 1:]) < 0.01
     assert correlation(u, rng.random(shape)) < 0.01
     for other in ((1, "mask", 0), (0, "corrupt", 0), (0, "mask", 1)):
-        assert correlation(u, runs.RowRandom(*other, rows).random(shape)) < 0.01
+        assert correlation(u, RowRandom(*other, rows).random(shape)) < 0.01
 
 
 def test_random_numbers_of_a_row_are_its_own():
     """The same in another batch, at another place, beside other rows, and of another width."""
-    whole = runs.RowRandom(3, "mask", 1, np.arange(10)).random((10, 20))
-    some = runs.RowRandom(3, "mask", 1, np.array([7, 2])).random((2, 5))
+    whole = RowRandom(3, "mask", 1, np.arange(10)).random((10, 20))
+    some = RowRandom(3, "mask", 1, np.array([7, 2])).random((2, 5))
     assert (some == whole[[7, 2], :5]).all()
 
 
@@ -511,7 +512,7 @@ def test_the_most_probable_tokens_are_masked():
     batch.input_ids[:] = np.random.default_rng(0).integers(5, 100, batch.input_ids.shape)
     logits = torch.from_numpy(policy.logits(batch, LM()))
     expected = torch.zeros(logits.shape, dtype=bool).scatter(1, logits.topk(3).indices, True)
-    mask = maskers.highest_of(policy.logits)(batch, np.full(6, 3), rng_of(batch), LM())
+    mask = maskers.greedy(policy.logits)(batch, np.full(6, 3), rng_of(batch), LM())
     assert (torch.from_numpy(mask) == expected).all()
 
 
@@ -554,7 +555,7 @@ def test_a_saved_policy_is_the_same_or_refused(tmp_path):
         assert torch.equal(weight, opened.state_dict()[name])
     batch = plain_batch(rows=2)
     with pytest.raises(UserError, match="reads hidden states of size 32, this LM has 16"):
-        maskers.highest_of(opened.logits)(batch, np.full(2, 1), rng_of(batch), LM())
+        maskers.greedy(opened.logits)(batch, np.full(2, 1), rng_of(batch), LM())
     weights = tmp_path / "policy.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(UserError, match="no policy"):

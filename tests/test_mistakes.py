@@ -2,7 +2,7 @@
 import pytest
 from conftest import TEXTS, call, names, write_rows
 
-from nmg import runs
+from support import runs
 
 SCRIPTS = ["pretrain.py", "finetune_cls.py", "finetune_qa.py", "train_nmg.py"]
 WRONG = [

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 
 import data_prep
-from nmg import loop, models
-from nmg.data import SpecialTokens
-from nmg.runs import UserError
+from support import devices, models
+from support.data import SpecialTokens
+from support.runs import UserError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -180,11 +180,11 @@ def test_a_lm_whose_code_fails_is_one_sentence(kind, config, said, tmp_path):
 
 def test_x_mod_is_computed_in_fp32(tmp_path, monkeypatch):
     """As its code fails in half precision. Of LMs of which we do not know that, one is told."""
-    monkeypatch.setattr(loop, "has_bf16", lambda: True)
-    loop.use_fast_path(True)
+    monkeypatch.setattr(devices, "has_bf16", lambda: True)
+    devices.use_fast_path(True)
     config = SMALL | {"languages": ["en_XX"], "default_language": "en_XX"}
     lm_of("xmod", tmp_path, **config)
-    monkeypatch.setattr(loop, "NO_AUTOCAST", {})
+    monkeypatch.setattr(devices, "NO_AUTOCAST", {})
     with pytest.raises(UserError, match=r"cannot be trained on text here: .*--fast=False may"):
         lm_of("xmod", tmp_path, **config)
 

@@ -19,9 +19,10 @@ import finetune_cls
 import finetune_qa
 import maskers
 import pretrain
-from nmg import loop, models, policies, runs, toy
-from nmg.data import blocks, windows
-from nmg.runs import UserError
+from nmg import loop, policies
+from support import devices, models, runs, toy
+from support.data import blocks, windows
+from support.runs import UserError
 
 KINDS = ["bert", "distilbert", "roberta", "electra", "deberta", "modernbert", "albert", "mpnet", "longformer"]
 
@@ -133,7 +134,7 @@ def test_held_out_text_is_a_thousand_blocks_at_most(tokenizer, pieces):
 @pytest.mark.training
 @pytest.mark.parametrize("fast", [False, True])
 def test_training_lowers_the_held_out_loss(fast, tokenizer, pieces):
-    loop.use_fast_path(fast)
+    devices.use_fast_path(fast)
     model = bert(tokenizer)
     before = pretrain.held_out_loss(model, pieces)
     train(model, pieces, epochs=8, lr=5e-3)
@@ -553,7 +554,8 @@ OFTEN = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 import pretrain
-from nmg import loop, runs, toy
+from nmg import loop
+from support import devices, runs, toy
 loop.CHECKPOINT_MINUTES = 0
 runs.start(pretrain.main, pretrain.Config, tiny=toy.PRETRAIN)
 """

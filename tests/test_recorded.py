@@ -19,7 +19,8 @@ import finetune_cls
 import finetune_qa
 import maskers
 import pretrain
-from nmg import data, loop
+from nmg import loop
+from support import data, devices
 
 # ---------------------------------------------------------------- a CUDA graph on the CPU
 
@@ -79,7 +80,8 @@ def tapes(monkeypatch):
         made.append(Tape())
         return made[-1]
 
-    monkeypatch.setattr(loop, "may_record", lambda: True)
+    for module in (loop, devices):
+        monkeypatch.setattr(module, "may_record", lambda: True)
     for name, stand_in in {"Stream": Stream, "current_stream": Stream, "stream": contextlib.nullcontext,
                            "graph_pool_handle": int, "CUDAGraph": new_tape, "graph": recording}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
@@ -88,7 +90,8 @@ def tapes(monkeypatch):
 
 def not_recorded(monkeypatch, padding):
     """Steps are not recorded, and their batches are padded to a multiple of some tokens."""
-    monkeypatch.setattr(loop, "may_record", lambda: False)
+    for module in (loop, devices):
+        monkeypatch.setattr(module, "may_record", lambda: False)
     monkeypatch.setattr(data, "padded_to", lambda: padding)
     monkeypatch.setattr(pretrain, "padded_to", lambda: padding)
 
@@ -159,19 +162,21 @@ def test_what_is_added_to_a_batch_changes_nothing(cls_folder, tok, monkeypatch):
 
 @pytest.mark.parametrize(("precision", "rows"), [(torch.float32, 2), (torch.float16, None)])
 def test_micro_batches_and_fp16_are_not_recorded(precision, rows, cls_folder, tok, tapes, monkeypatch):
-    monkeypatch.setattr(loop, "precision_of", lambda model: precision)
+    for module in (loop, devices):
+        monkeypatch.setattr(module, "precision_of", lambda model: precision)
     trained("bert", finetune_cls, cls_folder, tok, micro_batch=rows)
     assert not tapes
 
 
 def test_recording_is_off_until_it_has_run_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(loop, "device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(loop, "FAST", True)
-    assert not loop.may_record() and loop.padded_to() == 1
-    monkeypatch.setattr(loop, "RECORD", True)
-    assert loop.may_record() and loop.padded_to() == 32
-    monkeypatch.setattr(loop, "FAST", False)
-    assert not loop.may_record()
+    for module in (loop, devices):
+        monkeypatch.setattr(module, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(devices, "FAST", True)
+    assert not devices.may_record() and devices.padded_to() == 1
+    monkeypatch.setattr(devices, "RECORD", True)
+    assert devices.may_record() and devices.padded_to() == 32
+    monkeypatch.setattr(devices, "FAST", False)
+    assert not devices.may_record()
 
 
 def test_recorded_steps_resume(cls_folder, tok, tapes, monkeypatch, tmp_path):
@@ -229,7 +234,7 @@ def counts():
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**size)).eval()
     scoring = Operators()
     with torch.no_grad(), scoring:
-        with loop.autocast(model):
+        with devices.autocast(model):
             output = model(**inputs)
         loop.check_finite(output.logits, "the predictions")
         output.logits.float().log_softmax(-1)
@@ -242,9 +247,11 @@ def counts():
 def as_on_a_gpu(monkeypatch):
     """In bf16, with the masks of a GPU, until the next test begins."""
     with monkeypatch.context() as gpu:
-        gpu.setattr(loop, "device", lambda: torch.device("cuda"))
-        loop.use_fast_path(True)
-    monkeypatch.setattr(loop, "precision_of", lambda model: torch.bfloat16)
+        for module in (loop, devices):
+            gpu.setattr(module, "device", lambda: torch.device("cuda"))
+        devices.use_fast_path(True)
+    for module in (loop, devices):
+        monkeypatch.setattr(module, "precision_of", lambda model: torch.bfloat16)
 
 
 def test_a_step_asks_for_no_number_and_its_end_for_one(as_on_a_gpu):
@@ -263,7 +270,7 @@ def test_a_replay_is_one_launch_and_a_copy_of_the_batch(as_on_a_gpu, tapes, monk
 
 
 if __name__ == "__main__":
-    loop.precision_of = lambda model: torch.bfloat16
-    AttentionMaskInterface.register("sdpa", loop.mask_of_padding)
+    devices.precision_of = lambda model: torch.bfloat16
+    AttentionMaskInterface.register("sdpa", devices.mask_of_padding)
     for part, (operators, numbers) in counts().items():
         print(f"{part}: {operators} operators, {numbers} numbers that the CPU waits for")

@@ -16,9 +16,9 @@ from scipy import stats
 
 import report
 import train_nmg
-from nmg import plots, runs
-from nmg.runs import UserError
 from report import holm, sign_flips
+from support import plots, runs
+from support.runs import UserError
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ import torch
 from conftest import ROOT, call, device_of, fast_tokenizer, names, random_lm
 from safetensors import SafetensorError
 
-from nmg import loop, models, runs
+from nmg import loop
 from nmg.policies import Policy
-from nmg.runs import Run, UserError, parse_flags
+from support import models, runs
+from support.runs import Run, UserError, parse_flags
 
 # ---------------------------------------------------------------- flags
 
@@ -442,7 +443,7 @@ def test_an_edit_changes_the_commit(tmp_path, monkeypatch):
     git("init")
     git("add", ".")
     git("commit", "-m", "first")
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "nmg/runs.py"))
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "support/runs.py"))
     found = [runs.commit.__wrapped__()]
     for edit in ("a = 2\n", "a = 3\n", "a = 1\n"):
         (tmp_path / "nmg/x.py").write_text(edit)
@@ -535,7 +536,7 @@ def test_only_an_empty_folder_is_taken(tmp_path):
 
 
 HOLD = """
-from nmg.runs import Run
+from support.runs import Run
 run = Run("o", {"seed": 0})
 print("at work", flush=True)
 input()

@@ -12,7 +12,7 @@ from conftest import ROOT, call, kill_when, write_rows
 
 import report
 import train_nmg
-from nmg import runs, sources
+from support import runs, sources
 from tools import study
 
 # A play of a second or less.

@@ -10,10 +10,10 @@ from conftest import write_rows
 import finetune_cls
 import finetune_qa
 from data_prep import load
-from nmg import toy
-from nmg.data import blocks, collate
-from nmg.runs import UserError
 from nmg.subtasks import SubTaskSampler
+from support import toy
+from support.data import blocks, collate
+from support.runs import UserError
 
 
 def load_rows(path, rows):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, call
 
-from nmg import runs, toy
+from support import runs, toy
 
 
 @pytest.fixture

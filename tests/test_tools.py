@@ -18,9 +18,9 @@ from scipy import stats
 import data_prep
 import maskers
 import pretrain
-from nmg import models, runs, toy
-from nmg.data import Pieces, blocks
 from nmg.policies import Policy
+from support import models, runs, toy
+from support.data import Pieces, blocks
 from tools import show_masks, toy_compare
 
 PNG = b"\x89PNG"

@@ -7,9 +7,9 @@ import pytest
 from conftest import call
 
 import data_prep
-from nmg import models, toy
-from nmg.models import load_lm
 from pretrain import held_out_loss
+from support import models, toy
+from support.models import load_lm
 from tools.make_tiny import general_blocks, untrained
 
 

@@ -34,13 +34,15 @@ import finetune_qa
 import maskers
 import pretrain
 import train_nmg
-from nmg import models, paper_form, plays, policies, runs, sources, toy
-from nmg.data import blocks, collate
+from nmg import paper_form, plays, policies
 from nmg.paper_form import Agent
 from nmg.plays import Episode, Play
 from nmg.policies import Policy, load_policy
-from nmg.runs import RowRandom, UserError
 from nmg.subtasks import SubTaskSampler
+from support import models, runs, sources, toy
+from support.data import blocks, collate
+from support.rng import RowRandom
+from support.runs import UserError
 from train_nmg import Config
 
 # Runs of a few seconds: random plays some of the episodes, and replay keeps a part of the blocks. In the
@@ -602,7 +604,7 @@ def test_an_agent_learns_the_value_of_a_context():
     actions = np.zeros(12, paper_form.ACTION)
     actions["block"], actions["position"] = np.arange(12) % 3, np.arange(12) // 3
     actions["R"] = np.where(np.arange(12) % 3, 1, -1)
-    actions["rarity"], actions["log_prob"] = 1 / np.sqrt(1 + np.arange(12) % 4), -2
+    actions["inv_sqrt_frequency"], actions["log_prob"] = 1 / np.sqrt(1 + np.arange(12) % 4), -2
     agent.replay, value = actions.copy(), value_of(agent, memory)
     cfg = Config(updates_per_episode=1, minibatch=12, entropy_coef=0.01, paper=True)
     agent.learn(memory, np.random.default_rng(0), cfg)
@@ -615,7 +617,7 @@ def test_an_agent_learns_the_value_of_a_context():
 def test_actions_are_drawn_by_priority(monkeypatch):
     agent, memory = small_agent(1e-3)
     agent.replay = np.zeros(4, paper_form.ACTION)
-    agent.replay["position"], agent.replay["rarity"] = range(4), [1, 2, 5, 0]
+    agent.replay["position"], agent.replay["inv_sqrt_frequency"] = range(4), [1, 2, 5, 0]
     agent.replay["R"] = 1
     drawn, zero = [], torch.zeros((), requires_grad=True)
 
@@ -760,7 +762,7 @@ def test_episodes_are_the_papers(self_play, cls_folder, lm_folder, tmp_path, mon
                     expected[s, a] = [e, R, -math.log(batch.maskable[s].sum()), 1 / math.sqrt(count)]
             found = {}
             for action in stored[e * (n - 1) + k]:
-                values = action[["episode", "R", "log_prob", "rarity"]].tolist()
+                values = action[["episode", "R", "log_prob", "inv_sqrt_frequency"]].tolist()
                 found[action["block"].item(), action["position"].item()] = list(values)
             assert found.keys() == expected.keys()
             for place, values in expected.items():

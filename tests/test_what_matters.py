@@ -8,10 +8,11 @@ from conftest import call
 
 import maskers
 import train_nmg
-from nmg import runs, toy
-from nmg.models import LMReader
 from nmg.policies import Policy
 from nmg.subtasks import SubTaskSampler
+from support import runs, toy
+from support.models import LMReader
+from support.rng import rng_for
 from tools import what_matters
 
 # A play of a second or less.
@@ -41,7 +42,7 @@ def test_maskers_are_compared_on_the_same_sub_tasks(tmp_path):
     cfg = runs.parse_flags(what_matters.Config, PLAYS, toy.TRAIN_NMG)
     data, lm, task = train_nmg.open_task(cfg)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, 0.5)
-    rng = runs.stream(4, "sub-task")
+    rng = rng_for(4, "sub-task")
     subtask = sampler.sample(rng, 60, 12, cfg.examples, cfg.validation)
     mask = what_matters.choose_masks(subtask.contexts, maskers.find("punct"), 0.05, 4, LMReader(lm))
     _, measured = train_nmg.inner_loop(lm, subtask, mask, task, cfg)

@@ -20,12 +20,12 @@ import pandas as pd
 from tqdm import tqdm
 
 import train_nmg
-from nmg import loop, runs, toy
-from nmg.loop import device
-from nmg.models import load_lm
 from nmg.plays import Episode
 from nmg.policies import Policy, State, encode, policy_forward, sharpened
-from nmg.runs import UserError
+from support import devices, runs, toy
+from support.devices import device
+from support.models import load_lm
+from support.runs import UserError
 
 
 @dataclass
@@ -78,7 +78,7 @@ def main(cfg: Config) -> None:
         raise UserError("--plays=A,B: the plays of at least two runs are needed")
     if not all(number.isdigit() and int(number) > 0 for number in cfg.updates.split(",")):
         raise UserError(f"--updates={cfg.updates}: must be numbers above 0, separated by commas")
-    loop.use_fast_path(cfg.fast)
+    devices.use_fast_path(cfg.fast)
     lm = load_lm(cfg.lm, cfg.seed).to(device())
     if cfg.metric is None:
         cfg.metric = "accuracy"

@@ -8,8 +8,8 @@ The figures are those of Robyn Speer's wordfreq 3 (2022), CC BY-SA 4.0. Counts o
 from dataclasses import dataclass
 from pathlib import Path
 
-from nmg import runs
 from nmg.counts import has_letter
+from support import runs
 
 
 @dataclass

@@ -21,9 +21,9 @@ from sklearn.pipeline import Pipeline, make_pipeline
 import finetune_cls
 from finetune import evaluate
 from finetune_cls import labels_of, lines_of
-from nmg import runs
-from nmg.data import Pieces
-from nmg.runs import UserError
+from support import runs
+from support.data import Pieces
+from support.runs import UserError
 
 # The inverse of the penalty of logistic regression. Of 1, 10 and 100, the last two were as good on the dev
 # sets of ChemProt and ACL-ARC.

@@ -1,6 +1,6 @@
 """Makes the embedded LM: a small BERT, pre-trained on the toy world's general text in about a minute.
 
-    python -m tools.make_tiny --out=my_tiny         # without --out it replaces nmg/tiny, which is committed
+    python -m tools.make_tiny --out=my_tiny         # without --out it replaces support/tiny
 """
 import os
 import tempfile
@@ -12,9 +12,9 @@ from transformers import BertConfig, BertForMaskedLM
 
 import data_prep
 import maskers
-from nmg import loop, runs, toy
-from nmg.data import Pieces, blocks
 from pretrain import held_out_loss, pretrain
+from support import devices, runs, toy
+from support.data import Pieces, blocks
 
 
 @dataclass
@@ -63,7 +63,7 @@ def general_blocks(seed: int) -> Pieces:
 def main(cfg: Config) -> None:
     if Path(cfg.out) != toy.TINY and os.path.lexists(cfg.out):
         raise runs.UserError(f"--out={cfg.out}: is there already; choose another folder")
-    loop.use_fast_path(False)
+    devices.use_fast_path(False)
     model = untrained()
     seconds = pretrain(model, general_blocks(0), maskers.random, p=0.2, epochs=4, lr=2e-3,
                        batch_size=32)

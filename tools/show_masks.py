@@ -21,20 +21,21 @@ from scipy import stats
 
 import data_prep
 import maskers
-from nmg import loop, plots, runs, toy
-from nmg.data import Pieces, Split, blocks, collate
 from nmg.loop import length_batches
-from nmg.models import LMReader, load_lm, load_tokenizer, max_len_of
-from nmg.runs import UserError, stream
-from nmg.sources import Columns
 from pretrain import mask_batch
+from support import devices, plots, runs, toy
+from support.data import Pieces, Split, blocks, collate
+from support.models import LMReader, load_lm, load_tokenizer, max_len_of
+from support.rng import rng_for
+from support.runs import UserError
+from support.sources import DataFlags
 
 COLORS = ("#9db8d2", plots.BLUE, plots.ORANGE, "#7d9c6c", "#8c5a7c", "#b9b09a")
 ALL = "in the text"         # the name of all maskable tokens, beside the maskers
 
 
 @dataclass
-class Config(Columns):
+class Config(DataFlags):
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name
     maskers: str = "random,whole,span,punct"    # comma-separated, each as --masker of pretrain.py
@@ -206,7 +207,7 @@ def draw(percent: pd.DataFrame, title: str, file: Path) -> None:
 def main(cfg: Config) -> None:
     # 1. the maskers, the text and the LM
     # As pretrain.py does, so that these are the masks that it makes.
-    loop.use_fast_path(not runs.is_tiny(cfg.lm))
+    devices.use_fast_path(not runs.is_tiny(cfg.lm))
     found = {name: maskers.find(name) for name in maskers.split_names(cfg.maskers)}
     nlp = None
     if cfg.spacy_model:
@@ -218,7 +219,7 @@ def main(cfg: Config) -> None:
     pieces = blocks(split, max_len_of(model, data.block_len))
 
     # 2. what they choose in some texts, as a page
-    order = stream(cfg.seed, "contexts").permutation(np.flatnonzero(np.diff(split.token_start)))
+    order = rng_for(cfg.seed, "contexts").permutation(np.flatnonzero(np.diff(split.token_start)))
     texts = np.sort(order[:cfg.contexts])
     indices = np.flatnonzero(np.isin(pieces.text_ids, texts))
     lm = LMReader(model)

@@ -35,13 +35,13 @@ import data_prep
 import maskers
 import report
 import train_nmg
-from nmg import loop, runs, sources, toy
-from nmg.data import cut_docs
-from nmg.loop import torch_seed
 from nmg.policies import Policy
-from nmg.runs import UserError
-from nmg.sources import Columns, Source
 from nmg.subtasks import SubTaskSampler
+from support import devices, runs, sources, toy
+from support.data import cut_docs
+from support.rng import torch_seed
+from support.runs import UserError
+from support.sources import DataFlags, Source
 from tools.what_matters import add_play, done_plays, locks_of, play, settings_of_plays, warn_of_commits
 
 # Names in a plan that stand for the masks of its policies (Study.masker).
@@ -57,7 +57,7 @@ class Config:
 
 
 @dataclass
-class Plan(Columns):
+class Plan(DataFlags):
     dataset: str = "toycls"         # a name or path (data_prep.py) of labelled texts; a corpus is not read
     splits: str = "train"           # the splits to divide, such as train,dev,test
     new_share: float = 0.5          # the share of their texts, whole documents, on which maskers are compared
@@ -187,7 +187,7 @@ def divide(study: Study) -> None:
     UserError."""
     plan = study.plan
     source = sources.find_source(plan.dataset)
-    source.columns = Columns(plan.text, plan.label, plan.doc)
+    source.columns = DataFlags(plan.text, plan.label, plan.doc)
     records = []
     for split in plan.splits.split(","):
         if split not in source.splits:
@@ -246,7 +246,7 @@ def run(study: Study) -> None:
                 train_nmg.main(replace(study.learn, seed=int(job.rpartition("-")[2]), out=job))
                 ready.add(job)
                 # Learning may have other flags.
-                loop.use_fast_path(cfg.fast)
+                devices.use_fast_path(cfg.fast)
                 # The time of learning says nothing about that of plays.
                 bar.unpause()
                 continue

@@ -16,10 +16,10 @@ import data_prep
 import finetune_cls
 import maskers
 import train_nmg
-from nmg import loop, plots, runs, toy
-from nmg.data import Data, blocks, truncated
-from nmg.models import LMReader, load_lm, load_tokenizer
 from pretrain import mask_batch, pretrain
+from support import devices, plots, runs, toy
+from support.data import Data, blocks, truncated
+from support.models import LMReader, load_lm, load_tokenizer
 
 
 @dataclass
@@ -103,7 +103,7 @@ def draw(scores: dict[str, list[float]], file: Path) -> None:
 def main(cfg: Config) -> None:
     if not cfg.out.endswith(".png"):
         raise runs.UserError(f"--out={cfg.out}: is the picture, and must end with .png")
-    loop.use_fast_path(False)
+    devices.use_fast_path(False)
     data = data_prep.load("toycls", load_tokenizer("tiny"))
 
     # 1. What will be compared. A masker that cannot be found stops it here, before any training.

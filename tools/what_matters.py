@@ -22,13 +22,14 @@ from tqdm import tqdm
 import maskers
 import report
 import train_nmg
-from nmg import runs, toy
-from nmg.data import Pieces
 from nmg.loop import length_batches
-from nmg.models import LMReader, weights_of
-from nmg.runs import UserError, stream
 from nmg.subtasks import SubTaskSampler
 from pretrain import mask_batch
+from support import runs, toy
+from support.data import Pieces
+from support.models import LMReader, weights_of
+from support.rng import rng_for
+from support.runs import UserError
 
 
 @dataclass
@@ -60,7 +61,7 @@ def play(name: str, seed: int, lm: torch.nn.Module, sampler: SubTaskSampler, tas
     policy = None
     if maskers.is_learned(name):
         policy = runs.read_run(maskers.folders_of(name)[0]).get("settings", {})
-    rng = stream(seed, "sub-task")
+    rng = rng_for(seed, "sub-task")
     subtask = sampler.sample(rng, cfg.contexts, cfg.docs, cfg.examples, cfg.validation)
     mask = choose_masks(subtask.contexts, maskers.find(name), cfg.p, seed, LMReader(lm))
     _, scores = train_nmg.inner_loop(lm, subtask, mask, task, cfg)

@@ -17,10 +17,11 @@ from transformers import AutoModelForTokenClassification
 
 import finetune_cls
 from finetune import evaluate
-from nmg import data, runs, sources
-from nmg.data import blocks, collate
-from nmg.loop import autocast, device, fit, length_batches, to_device
-from nmg.models import with_head
+from nmg.loop import fit, length_batches
+from support import data, runs, sources
+from support.data import blocks, collate
+from support.devices import autocast, device, to_device
+from support.models import with_head
 
 KIND = "ner"
 INNER_LOOP = {"ft_epochs": 5, "ft_lr": 3e-5, "ft_max_len": 128, "metric": "f1"}

@@ -28,8 +28,8 @@ from types import SimpleNamespace
 from filelock import FileLock
 from tqdm import tqdm
 
-from nmg import runs, toy
-from nmg.runs import UserError
+from support import runs, toy
+from support.runs import UserError
 
 CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent.parent / "cache")).expanduser()
 LONGEST_LINE = 2**28            # characters, of a gzipped file
@@ -52,7 +52,7 @@ UNANSWERABLE = ("is_impossible", "no_answer")
 
 
 @dataclass
-class Columns:
+class DataFlags:
     """The flags that say what is read of a table, or of JSON."""
     text: str = "text"              # the column of the texts
     label: str = "label"            # the column of their classes
@@ -170,7 +170,7 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
 
 
 def check_names(names: list[str]) -> None:
-    """Raises ValueError if two columns have the same name. Columns without a name are not read."""
+    """Raises ValueError if two columns have the same name. DataFlags without a name are not read."""
     for name, count in collections.Counter(names).items():
         if count > 1 and name:
             raise ValueError(f"the name {name!r} appears {count} times; rename all but one")
@@ -335,7 +335,7 @@ READERS = {".json": read_json, ".jsonl": read_jsonl, ".csv": read_table,
 # "doc" and "article" (of questions) number its document: "doc" agrees across files, "article" holds within
 # one file only. What is cut from train shares no document with the rest.
 
-def read(path: Path, columns: Columns) -> Iterator[dict]:
+def read(path: Path, columns: DataFlags) -> Iterator[dict]:
     """The records of one file in any of the formats. Neighbours with one question each, about the same text,
     are one record."""
     for _, group in itertools.groupby(records_of(path, columns), operator.itemgetter(0)):
@@ -345,7 +345,7 @@ def read(path: Path, columns: Columns) -> Iterator[dict]:
         yield record
 
 
-def records_of(path: Path, columns: Columns) -> Iterator[tuple[object, dict]]:
+def records_of(path: Path, columns: DataFlags) -> Iterator[tuple[object, dict]]:
     """Each row as (what belongs together, record): the text that its one question is about, else its number.
     Rows that are empty, or that an annotator rejected, are skipped, with a count."""
     first = None
@@ -372,7 +372,7 @@ def records_of(path: Path, columns: Columns) -> Iterator[tuple[object, dict]]:
             print(f"{path}: {len(places):,} {what} rows are skipped, the first at {places[0]}", flush=True)
 
 
-def read_to_predict(path: Path, columns: Columns,
+def read_to_predict(path: Path, columns: DataFlags,
                     kind: str) -> Iterator[tuple[dict | None, list[dict]]]:
     """(record, rows) of every row of a file, in order: what a model reads, None where there is no text, and
     the row itself; in question answering one for each question. kind: "cls" or "qa"; labels are not read."""
@@ -389,7 +389,7 @@ def read_to_predict(path: Path, columns: Columns,
                 yield {"text": nonempty(row, fields.text)}, [row]
 
 
-def rows_of(path: Path, columns: Columns, at: SimpleNamespace) -> Iterator[tuple[object, Columns]]:
+def rows_of(path: Path, columns: DataFlags, at: SimpleNamespace) -> Iterator[tuple[object, DataFlags]]:
     """The rows of a file, each with the names of its fields (plain text has fixed ones). Sets at.where to the
     place of each."""
     # A pipe that nobody writes to would be waited for.
@@ -400,7 +400,7 @@ def rows_of(path: Path, columns: Columns, at: SimpleNamespace) -> Iterator[tuple
                          "folder fetches them")
     reader = reader_of(path)
     if reader is read_lines:
-        columns = Columns()
+        columns = DataFlags()
     for at.where, row in reader(path):
         yield row, columns
 
@@ -411,14 +411,14 @@ def check_row(row: object) -> None:
                          "rows with to_json(orient='records'))")
 
 
-def is_rejected(row: object, columns: Columns) -> bool:
+def is_rejected(row: object, columns: DataFlags) -> bool:
     """Whether the annotator of a label rejected it, as Prodigy says."""
     if not isinstance(row, dict) or columns.label not in row or "answer" in (columns.text, columns.label):
         return False
     return row.get("answer") in ("reject", "ignore")
 
 
-def record_of(row: dict, columns: Columns) -> dict | None:
+def record_of(row: dict, columns: DataFlags) -> dict | None:
     """The record of a row of a table, a paragraph of SQuAD, or a context of MRQA; None for an empty row."""
     check_row(row)
     if "qas" in row or is_question(row, columns):
@@ -433,7 +433,7 @@ def record_of(row: dict, columns: Columns) -> dict | None:
         if label is not None:
             record["label"] = label
     # A name that was asked for must be there.
-    if columns.doc not in row and columns.doc != Columns.doc:
+    if columns.doc not in row and columns.doc != DataFlags.doc:
         raise missing_field(columns.doc, row)
     if columns.doc in row:
         record["doc"] = doc_number(row[columns.doc], columns.doc)
@@ -445,7 +445,7 @@ def missing_field(name: str, row: dict) -> ValueError:
                       "--label=NAME and --doc=NAME say what to read")
 
 
-def is_question(row: dict, columns: Columns) -> bool:
+def is_question(row: dict, columns: DataFlags) -> bool:
     """Whether a row asks a question about a text. If it has a label, or if the question is itself the text,
     the row is one for classification."""
     is_classified = columns.text == "question" or columns.label in row
@@ -496,7 +496,7 @@ def doc_number(value: object, column: str) -> int:
     return value
 
 
-def qa_record(row: dict, columns: Columns) -> dict:
+def qa_record(row: dict, columns: DataFlags) -> dict:
     """A text and its questions: those of "qas", or the one of the row itself."""
     context = "context"
     if context not in row and columns.text in row:
@@ -573,7 +573,7 @@ class Source:
     splits: dict[str, list[Path | dict]]                        # split -> its files, or its records
     cut: dict[str, float] = field(default_factory=dict)         # split to cut where it has no files -> share
     kind: str | None = None                                     # None: found by the fields (KIND_OF_FIELD)
-    columns: Columns = field(default_factory=Columns)           # what is read of the files
+    columns: DataFlags = field(default_factory=DataFlags)           # what is read of the files
     # Of a task of your own: records, and the arrays of their texts (data.ARRAYS) -> more arrays by name.
     own_arrays: Callable[[list[dict], dict], dict] | None = None
 

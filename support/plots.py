@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nmg.runs import atomic_write
+from support.runs import atomic_write
 
 BLUE = "#1f3b57"
 ORANGE = "#d08c3c"

@@ -19,10 +19,11 @@ from tokenizers import Encoding, Tokenizer
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 from transformers.utils import find_adapter_config_file, logging
 
-from nmg import runs, toy
-from nmg.data import Batch, SpecialTokens
-from nmg.loop import autocast, device, precision_of, to_device, torch_seed
-from nmg.runs import UserError
+from support import runs, toy
+from support.data import Batch, SpecialTokens
+from support.devices import autocast, device, precision_of, to_device
+from support.rng import torch_seed
+from support.runs import UserError
 
 # Settings of config.json that change what an LM computes or returns, and what they must be here.
 ENCODER = {

@@ -17,8 +17,9 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from nmg.loop import padded_to
-from nmg.runs import UserError, stream
+from support.devices import padded_to
+from support.rng import rng_for
+from support.runs import UserError
 
 # What a split's folder holds, NAME.bin each; `Split` says what they are. What one task alone has, such as a
 # label per token, is added here.
@@ -119,7 +120,7 @@ class Split:
         """From now on, `labelled` are n texts, drawn by seed: the same for every masker and stage."""
         if n > len(self.labelled):
             raise UserError(f"--labelled={n}: train has {len(self.labelled)} labelled texts, not so many")
-        self.labelled = np.sort(stream(seed, "labelled").permutation(self.labelled)[:n])
+        self.labelled = np.sort(rng_for(seed, "labelled").permutation(self.labelled)[:n])
 
     @property
     def has_gold(self) -> bool:
@@ -151,8 +152,8 @@ class Data:
     kind: str                   # "cls", "qa", or "text": which finetune_*.py is its task
     splits: dict[str, Split]
     checksum: str               # of the raw files, the tokenizer, and how they were prepared
-    joined: bool                # whether train and a corpus number their documents alike: both give "doc"
-    problems: dict[str, str]    # of each split whose labels or answers cannot all be used: the first reason
+    shared_doc_ids: bool        # train and the corpus number their documents alike: both give "doc"
+    label_errors: dict[str, str]    # by split: why not all of its labels or answers can be used
 
     def __getitem__(self, split: str) -> Split:
         if split not in self.splits:
@@ -165,8 +166,8 @@ class Data:
     def check_labels(self, *splits: str) -> None:
         """Raises UserError if labels or answers of a split cannot be used. Pre-training does not ask."""
         for split in splits:
-            if split in self.problems:
-                raise UserError(self.problems[split])
+            if split in self.label_errors:
+                raise UserError(self.label_errors[split])
 
     @property
     def block_len(self) -> int:
@@ -185,7 +186,7 @@ def cut_docs(docs: np.ndarray, share: float) -> np.ndarray:
     values, counts = np.unique(docs, return_counts=True)
     room = max(round(share * len(docs)), counts.min(initial=len(docs)))
     held_out = []
-    for i in stream(0, "cut").permutation(len(values)):
+    for i in rng_for(0, "cut").permutation(len(values)):
         if counts[i] <= room:
             held_out.append(values[i])
             room -= counts[i]
