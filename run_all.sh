@@ -17,7 +17,8 @@
 #   LMS, SEEDS     LMs and seeds. The paper has three seeds, which can show nothing; docs/results.md says what
 #                  more of them cost
 #   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
-#                  are masked), sampled (tokens are drawn from the same policy), nmg-paper (the paper's form),
+#                  are masked), sampled (tokens are drawn from the same policy), mean (tokens are drawn from the
+#                  mean of all POLICIES policies), nmg-paper (the paper's form),
 #                  nmg-alone and nmg-fresh (the same without self-play, or continual adaptation: table 3),
 #                  linear (a baseline without an LM, for CLS: tools/linear.py);
 #                  MASKER,--flag=value gives flags of pretrain.py to one row: random,--p=0.3
@@ -74,11 +75,11 @@ for row in "${rows[@]}"; do
     masker=${row%%,*}
     # A name without : is a function of maskers.py, or a policy to be learned.
     case $masker in
-        nmg | sampled | nmg-paper | nmg-alone | nmg-fresh | linear) ;;
+        nmg | sampled | mean | nmg-paper | nmg-alone | nmg-fresh | linear) ;;
         *.py:*) [[ -e ${masker%:*} || $1 ]] || fail "MASKERS=$masker: no such file: ${masker%:*}" ;;
         *:*) ;;
         *) grep -qs "^def $masker(" $here/maskers.py || fail "MASKERS=$masker: no such masker. Allowed:" \
-            "linear nmg sampled nmg-paper nmg-alone nmg-fresh FILE.py:function nmg:FOLDER sampled:FOLDER" \
+            "linear nmg sampled mean nmg-paper nmg-alone nmg-fresh FILE.py:function nmg:FOLDER sampled:FOLDER" \
             $(awk '/^@register/ {getline; print $2}' $here/maskers.py | sed 's/(.*//') ;;
     esac
 done
@@ -92,7 +93,7 @@ if [ "$1" = --download ]; then
                 $PYTHON $here/data_prep.py "--dataset=$data" "--lm=$lm"
             done
             [ -z "$2" ] || PYTHONPATH=$here $PYTHON -c \
-                'import sys; from nmg.models import load_lm; load_lm(sys.argv[1])' "$lm"
+                'import sys; from support.models import load_lm; load_lm(sys.argv[1])' "$lm"
         done
     }
     download "$qa_lms" "$QA"
@@ -138,21 +139,27 @@ table() {
 
         # 1. Learn a policy. Rows and seeds that share it print the same command.
         learn="" learned_as=$masker episodes=--episodes=200
+        numbers=$((10#$seed % POLICIES))            # 10#: 08 is a number, too
         case $masker in
             nmg) episodes="" ;;
             sampled) learned_as=nmg episodes="" ;;
+            mean) learned_as=nmg episodes="" numbers=$(seq -s " " 0 $((POLICIES - 1))) ;;
             nmg-paper) learn="--paper=True --updates_per_episode=10 --continual=True" ;;
             nmg-alone) learn="--paper=True --updates_per_episode=10 --continual=True --self_play=False" ;;
             nmg-fresh) learn="--paper=True --updates_per_episode=10 --continual=False" ;;
             *) learned_as="" ;;
         esac
         if [ "$learned_as" ]; then
-            number=$((10#$seed % POLICIES))         # 10#: 08 is a number, too
-            policy=$OUT/policy-$place-$learned_as-$number
-            [ -e $policy/run.json ] || quoted $PYTHON $torchrun $here/train_nmg.py --dataset=$data --lm=$lm \
-                --seed=$number $episodes $NMG_FLAGS $learn --out=$policy
-            # The --masker of nmg and nmg-... is nmg:FOLDER, that of sampled is sampled:FOLDER.
-            masker=${masker%%-*}:$policy
+            policies=""
+            for number in $numbers; do
+                policy=$OUT/policy-$place-$learned_as-$number
+                [ -e $policy/run.json ] || quoted $PYTHON $torchrun $here/train_nmg.py --dataset=$data \
+                    --lm=$lm --seed=$number $episodes $NMG_FLAGS $learn --out=$policy
+                policies=$policies,$policy
+            done
+            # The --masker of nmg and nmg-... is nmg:FOLDER, that of sampled and mean is sampled:FOLDER,...
+            masker=${masker/mean/sampled}
+            masker=${masker%%-*}:${policies#,}
         fi
 
         # 2. Pre-train. Learned maskers mask 5 % in three epochs, as when they were learned. (With tiny the

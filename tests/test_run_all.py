@@ -178,6 +178,16 @@ def test_what_is_learned_and_its_flags():
     assert "--row=random,--p=0.3,--epochs=2 " in rows[3]
 
 
+def test_the_mean_of_policies():
+    """Each seed draws from all of them; sampled and nmg share them."""
+    *learn, one, other = listed(CLS="my.csv", LMS="x", MASKERS="mean", SEEDS="0 4", POLICIES="2")
+    folders = [command.partition("--out=")[2] for command in learn]
+    assert folders == [f"runs/tables/policy-my.csv-x-nmg-{i}" for i in range(2)]
+    for row in (one, other):
+        assert f"--masker=sampled:{','.join(folders)} " in row and "--row=mean " in row
+    assert listed(CLS="my.csv", LMS="x", MASKERS="nmg", SEEDS="0 1", POLICIES="2")[:2] == learn
+
+
 @pytest.mark.parametrize(("processes", "python"), [
     ("1", "python"), ("3", "python -m torch.distributed.run --standalone --nproc_per_node=3")])
 def test_processes_that_learn_a_policy(processes, python):
@@ -296,7 +306,7 @@ def test_from_another_folder(tmp_path):
     (["--lits"], {},
      "--lits: give --list, --download, --help or nothing; all else are environment variables"),
     (["--list"], {"MASKERS": "random my.py:f my.py nmgg,--p=1"}, "MASKERS=my.py: no such masker. Allowed: " +
-     "linear nmg sampled nmg-paper nmg-alone nmg-fresh FILE.py:function nmg:FOLDER sampled:FOLDER " +
+     "linear nmg sampled mean nmg-paper nmg-alone nmg-fresh FILE.py:function nmg:FOLDER sampled:FOLDER " +
      " ".join(maskers.MASKERS)),
     ([], {"MASKERS": "my.py:f"}, "MASKERS=my.py:f: no such file: my.py"),
     (["--list"], {"OUT": "with space"}, "OUT, PYTHON and this path must be without spaces or ~"),
