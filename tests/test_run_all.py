@@ -335,6 +335,12 @@ def test_help_is_the_comment_at_the_top():
     assert "shellcheck" not in shown
 
 
+def test_what_download_imports_is_there():
+    """Python is a stand-in in the test below."""
+    code = re.search(r"-c .*\n +'import sys; (from .*); load_lm", (ROOT / "run_all.sh").read_text())[1]
+    exec(code)
+
+
 def test_download_fetches_and_runs_nothing_else(stub, tmp_path):
     result = run_all("--download", **stub | {"QA": "q", "CLS": "c d", "LMS": "x"})
     assert result.returncode == 0, result.stderr
