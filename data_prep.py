@@ -368,7 +368,7 @@ def plain(text: str) -> str:
 
 def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[str], labels: list[str],
                 what: str, needs_gold: bool, own_arrays: Callable | None = None) -> str | None:
-    """Tokenises the records, 1,000 at a time, and appends them to the arrays of data.Split. Returns the first
+    """Tokenises the records, 1,000 at a time, and appends them to the arrays of a Split. Returns the first
     reason why labels or answers cannot be used; None where all can, or where a split has none.
 
     fields: "label" and "qas", where they are to be written; needs_gold: whether there must be some, as in

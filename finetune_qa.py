@@ -107,9 +107,9 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, seed: int = 0, **training: 
 
 @torch.no_grad()
 def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
-    """A line for every question, by rising id: its best answer over all windows, exact characters of the raw
-    text, with the sum of its start and end logit, its probability in its window, exact match and F1 in
-    [0, 1], and the log likelihood of the right answer.
+    """A line for every question, in the order of the split: its best answer over all windows, characters of
+    the raw text, with the sum of its start and end logit, its probability in its window, exact match and F1
+    in [0, 1], and the log likelihood of the right answer.
 
     Every span of at most pieces.max_answer context tokens is considered."""
     split = pieces.split
@@ -134,8 +134,7 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
     # The best window of each question comes first.
     order = np.lexsort((-score, pieces.question_ids))
     questions, first_window = np.unique(pieces.question_ids[order], return_index=True)
-    # Over the windows that hold the whole answer. 0 where none does: the same for every player, so that it
-    # decides nothing.
+    # Mean over windows that hold the answer; 0 if none does, so that no player gains by it.
     likelihood = pd.Series(log_prob).groupby(pieces.question_ids).mean().fillna(0).to_numpy()
     lines = []
     for i, window in enumerate(order[first_window]):

@@ -6,13 +6,13 @@
 
 A masker gets
     batch    numpy arrays (B, L): input_ids, maskable, word_ids, entity_ids, is_punct, and access to the raw
-             text (see data.Batch)
+             text (see Batch in support/data.py)
     budget   (B,) how many tokens to mask in each row, the same for every masker
     rng      random numbers (B, L) on demand; a row's depend on seed, epoch and row alone
     lm       the LM as it is now: lm(batch) are hidden states (B, L, H), a tensor; lm.per_token(batch, fn) is
              what fn makes of its logits, an array (B, L)
 and returns a bool (B, L): True only where maskable, at most the budget, and exactly the budget unless whole
-units do not fit.
+units do not fit (`none` masks nothing).
 
 A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function. Every score
 of this file is a masker, too. With a policy that train_nmg.py learned, nmg:FOLDER masks its most probable
@@ -40,8 +40,8 @@ SCORES: dict[str, Score] = {}       # the scores among them, which tables read, 
 
 
 def register(masker: Masker) -> Masker:
-    """Makes a function a --masker of that name. Raises UserError if a function of this file has it, which
-    others would be compared with."""
+    """Makes a function a --masker of that name. Raises UserError if this file has that name already, as
+    results of the two would be mixed up."""
     if masker.__name__ in globals():
         raise UserError(f"@register: maskers.py has {masker.__name__!r} already; choose another name")
     MASKERS[masker.__name__] = masker
@@ -57,8 +57,8 @@ def register_score(score: Score) -> Score:
 
 
 def sampled(score: Callable) -> Masker:
-    """The masker that draws tokens without replacement, with weight exp(score): a score, or the
-    logits of a policy, as in its training."""
+    """The masker that draws tokens without replacement, with weight exp(score). score: of this file, or a
+    policy's logits, as in its training."""
     @functools.wraps(score)
     def draw(batch, budget, rng, lm=None):
         return pick(score(batch, lm) + rng.gumbel(batch.input_ids.shape), batch, budget)
@@ -74,8 +74,8 @@ def greedy(score: Callable) -> Masker:
 
 
 def find(name: str) -> Masker:
-    """The masker of a --masker: a registered name, nmg:FOLDER, sampled:FOLDER, or FILE.py:function. Several
-    folders, separated by commas, are the mean of their policies."""
+    """The masker of a --masker: a registered name, nmg:FOLDER, sampled:FOLDER, difference:FILE, or
+    FILE.py:function. Several folders, separated by commas, are the mean of their policies."""
     if is_learned(name):
         policies = [load_policy(folder) for folder in folders_of(name)]
         logits = policies[0].logits if len(policies) == 1 else mean_logits(policies)
@@ -103,7 +103,7 @@ def find(name: str) -> Masker:
 
 
 def checksum_of(name: str) -> str | None:
-    """sha256 of the file behind a --masker: a policy, a list of words, FILE.py. None for registered names."""
+    """Of the files behind a --masker: policies, a list of words, FILE.py. None for registered names."""
     if name in MASKERS:
         return None
     if is_learned(name):
@@ -166,9 +166,9 @@ def span(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarra
     # Lengths of consecutive spans, in words: 2, 1, 3, ...
     p_length = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)                                         # of 1 to 10
     length = 1 + np.searchsorted(p_length.cumsum()[:-1], rng.random((B, L)), "right")
-    # The first span starts at a random word and the last words of the row come before its first ones, as on a
-    # ring, so that every word is masked equally often. In a row of 5 words that starts at its third, `place`
-    # is 3 4 0 1 2: its words belong to the spans 2 2 0 0 1.
+    # The first span begins at a random word. After the last word comes the first one, so that all are masked
+    # equally often. place: how many words a word stands behind that random one, 3 4 0 1 2 if it is the third
+    # of 5; with the lengths above, these words are in the spans 2 2 0 0 1.
     first_of_word = (units_of(checked_word_ids(batch)) == np.arange(L)) & batch.maskable
     n_words = np.maximum(1, first_of_word.sum(1, keepdims=True))                                # (B, 1)
     turn = (rng.random((B, 1)) * n_words).astype(np.int64)
@@ -221,7 +221,7 @@ def oracle(batch: Batch, lm=None) -> np.ndarray:
 
 @register_score
 def frequent(batch: Batch, lm=None) -> np.ndarray:
-    """log n, n: how often the token stands in the corpus."""
+    """log n, n: how often the token stands in the split that is read."""
     return np.log(counts.token_counts(batch.split)[batch.input_ids])
 
 
@@ -254,7 +254,7 @@ def marked(batch: Batch, lm=None) -> np.ndarray:
 
 @register_score
 def tfidf(batch: Batch, lm=None) -> np.ndarray:
-    """log(tf log(N / df)): tf times in this piece, in df of the corpus' N texts."""
+    """log(tf log(N / df)): tf times in this piece, in df of the N texts of the split."""
     same = batch.input_ids[:, :, None] == batch.input_ids[:, None, :]                           # (B, L, L)
     return np.log(same.sum(2)) + np.log(counts.inverse_document_frequency(batch.split)[batch.input_ids])
 
@@ -280,7 +280,7 @@ def loss(batch: Batch, lm=None) -> np.ndarray:
 
 @register_score
 def easy(batch: Batch, lm=None) -> np.ndarray:
-    """The opposite of `loss`: easy tokens first."""
+    """The opposite of `loss`: tokens are drawn with weight 1 / loss."""
     return -loss(batch, lm)
 
 
@@ -296,7 +296,7 @@ def entropy(batch: Batch, lm=None) -> np.ndarray:
 
 @register_score
 def difference(batch: Batch, lm=None, general: Path = GENERAL) -> np.ndarray:
-    """log p(word) in the corpus - log p(word) in general text; 0 for words without a letter.
+    """log p(word) in the split - log p(word) in general text; 0 for words without a letter.
 
     What is typical of the task, after Difference-Masking (Wilf et al. 2023), which ranks words by TF-ICF.
     general: a file of words and their counts, "word<TAB>count" a line; as a masker, difference:FILE"""
@@ -331,7 +331,8 @@ def pick_units(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.nda
 
     unit: (B, L), for each token the column where its unit starts (`units_of`)"""
     score = maskable_scores(score, batch)
-    # Size and best score of each unit, in arrays (B, L) of row and unit; `cell` is the flat index there.
+    # size[b, u], best[b, u]: size and best score of the unit that starts at column u of row b (0 and -inf
+    # where none does). cell: where each token's unit stands in these arrays, if they are flattened.
     rows = np.arange(len(score))
     cell = (rows[:, None] * score.shape[1] + unit).ravel()
     size = np.bincount(cell, weights=batch.maskable.ravel(), minlength=score.size)
@@ -375,8 +376,7 @@ def units_of(ids: np.ndarray) -> np.ndarray:
 
 
 def fixed(masks: np.ndarray) -> Masker:
-    """A masker that repeats what was chosen before: masks (M, L) bool, a row for each piece of a corpus, in
-    order."""
+    """A masker that repeats what was chosen before: masks (M, L) bool, a row for each piece, in order."""
     def repeat(batch, budget, rng, lm=None):
         mask = np.zeros(batch.input_ids.shape, bool)
         mask[:, :masks.shape[1]] = masks[batch.indices, :mask.shape[1]]

@@ -31,13 +31,13 @@ from support.sources import DataFlags
 
 @dataclass
 class Config(DataFlags):
-    # The values are the paper's, of adapting an LM to a whole task; with --lm=tiny they come from PRETRAIN in
-    # support/toy.py.
+    # The values are the paper's, of a whole task; with --lm=tiny they come from PRETRAIN in support/toy.py.
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     corpus: str | None = None       # a file of unlabelled texts beside --dataset, read as well
     read: str | None = None         # train, corpus, or both; None: both, of the toy world the corpus
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; with a fast tokenizer
-    masker: str = "random"          # a name in maskers.py, nmg:FOLDER or sampled:FOLDER, or FILE.py:function
+    masker: str = "random"          # a name in maskers.py, nmg:FOLDER, sampled:FOLDER, difference:FILE, or
+                                    # FILE.py:function
     p: float = 0.15                 # share of tokens to mask; 0.05 where the masker is learned
     p_end: float | None = None      # this share at the last step, linear in between; None: p at all steps
     epochs: int = 1                 # passes over the text; the paper takes 3 where the masker is learned
@@ -62,8 +62,8 @@ class Config(DataFlags):
 
 def mask_batch(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, epoch: int, indices: np.ndarray,
                lm: Callable | None = None) -> tuple[Batch, np.ndarray, np.ndarray]:
-    """The batch of some pieces, its mask (B, L), and its corrupted ids (B, L): a function of seed, epoch
-    and index.
+    """The batch of some pieces, its mask (B, L), and its corrupted ids (B, L): a function of seed, epoch,
+    index and, if the masker reads it, of the LM as it is.
 
     Raises UserError if the masker breaks its contract."""
     batch = collate(pieces, indices)
@@ -83,7 +83,7 @@ def mask_batch(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, epoc
 
 def mlm_tensors(batch: Batch, mask: np.ndarray, corrupted: np.ndarray) -> dict[str, torch.Tensor]:
     """What mlm_loss reads: those of the batch, corrupted; masked_at (K,), flat indices; labels (K,). K is a
-    multiple of padded_to(), which is 1 but where steps are recorded; what is added has no label, -100."""
+    multiple of padded_to() (1, unless steps are recorded); what is added to reach it has the label -100."""
     masked_at = torch.from_numpy(np.flatnonzero(mask))
     labels = torch.from_numpy(batch.input_ids[mask].astype(np.int64))
     padding = (0, -len(labels) % padded_to())
@@ -95,8 +95,8 @@ def mlm_tensors(batch: Batch, mask: np.ndarray, corrupted: np.ndarray) -> dict[s
 def mlm_loss(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     """The cross-entropy of the masked tokens, summed (L_MLM, section 3.1).
 
-    The MLM head runs on the masked positions only: a hook takes them out of the encoder's output. That works
-    for every architecture whose head reads last_hidden_state."""
+    The MLM head runs on the masked positions only: a hook on the encoder keeps just these of its output. That
+    works for every architecture whose head reads last_hidden_state."""
     def keep_masked(module, args, output):
         hidden = output.last_hidden_state.flatten(0, 1)                             # (B L, H)
         output.last_hidden_state = hidden[tensors["masked_at"]].unsqueeze(0)        # (1, K, H)
@@ -125,8 +125,8 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
              **training: object) -> float:
     """Trains `model` in place on blocks of text; returns the seconds that it took.
 
-    p, p_end: as in masking_rate; remask: draws masks and corruption anew in each epoch; otherwise all
-    epochs reuse those of the first. All else, and what `training` may hold, as in loop.fit"""
+    p, p_end: as in masking_rate; remask: draws masks and corruption anew in each epoch; otherwise they stay
+    the same, unless the masker reads the LM. All else, and what `training` may hold, as in loop.fit"""
     reader = LMReader(model)
     steps = steps_of(pieces.length, batch_size, epochs, max_steps)
 

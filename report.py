@@ -88,7 +88,7 @@ def check_line(line: dict, where: str) -> None:
 def read(files: list[str], split: str | None) -> pd.DataFrame:
     """The lines of one split, one for each data set, LM, row and seed; the paper's rows first.
 
-    DataFlags: those of the files, with short names of data set and LM, and row (its name), hours (of all
+    Columns: those of the files, with short names of data set and LM, and row (its name), hours (of all
     stages), where (file:line), settings (settings_of), checksums: weights (of the LM before pre-training) and
     data. Raises UserError if two lines of a row and seed differ."""
     found = []
@@ -371,7 +371,7 @@ def score_table(lines: pd.DataFrame, metric: str, compared: pd.DataFrame) -> pd.
     # A folder that happens to be called squad is not the paper's data.
     paper = (given, lm, metric)
 
-    # DataFlags find their rows by name; what a column does not know becomes "-".
+    # Columns find their rows by name; what a column does not know becomes "-".
     table = pd.DataFrame(index=scores.index.rename(f"{dataset}, {lm}"))
     sd = formatted(scores.std(axis=1), " ±{:.2f}")
     table[metric] = formatted(scores.mean(axis=1), "{:.2f}").add(sd, fill_value="")
@@ -438,7 +438,7 @@ def paper_tables(lines: pd.DataFrame) -> list[str]:
         rows = [[" ", *map(escaped, datasets)], ["---"] * (1 + len(datasets))]
         for lm, of_lm in of_task.groupby("lm"):
             rows.append([f"*{escaped(lm)}*", *[" "] * len(datasets)])
-            # DataFlags find their rows by name.
+            # Columns find their rows by name.
             table = pd.DataFrame(index=of_lm["row"].unique())
             for dataset, of_dataset in of_lm.groupby("dataset"):
                 table[dataset] = paper_column(of_dataset, metrics)

@@ -66,8 +66,8 @@ class PlayConfig(DataFlags):
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
-    val_share: float = 0.1          # the share of train held out as D_val; on ChemProt equal masks scored 2.7
-                                    # points apart, and 1.1 apart with 0.5
+    val_share: float = 0.1          # the share of train held out as D_val; on ChemProt two plays differed by
+                                    # 2.7 points, and with 0.5 by 1.1
     # a sub-task
     contexts: int = 200             # texts to mask, each in one or more blocks of max_len tokens
     docs: int | None = None         # how many documents to draw them from; None: any
@@ -174,12 +174,12 @@ def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray
 
 @torch.no_grad()
 def act(policy: Policy | None, states: list[State], batch: Batch, rng: RowRandom, p: float,
-        step: np.ndarray | None = None, uniform: bool = False) -> Play:
+        shift: np.ndarray | None = None, uniform: bool = False) -> Play:
     """Masks the blocks of a batch (N, L). Tokens are drawn without replacement: uniformly for random (policy
     None), else from the policy (section 3.2).
 
-    step: (N, L), is added to the policy's logits. So the player explores: it prefers other words than its
-        policy, and the same ones in all blocks (parameter space noise, Plappert et al. 2018)
+    shift: (N, L), added to the policy's logits: the player tries another policy in this episode (parameter
+        space noise, Plappert et al. 2018)
     uniform: tokens are drawn uniformly also by a policy, which is the paper's exploration at the start"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     value = np.zeros(len(logits))
@@ -189,8 +189,8 @@ def act(policy: Policy | None, states: list[State], batch: Batch, rng: RowRandom
         if not uniform:
             logits = sharpened(policy_logits.cpu().numpy(), policy.sharpness)
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
-    if step is not None:
-        logits = logits + step
+    if shift is not None:
+        logits = logits + shift
     # The highest logits after Gumbel noise are draws from their softmax, without replacement.
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
     return Play(mask, entropy, log_prob=log_softmax(logits, 1), value=value)
@@ -212,14 +212,14 @@ def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch
     Learner and opponent explore in opposite directions, so that one of them is likely to beat the other. In
     the paper's form they draw uniformly at first."""
     uniform = cfg.paper and episode < cfg.uniform_episodes
-    steps = {}
+    shifts = {}
     if not cfg.paper:
-        step = cfg.exploration * cfg.sharpness * random_direction(states, cfg.seed, episode)      # (N, L)
-        steps = {"learner": step, "opponent": -step}
+        shift = cfg.exploration * cfg.sharpness * random_direction(states, cfg.seed, episode)     # (N, L)
+        shifts = {"learner": shift, "opponent": -shift}
     plays = {}
     for name in players_of(episode, cfg):
         row_random = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
-        plays[name] = act(policies.get(name), states, batch, row_random, cfg.p, steps.get(name), uniform)
+        plays[name] = act(policies.get(name), states, batch, row_random, cfg.p, shifts.get(name), uniform)
     return plays
 
 
@@ -253,14 +253,13 @@ class Memory:
 def memories_of(episode: Episode, states: list[State], number: int, cfg: Config) -> list[Memory]:
     """What replay keeps of an episode: blocks in random order, as many as `replay_tokens` allow.
 
-    log π(a) asks only which tokens won, not by whose policy they were drawn. So the policy learns from the
-    plays of all players."""
-    rewarded = [rewards(episode, player, cfg) for player in episode.plays]
+    The loss does not ask with what probability a token was drawn, so plays of all players can teach."""
+    of_players = [rewards(episode, player, cfg) for player in episode.plays]
     memories = []
     tokens = 0
     for block in rng_for(cfg.seed, f"replay {number}").permutation(len(states)):
-        position = np.concatenate([counts[block].nonzero()[0] for _, counts in rewarded])
-        R = np.concatenate([R[block, counts[block]] for R, counts in rewarded])
+        position = np.concatenate([rewarded[block].nonzero()[0] for _, rewarded in of_players])
+        R = np.concatenate([own_R[block, rewarded[block]] for own_R, rewarded in of_players])
         tokens += episode.attention_mask[block].sum()
         if memories and tokens > cfg.replay_tokens:
             break
@@ -278,17 +277,15 @@ def policy_loss(logits: torch.Tensor, row: torch.Tensor, position: torch.Tensor,
     """The mean over K actions of - R log π(a), minus α times the mean entropy of π over the blocks.
 
     π is a distribution over the tokens of one block, the softmax of its logits. An action a is one masked
-    token, and α is `entropy_coef`. The policy approaches those that won and leaves those that lost
-    (reward-weighted regression, Peters and Schaal 2007; evolution strategies, Salimans et al. 2017). That
-    teaches something only if the players draw from different policies (`mask_contexts`). As log π(a) has no
-    lower bound, tokens with R < 0 would be pushed away forever; hence FLOOR.
+    token, and α is `entropy_coef`. Tokens of plays that did well become more probable, those of other plays
+    less (reward-weighted regression, Peters and Schaal 2007; evolution strategies, Salimans et al. 2017).
+    That teaches something only if the players draw from different policies (`mask_contexts`).
 
     logits (B, L), -inf at tokens that must not be masked; row (the block of a), position (of a), R (K,)."""
     log_probs = logits.log_softmax(1)
     log_prob = log_probs[row, position]
     entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
-    # A token that lost is pushed away only while it is above the floor: below it there is no gradient. A
-    # uniform policy gives each of n maskable tokens 1 / n.
+    # A uniform policy gives each of n maskable tokens 1 / n.
     lowest = (FLOOR / logits.isfinite().sum(1)).log()[row]
     objective = torch.where(R < 0, torch.maximum(log_prob, lowest), log_prob)
     return -(R * objective).mean() - entropy_coef * entropy.mean()
@@ -309,9 +306,9 @@ class Learner:
         """Whose policy each player has."""
         return {"opponent": self.policy, "learner": self.policy}
 
-    def begin_anew(self, name: str) -> None:
+    def begin_anew(self, stream: str) -> None:
         """A network that has learned nothing, and its optimizer."""
-        torch_seed(self.cfg.seed, name)
+        torch_seed(self.cfg.seed, stream)
         self.policy = Policy(self.hidden_size, self.cfg.sharpness).to(device())
         # At first it prefers nothing: what random weights prefer would be noise in what it learns.
         torch.nn.init.zeros_(self.policy.token_head[-1].weight)
@@ -346,7 +343,7 @@ class Learner:
             loss.backward()
             self.optimizer.step()
             losses.append(loss.item())
-        # Run once more, as the policy fails where its outputs are not finite: also after the last update.
+        # A forward pass checks that its outputs are finite: here, after the last update.
         with torch.no_grad():
             policy_forward(self.policy, [memory.state for memory in memories])
         return {"learner_policy_loss": float(np.mean(losses))}
@@ -373,24 +370,24 @@ def progress(metrics: list[dict]) -> str:
     return f"{', '.join(scores)}; learner {won_lost(metrics)}"
 
 
-def inner_loops(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], task: ModuleType,
+def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], task: ModuleType,
                 cfg: Config) -> dict[str, torch.Tensor] | None:
     """Runs the inner loop of every player and fills in `scores` of its play; under torchrun each process runs
     some of them. Returns the weights of the LM that the learner pre-trained, for continual adaptation."""
     rank, world = rank_and_world()
     players = [*plays]
-    my_scores, learners_lm = {}, None
+    my_scores, learners_weights = {}, None
     # Process i plays the players i, i + world, ...
     for name in players[rank::world]:
         adapted, my_scores[name] = inner_loop(lm, subtask, plays[name].mask, task, cfg)
         if name == "learner" and cfg.paper and cfg.continual:
-            learners_lm = adapted.cpu().state_dict()
+            learners_weights = adapted.cpu().state_dict()
     for scores_of_process in all_gather(my_scores):
         for name, scores in scores_of_process.items():
             plays[name].scores = scores
     if cfg.paper and cfg.continual:
-        learners_lm = broadcast(learners_lm, source=players.index("learner") % world)
-    return learners_lm
+        learners_weights = broadcast(learners_weights, source=players.index("learner") % world)
+    return learners_weights
 
 
 def plays_of_others(folders: str | None, lm: torch.nn.Module, cfg: Config) -> list[Episode]:
@@ -467,7 +464,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         plays = broadcast(plays)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
-        learners_lm = inner_loops(lm, subtask, plays, task, cfg)
+        learners_weights = run_players(lm, subtask, plays, task, cfg)
 
         if is_main:
             # 4. Outer loop: what was masked is rewarded by how its player did against the others, and stored.
@@ -477,9 +474,9 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             # 5. Outer loop: the policy learns from replay.
             losses = learner.learn(number)
 
-        # 6. Continual adaptation: the next episode starts from the LM that the learner pre-trained.
-        if learners_lm:
-            lm.load_state_dict(learners_lm)
+        # 6. Continual adaptation, only with --paper: the next episode starts from the learner's LM.
+        if learners_weights:
+            lm.load_state_dict(learners_weights)
 
         # 7. Log and save. `score` is the metric that was rewarded; after it come all of them, by name.
         if is_main:
@@ -496,7 +493,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
                 saved = time.monotonic()
                 curves(metrics, folder / "curves.png")
                 if cfg.paper:
-                    learner.save_checkpoint(folder / "checkpoint.pt", learners_lm, metrics)
+                    learner.save_checkpoint(folder / "checkpoint.pt", learners_weights, metrics)
     return learner.policies["learner"]
 
 

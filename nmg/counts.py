@@ -1,7 +1,7 @@
 """What a masker may count over a whole split: how often tokens occur, in how many texts, with which
 labels; and the words and collocations of its texts. Each is counted once, and kept.
 
-A split has T tokens in N texts; V is the size of the vocabulary (see data.Split)."""
+A split has T tokens in N texts; V is the size of the vocabulary (Split in support/data.py)."""
 import functools
 import itertools
 import re
@@ -48,8 +48,7 @@ def inverse_document_frequency(split: Split) -> np.ndarray:
 def label_information(split: Split, texts: tuple[int, ...]) -> np.ndarray:
     """(V,) KL(p(label | token), p(label)) in nats, smoothed by 5 tokens of p(label), and 1e-4 at least.
 
-    texts: those whose labels are counted. In a sub-task they are its labelled examples, as in meta-testing
-    they are those of train."""
+    texts: whose labels are counted: the labelled examples of a sub-task; in meta-testing, those of train"""
     if hasattr(split, "label"):
         label = np.repeat(split.label, np.diff(split.token_start))                              # (T,)
     elif not hasattr(split, "answer"):
@@ -97,7 +96,7 @@ def in_markers(split: Split) -> np.ndarray:
 class Words(NamedTuple):
     """The words of a split, and the signs between them; W different ones, in the order of their first use."""
     word_of_token: np.ndarray   # (T,)
-    first_token: np.ndarray     # of every word of the split in turn
+    first_token: np.ndarray     # of every occurrence of a word, in order
     count: np.ndarray           # (W,) how often each occurs
     text: list[str]             # (W,) in lower case
 
@@ -112,7 +111,7 @@ def has_letter(word: str) -> bool:
 
 @functools.cache
 def words_of(split: Split) -> Words:
-    """Raises UserError if the text has no spaces between its words."""
+    """The words of the raw texts of a split. Raises UserError if there are no spaces between them."""
     check_spaces(split)
     index = {}
     first_token = []
@@ -140,7 +139,8 @@ def plain_word(characters: str) -> str:
 
 @functools.cache
 def check_spaces(split: Split) -> None:
-    """Raises UserError if a fifth of the letters, or more, stand in scripts without spaces between words."""
+    """Raises UserError if more than a fifth of the letters stand in scripts without spaces between words.
+    Looks at 1,000 texts at most, and 10,000 characters of each."""
     letters, in_runs = 0, 0
     for i in np.unique(np.linspace(0, len(split) - 1, 1000).astype(int)):
         text = split.text(i)[:10_000]
@@ -187,9 +187,8 @@ def general_counts(file: Path) -> dict[str, int]:
 def collocations(split: Split) -> np.ndarray:
     """(T,) which unit of the split a token belongs to: a collocation, else its word alone.
 
-    PMI-Masking (Levine et al. 2021): n-grams of 2 to 5 words that occur 10 times and have a high pointwise
-    mutual information, which is the least log p(n-gram) / (p(segment) p(segment) ...) over all ways to cut
-    the n-gram; here the better half of them."""
+    PMI-Masking (Levine et al. 2021): n-grams of 2 to 5 words that occur at least 10 times and whose PMI is
+    above the median. PMI: log p(n-gram) - log (p(segment) p(segment) ...), the least of all ways to cut."""
     words = words_of(split)
     ends = np.searchsorted(words.first_token, split.token_start[1:-1])
     texts = [text.tolist() for text in np.split(words.word_of_token[words.first_token], ends)]
@@ -232,5 +231,6 @@ def high_pmi(texts: list[list[int]], words: set[int]) -> set[tuple[int, ...]]:
             likeliest[gram] = max(log_p, apart)
             if n > 1:
                 pmi[gram] = log_p - apart
-    least = np.median([0.0, *pmi.values()])
-    return {gram for gram, value in pmi.items() if value > least}
+    # 0 is there in case there is no n-gram.
+    median = np.median([0.0, *pmi.values()])
+    return {gram for gram, value in pmi.items() if value > median}

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from support.devices import autocast, check_gpus, device, may_record, precision_of, rank_and_world, to_device
+from support.recorded import Recorded
 from support.rng import rng_for, torch_seed
 from support.runs import UserError, atomic_write, is_main_process
 
@@ -150,7 +151,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
         module = DistributedDataParallel(module, static_graph=True, forward_sync_buffers=False)
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=True)
-    # Of each group of parameters, as a fork may have several; read before a checkpoint brings lower ones.
+    # One for each group of parameters (a fork may have several), before a checkpoint brings lower ones.
     learning_rates = [group["lr"] for group in optimizer.param_groups]
     # In fp16 small gradients would become 0: the loss is scaled up, and they are scaled down again. It does
     # nothing in other precisions.
@@ -198,62 +199,6 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
             saved = time.monotonic()
     check_weights(model, desc)
     return seconds + time.monotonic() - started
-
-
-# ---------------------------------------------------------------- a step that a GPU replays
-
-class Recorded:
-    """A training step, called as step(parts) -> loss, that a GPU replays: forward and backward pass, clipping
-    and AdamW in one launch, instead of a thousand for which the GPU waits.
-
-    There is a CUDA graph for each shape of a batch: the first one is run as it is, which also makes AdamW's
-    moments; the second is recorded; later ones are copied into its tensors. What changes from step to step
-    must be in tensors, too: learning rates, and the number of labels (`take_step`).
-
-    What we read in PyTorch's code and pull requests, and have not tried: deterministic index_put_ sorts on
-    the GPU, which can be recorded (not so an index of bools, which the CPU counts); so can the gradient of an
-    embedding, since it is computed with cub. Clipping and fused AdamW leave all numbers on the GPU. A replay
-    reads the seed that `torch_seed` has set before it, so it draws the dropout of a step that is not
-    recorded."""
-
-    def __init__(self, step: Callable[[list[dict]], torch.Tensor], optimizer: torch.optim.Optimizer):
-        self.step = step
-        self.groups = optimizer.param_groups
-        self.rates = [torch.zeros((), device=device()) for _ in self.groups]
-        for group in self.groups:
-            group["capturable"] = True
-        # The usual stream cannot be recorded.
-        self.stream = torch.cuda.Stream()
-        # All graphs share their memory, as one runs at a time.
-        self.pool = torch.cuda.graph_pool_handle()
-        self.graphs = {}        # shapes of a batch -> None, or (graph, tensors that it reads, its loss)
-
-    def __call__(self, parts: list[dict]) -> torch.Tensor:
-        for group, rate in zip(self.groups, self.rates, strict=True):
-            rate.fill_(group["lr"])
-            group["lr"] = rate
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            loss = self.run(parts)
-        torch.cuda.current_stream().wait_stream(self.stream)
-        return loss
-
-    def run(self, parts: list[dict]) -> torch.Tensor:
-        [tensors] = parts
-        shapes = tuple((name, tensor.shape) for name, tensor in tensors.items())
-        if shapes not in self.graphs:
-            self.graphs[shapes] = None
-            return self.step(parts)
-        if self.graphs[shapes] is None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-                loss = self.step(parts)
-            self.graphs[shapes] = graph, tensors, loss
-        graph, read, loss = self.graphs[shapes]
-        for name, tensor in tensors.items():
-            read[name].copy_(tensor)
-        graph.replay()
-        return loss
 
 
 def progress(steps: Iterable, desc: str, **options: object) -> tqdm:

@@ -10,7 +10,8 @@ What differs with --paper:
                     from what it had learned
     loss            the ratio of the new and the old policy, and a critic
     continual       an episode starts from the LM that the learner of the last one pre-trained
-The network and the inner loop are the same.
+The inner loop is the same. So is the network, but its last layer is not zeroed at first. The paper's number
+of updates is --updates_per_episode=10.
 """
 import json
 from collections.abc import Mapping
@@ -57,9 +58,7 @@ def rewards(plays: Mapping[str, Any], player: str, cfg: Any) -> tuple[np.ndarray
 # ---------------------------------------------------------------- loss
 
 def ratio(log_prob: torch.Tensor, log_prob_old: torch.Tensor) -> torch.Tensor:
-    """π(a) / π_old(a) of B actions a, which the paper's loss has in place of log π(a) (section 3.3):
-
-        L_policy = - (R - V) π(a) / π_old(a) - α H(π)
+    """π(a) / π_old(a) of K actions a, which the paper's loss (`losses`) has in place of log π(a).
 
     π_old is the policy that masked the token. As in the official code, π_old(a) is the probability of a
     single draw, although tokens are drawn without replacement. The ratio is not clipped. PPO's clipping
@@ -70,9 +69,9 @@ def ratio(log_prob: torch.Tensor, log_prob_old: torch.Tensor) -> torch.Tensor:
         E[(R - V) ∇π(a) / π_old(a)] = (R - V) Σ_a ∇π(a) = (R - V) ∇ Σ_a π(a) = 0,
 
     whatever π_old was: dividing by π_old removes the information on WHICH policy was played. What is left is
-    how R depends on each single draw, and nearly all tokens of a play share one noisy R. With log π(a) the
-    expected step in the logits is (R - V) (π_old - π): towards a policy that won, away from one that lost.
-    (If π_old is π, that is zero, too. So the players must differ from the policy that learns.)"""
+    how R varies from token to token, and in a play it hardly does. With log π(a) the expected step in the
+    logits is (R - V) (π_old - π): towards a policy that won, away from one that lost. (If π_old is π, that is
+    zero, too. So the players must differ from the policy that learns.)"""
     return (log_prob - log_prob_old).exp()
 
 
@@ -83,8 +82,8 @@ def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, lo
         L_policy = - (R - V) π(a) / π_old(a) - α H(π)
         L_value  = 1/2 (R - V)^2
 
-    logits (B, L), -inf at tokens that must not be masked, the block of each of B actions; position (of a),
-    value, log_prob_old, R (B,); α is entropy_coef."""
+    logits (K, L), -inf at tokens that must not be masked, the block of each of K actions; position (of a),
+    value, log_prob_old, R (K,); α is entropy_coef."""
     log_probs = logits.log_softmax(1)
     log_prob = log_probs.gather(1, position[:, None]).squeeze(1)
     entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
@@ -167,7 +166,7 @@ class Agent:
             total["policy_loss"] += policy_loss.item()
             total["value_loss"] += value_loss.item()
             count += len(chosen)
-        # Run once more, as the policy fails where its outputs are not finite: also after the last update.
+        # A forward pass checks that its outputs are finite: here, after the last update.
         with torch.no_grad():
             policy_forward(self.policy, states)
         return {name: loss / count for name, loss in total.items()}
@@ -176,8 +175,8 @@ class Agent:
 # ---------------------------------------------------------------- two agents
 
 class Agents:
-    """Learner and opponent, which are two policies, with the states that their replay needs. Its methods are
-    those of train_nmg.Learner, and a checkpoint."""
+    """Learner and opponent, which are two policies, with the states that their replay needs. As
+    train_nmg.Learner it has `policies`, `store` and `learn`; and a checkpoint."""
 
     def __init__(self, hidden_size: int, cfg: Any):
         self.cfg = cfg
@@ -194,7 +193,7 @@ class Agents:
         return {name: agent.policy for name, agent in self.agents.items()}
 
     def store(self, number: int, episode: Episode, states: list[State]) -> None:
-        """Each agent remembers its own plays, as the ratio of its loss asks for."""
+        """Each agent remembers its own plays, with π_old, the policy that masked, which its loss needs."""
         self.states_of[number] = states
         for name, agent in self.agents.items():
             R, rewarded = rewards(episode.plays, name, self.cfg)

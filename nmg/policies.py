@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save
 from torch.nn.utils.rnn import pad_sequence
 
 from nmg.loop import check_finite, length_batches
+from nmg.plays import Episode
 from support.data import Batch, model_inputs
 from support.devices import device
 from support.models import LMReader
@@ -23,9 +24,9 @@ SHARPNESS = 2.4
 
 class Policy(torch.nn.Module):
     """The Neural Mask Generator: BERT's self-attention block (no dropout), then Linear(H, 128) - gelu -
-    Linear(128, 1) for each token, the logit of masking it. The value of a block comes from a separate head
-    of two layers on its mean hidden state. (A policy is never put into eval mode: a network of your own must
-    not need it, either.)
+    Linear(128, 1) for each token, the logit of masking it. The value of a block (read with --paper only) is
+    that of a separate head of two layers on its mean hidden state. (A policy is never put into eval mode: a
+    network of your own must not need it, either.)
 
     hidden_size: H of the LM that it reads
     sharpness: the standard deviation of a block's logits when tokens are drawn from them (`sharpened`); None:
@@ -136,9 +137,8 @@ State = tuple[torch.Tensor, torch.Tensor]
 
 
 @torch.no_grad()
-def encode(lm: torch.nn.Module, blocks: Batch) -> list[State]:
-    """The states of N blocks under the current LM. blocks: its arrays input_ids, attention_mask and maskable,
-    (N, L) each, are read."""
+def encode(lm: torch.nn.Module, blocks: Batch | Episode) -> list[State]:
+    """The states of N blocks (N, L) under the current LM."""
     length = blocks.attention_mask.sum(1)
     states = [None] * len(length)
     reader = LMReader(lm)

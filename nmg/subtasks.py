@@ -11,7 +11,7 @@ from support.runs import UserError
 @dataclass
 class SubTask:
     """Contexts S', labelled examples D_tr' and D_val', and the seed that its plays have in common."""
-    contexts: Pieces            # their blocks; a text is cut into one or more of them
+    contexts: Pieces            # (M pieces) the blocks of the contexts S'; a text is one block or more
     train: Pieces
     val: Pieces
     seed: int
@@ -40,7 +40,7 @@ class SubTaskSampler:
         self.same_documents = data.shared_doc_ids and not self.same_texts
         self.examples = task.pieces_of(train, ft_max_len)
         contexts = blocks(corpus, max_len)
-        # Blocks in which nothing may be masked are left out. (reduceat: each ends where the next one begins.)
+        # Blocks in which nothing may be masked are left out. (The highest word id of each block; -1: none.)
         maskable = np.maximum.reduceat(corpus.word_ids, contexts.begin) >= 0
         self.contexts = contexts.take(np.flatnonzero(maskable))
         self.val_docs = np.unique(train.doc[cut_docs(np.asarray(train.doc), val_share)])

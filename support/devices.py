@@ -15,8 +15,8 @@ from support.runs import UserError
 
 FAST = False                    # set by use_fast_path, read by precision_of
 NO_AUTOCAST = {"deberta", "xmod"}   # model types whose code fails in half precision
-# Whether `fit` records its steps on a GPU (`Recorded`). It does not: recording has been tested on a CPU, with
-# a stand-in for the CUDA graph, but has not been run on a GPU yet.
+# Whether `fit` records its steps on a GPU (recorded.py). It does not: recording has been tested on a CPU,
+# with a stand-in for the CUDA graph, but has not been run on a GPU yet.
 RECORD = False
 
 

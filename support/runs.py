@@ -1,4 +1,4 @@
-"""What every script needs besides its algorithm: flags, random streams, the folder of a run.
+"""What every script needs besides its algorithm: flags, files, the folder of a run.
 
     @dataclass
     class Config:                                # one field per flag, its advice behind it

@@ -170,7 +170,7 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
 
 
 def check_names(names: list[str]) -> None:
-    """Raises ValueError if two columns have the same name. DataFlags without a name are not read."""
+    """Raises ValueError if two columns have the same name. Columns without a name are not read."""
     for name, count in collections.Counter(names).items():
         if count > 1 and name:
             raise ValueError(f"the name {name!r} appears {count} times; rename all but one")
@@ -573,7 +573,7 @@ class Source:
     splits: dict[str, list[Path | dict]]                        # split -> its files, or its records
     cut: dict[str, float] = field(default_factory=dict)         # split to cut where it has no files -> share
     kind: str | None = None                                     # None: found by the fields (KIND_OF_FIELD)
-    columns: DataFlags = field(default_factory=DataFlags)           # what is read of the files
+    columns: DataFlags = field(default_factory=DataFlags)       # what is read of the files
     # Of a task of your own: records, and the arrays of their texts (data.ARRAYS) -> more arrays by name.
     own_arrays: Callable[[list[dict], dict], dict] | None = None
 

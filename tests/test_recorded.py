@@ -1,5 +1,5 @@
-"""Steps that a GPU replays (loop.Recorded), with a stand-in for CUDA graphs; and how many operators a step
-runs, each of them a launch or more on a GPU. Both on a CPU.
+"""Steps that a GPU replays (support/recorded.py), with a stand-in for CUDA graphs; and how many operators a
+step runs, each of them a launch or more on a GPU. Both on a CPU.
 
     PYTHONPATH=. python tests/test_recorded.py      # prints the counts, for as many layers as BERT-base has
 """

@@ -348,13 +348,13 @@ def test_states_are_the_lms_of_each_context_alone(tmp_path):
 
 # ---------------------------------------------------------------- plays
 
-def acting(subtask, uniform, agent=True, p=0.3, step=None, sharpness=None):
+def acting(subtask, uniform, agent=True, p=0.3, shift=None, sharpness=None):
     torch.manual_seed(0)
     batch = batch_of(subtask.contexts)
     states = train_nmg.encode(models.load_lm("tiny"), batch)
     policy = Policy(128, sharpness) if agent else None
     rng = RowRandom(0, "learner acts", 0, batch.indices)
-    return batch, states, policy, train_nmg.act(policy, states, batch, rng, p, step, uniform)
+    return batch, states, policy, train_nmg.act(policy, states, batch, rng, p, shift, uniform)
 
 
 @pytest.mark.parametrize(("uniform", "agent"), [(True, True), (False, False), (False, True)])
@@ -378,10 +378,10 @@ def test_log_probabilities_are_those_of_the_policy_that_acts(subtask):
 
 
 def test_a_direction_is_played_but_not_the_policys_own(subtask):
-    """What is played has the step added to its sharpened logits; the entropy is of the policy without it."""
+    """What is played has the shift added to its sharpened logits; the entropy is of the policy without it."""
     batch, states, policy, plain = acting(subtask, uniform=False, sharpness=1.5)
     direction = train_nmg.random_direction(states, 0, 0)
-    _, _, _, play = acting(subtask, uniform=False, sharpness=1.5, step=4 * direction)
+    _, _, _, play = acting(subtask, uniform=False, sharpness=1.5, shift=4 * direction)
     logits = train_nmg.policy_forward(policy, states)[0].detach().cpu().numpy()
     expected = np.full(logits.shape, -np.inf)
     for b, row in enumerate(logits):
@@ -392,8 +392,8 @@ def test_a_direction_is_played_but_not_the_policys_own(subtask):
     torch.testing.assert_close(found, expected, check_dtype=False, rtol=1e-3, atol=1e-3)
     assert play.entropy == plain.entropy
     # The two opposite players mask what is high, and what is low, in the direction.
-    _, _, _, opposite = acting(subtask, uniform=False, step=-4 * direction)
-    _, _, _, play = acting(subtask, uniform=False, step=4 * direction)
+    _, _, _, opposite = acting(subtask, uniform=False, shift=-4 * direction)
+    _, _, _, play = acting(subtask, uniform=False, shift=4 * direction)
     assert direction[play.mask].mean() > 0.5 > -0.5 > direction[opposite.mask].mean()
 
 
