@@ -7,6 +7,7 @@ With --predict it does not train: it predicts rows without labels with a fine-tu
 import csv
 import itertools
 import json
+import shlex
 import tempfile
 import time
 from dataclasses import dataclass
@@ -136,7 +137,9 @@ def report(folder: Path, split: str, task: ModuleType) -> None:
     if (folder / "config.json").exists():
         print(f"Model: {folder}")
         if hasattr(task, "outputs"):
-            print(f"It predicts new rows: python finetune_{task.KIND}.py --predict=FILE --lm={folder}")
+            text = runs.read_run(folder)["settings"]["text"]
+            field = f" --text={shlex.quote(text)}" if text != "text" else ""
+            print(f"It predicts new rows: python finetune_{task.KIND}.py --predict=FILE --lm={folder}{field}")
     else:
         print("Model: not saved (--save_model=False)")
 

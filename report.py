@@ -41,7 +41,7 @@ SHOWN = ("contexts", "examples", "p", "mlm_epochs", "pretraining.p", "pretrainin
 # The types of what a line of results has at least; and of what is read of its `config`, of `pretraining` in
 # that, and of `policy` in that.
 LINE = {"dataset": str, "lm": str, "masker": str, "seed": int, "split": str, "seconds": dict, "config": dict,
-        "metrics": list, "row": str | None, "examples": int | None}
+        "metrics": list, "row": str | None, "examples": int | None, "versions": dict | None}
 SETTINGS = dict.fromkeys(("dataset", "lm", "data", "weights", "masker_file", "checksum"), str | None)
 SETTINGS |= {"pretraining": dict | None, "policy": dict | None}
 
@@ -89,8 +89,8 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
     """The lines of one split, one for each data set, LM, row and seed; the paper's rows first.
 
     Columns: those of the files, with short names of data set and LM, and row (its name), hours (of all
-    stages), where (file:line), settings (settings_of), checksums: weights (of the LM before pre-training) and
-    data. Raises UserError if two lines of a row and seed differ."""
+    stages), where (file:line), settings (settings_of), commit (of the code), checksums: weights (of the LM
+    before pre-training) and data. Raises UserError if two lines of a row and seed differ."""
     found = []
     for file in files:
         if not Path(file).is_file():
@@ -100,9 +100,11 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
             seconds = [s for s in line["seconds"].values() if s]
             # The LM that pre-training began with; without pre-training (tools/what_matters.py), the LM.
             base = line["config"].get("pretraining") or line["config"]
+            versions = line.get("versions") or {}
             found.append(line | {"row": line.get("row") or line["masker"], "hours": sum(seconds) / 3600,
                                  "where": f"{file}:{n}", "settings": settings_of(line),
                                  "weights": base.get("weights"), "data": line["config"].get("data"),
+                                 "commit": line.get("commit", versions.get("commit")),
                                  "given": line["dataset"], **origins_of(line)})
     if not found:
         raise UserError(f"--results={','.join(files)}: holds no line of results yet")
@@ -346,6 +348,9 @@ def notes(lines: pd.DataFrame, primary: str | None) -> list[str]:
         if len(rows) > 1 and not re.search("seed|masker_file|masker_code|policy$|policy.checksum", name):
             values = [f"{value} ({', '.join(names)})" for value, names in rows.items()]
             found.append(f"- {name} differs: {', '.join(values)}.")
+    commits = lines["commit"].dropna().unique()
+    if len(commits) > 1:
+        found.append(f"- The code was edited between these lines (commits {', '.join(commits)}).")
     for how, rows in lines.groupby("learned")["row"].unique().items():
         found.append(f"- The policy of {', '.join(rows)} was learned {how}.")
     if primary in firsts.index:

@@ -46,6 +46,8 @@ AT_LEAST_ONE = {
     "ft_max_len", "labelled", "max_answer", "max_len", "max_steps", "micro_batch", "minibatch",
     "mlm_epochs", "policies", "random_every", "replay_size", "replay_tokens", "save_every", "seeds",
     "updates_per_episode", "validation"}
+# Which files of the repository a run is made by.
+CODE = ("*.py", "nmg/*.py", "support/*.py", "tools/*.py")
 # The beginning of a file that git has not fetched.
 LFS_POINTER = b"version https://git-lfs"
 # What errors of a full disk say, whoever raises them.
@@ -537,10 +539,8 @@ def commit() -> str:
     # Git may not be installed.
     with contextlib.suppress(OSError):
         head = git("rev-parse", "--short", "HEAD")
-        edits = git("status", "--porcelain", "--", "*.py", ":!tests")
+        edits = git("status", "--porcelain", "--", *[f":(glob){pattern}" for pattern in CODE])
     if head and not edits:
         return head
-    files = sorted([*root.glob("*.py"), *root.glob("nmg/*.py"), *root.glob("support/*.py"),
-                    *root.glob("tools/*.py")])
-    code = digest([checksum(file) for file in files])
+    code = digest([checksum(file) for pattern in CODE for file in sorted(root.glob(pattern))])
     return f"{head}-edited-{code}" if head else f"no-git-{code}"

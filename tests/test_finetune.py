@@ -586,6 +586,16 @@ def classifier(lm_folder, cls_folder, tmp_path):
     return tmp_path / "model"
 
 
+def test_the_hint_how_to_predict_names_the_column_of_texts(tmp_path, capsys):
+    for text, hint in (("text", f"--lm={tmp_path}\n"), ("the body", f"--lm={tmp_path} --text='the body'\n")):
+        facts = {"settings": {"text": text}, "scores": {"accuracy": 50.0}, "commits": ["1a"]}
+        (tmp_path / "run.json").write_text(json.dumps(facts))
+        (tmp_path / "config.json").touch()
+        write_rows(tmp_path / "predictions.jsonl", [{"gold": "a", "predicted": "a"}])
+        finetune.report(tmp_path, "dev", finetune_cls)
+        assert capsys.readouterr().out.endswith(hint)
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_new_rows_are_predicted(suffix, classifier, cls_folder, tmp_path):
     """The texts of test again, among others and one that is blank: the same predictions, every row in its

@@ -461,6 +461,15 @@ def test_settings_that_differ_are_named_with_their_rows(tmp_path):
         "- pretraining.p differs: 0.05 (nmg), 0.15 (random, whole, my.py:rare)."]
 
 
+def test_code_that_was_edited_between_lines_is_named(tmp_path):
+    add(tmp_path, "random", 0, versions={"commit": "1a"})
+    add(tmp_path, "none", 0)
+    assert notes_of(tmp_path)[1] == []
+    # As tools/what_matters.py writes it.
+    add(tmp_path, "random", 1, commit="1a-edited-2b")
+    assert notes_of(tmp_path)[1] == ["- The code was edited between these lines (commits 1a, 1a-edited-2b)."]
+
+
 def test_the_settings_of_random_are_named(tmp_path):
     add(tmp_path, "none", 0, config={"lr": 1e-3})
     assert notes_of(tmp_path)[0] == "- Settings: epochs 3, lr 0.001."

@@ -450,6 +450,10 @@ def test_an_edit_changes_the_commit(tmp_path, monkeypatch):
         found.append(runs.commit.__wrapped__())
     assert len(set(found)) == 3 and found[0] == found[3]
     assert all(commit.startswith(f"{found[0]}-edited-") for commit in found[1:3])
+    # A file of the user's own is no code of ours.
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/x.py").touch()
+    assert runs.commit.__wrapped__() == found[0]
     # A file that git does not know yet, and then a copy that has no git.
     for edit in ("b = 1\n", "b = 2\n"):
         (tmp_path / "finetune_score.py").write_text(edit)
