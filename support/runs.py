@@ -245,7 +245,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
             yield partial
             os.replace(partial, target)
         except OSError as e:
-            # What the block does with other files is its own business.
+            # An error of another file, which the block reads or writes, is passed on as it is.
             if str(e.filename) != str(partial):
                 raise
             raise unwritable(path, e.strerror) from None
