@@ -89,9 +89,8 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
           f"{cut_share(evaluated):.1%} of those of {cfg.split}.", flush=True)
 
     # 2. the folder of this run
-    not_settings = ("results", "row", "save_model", "predict")
-    settings = runs.settings_of(cfg, without=not_settings, data=data.checksum, weights=weights_of(cfg.lm),
-                                pretraining=pretraining)
+    settings = runs.settings_of(cfg, without=("results", "row", "save_model", "predict"), data=data.checksum,
+                                weights=weights_of(cfg.lm), pretraining=pretraining)
     if cfg.out is None:
         name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
         cfg.out = f"runs/{task.KIND}-{name}-{runs.digest(settings)}"

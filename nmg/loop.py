@@ -99,6 +99,16 @@ def micro_batches(indices: np.ndarray, rows: int | None, rank: int, world: int) 
     return [share[start:start + rows] for start in range(0, largest_share, rows)]
 
 
+def part_of(rows: np.ndarray, indices: np.ndarray, make_part: Callable[[np.ndarray], dict]) -> dict:
+    """The tensors of a micro-batch, on the device."""
+    if len(rows):
+        return to_device(make_part(rows))
+    # Processes wait for each other's gradients: one whose share is used up runs a piece without its labels.
+    tensors = make_part(indices[:1])
+    tensors["labels"] = torch.full_like(tensors["labels"], -100)
+    return to_device(tensors)
+
+
 def take_step(module: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
               world: int, parts: list[dict]) -> torch.Tensor:
     """Accumulates the gradients of one batch, and follows them; returns its mean loss over all its labels.
@@ -171,17 +181,9 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     order = itertools.islice(batches(length, batch_size, epochs, seed), done, steps)
     bar = progress(order, desc, total=steps, initial=done)
     for epoch, indices in bar:
-        parts = []
-        for rows in micro_batches(indices, micro_batch, rank, world):
-            # Processes wait for each other's gradients: one whose share is used up runs a piece without its
-            # labels.
-            used_up = not len(rows)
-            if used_up:
-                rows = indices[:1]
-            tensors = make_batch(done, epoch, rows)
-            if used_up:
-                tensors["labels"] = torch.full_like(tensors["labels"], -100)
-            parts.append(to_device(tensors))
+        make_part = functools.partial(make_batch, done, epoch)
+        parts = [part_of(rows, indices, make_part)
+                 for rows in micro_batches(indices, micro_batch, rank, world)]
         # Every step has a dropout stream of its own, so that a resumed run draws the same.
         torch_seed(seed, f"dropout {done} {rank}")
         for group, highest in zip(optimizer.param_groups, learning_rates, strict=True):

@@ -19,6 +19,7 @@ import errno
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import platform
@@ -542,5 +543,6 @@ def commit() -> str:
         edits = git("status", "--porcelain", "--", *[f":(glob){pattern}" for pattern in CODE])
     if head and not edits:
         return head
-    code = digest([checksum(file) for pattern in CODE for file in sorted(root.glob(pattern))])
+    files = itertools.chain.from_iterable(map(root.glob, CODE))
+    code = digest([checksum(file) for file in sorted(files)])
     return f"{head}-edited-{code}" if head else f"no-git-{code}"
