@@ -130,13 +130,14 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
 
 def report(folder: Path, split: str, task: ModuleType) -> None:
     """Prints what a finished run has scored, and where its predictions and its model lie."""
+    run = runs.read_run(folder)
     lines = runs.read_rows(folder / "predictions.jsonl")
-    print(*in_words(runs.read_run(folder)["scores"], lines, split, task), sep="\n")
+    print(*in_words(run["scores"], lines, split, task), sep="\n")
     print(f"Predictions: {folder}/predictions.jsonl")
     if (folder / "config.json").exists():
         print(f"Model: {folder}")
         if hasattr(task, "outputs"):
-            text = runs.read_run(folder)["settings"]["text"]
+            text = run["settings"]["text"]
             field = f" --text={shlex.quote(text)}" if text != "text" else ""
             print(f"It predicts new rows: python finetune_{task.KIND}.py --predict=FILE --lm={folder}{field}")
     else:

@@ -17,10 +17,10 @@
 #   LMS, SEEDS     LMs and seeds. The paper has three seeds, which can show nothing; docs/results.md says what
 #                  more of them cost
 #   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
-#                  are masked), sampled (tokens are drawn from the same policy), mean (tokens are drawn from the
-#                  mean of all POLICIES policies), nmg-paper (the paper's form),
-#                  nmg-alone and nmg-fresh (the same without self-play, or continual adaptation: table 3),
-#                  linear (a baseline without an LM, for CLS: tools/linear.py);
+#                  are masked), sampled (tokens are drawn from the same policy), mean (they are drawn from the
+#                  mean of all POLICIES policies), nmg-paper (the paper's form), nmg-alone and nmg-fresh (the
+#                  same without self-play, or continual adaptation: table 3), linear (a baseline without an
+#                  LM, for CLS: tools/linear.py);
 #                  MASKER,--flag=value gives flags of pretrain.py to one row: random,--p=0.3
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
 #   JOBS=1         commands at once; PYTHON=python runs them
@@ -79,8 +79,8 @@ for row in "${rows[@]}"; do
         *.py:*) [[ -e ${masker%:*} || $1 ]] || fail "MASKERS=$masker: no such file: ${masker%:*}" ;;
         *:*) ;;
         *) grep -qs "^def $masker(" $here/maskers.py || fail "MASKERS=$masker: no such masker. Allowed:" \
-            "linear nmg sampled mean nmg-paper nmg-alone nmg-fresh FILE.py:function nmg:FOLDER sampled:FOLDER" \
-            $(awk '/^@register/ {getline; print $2}' $here/maskers.py | sed 's/(.*//') ;;
+            "linear nmg sampled mean nmg-paper nmg-alone nmg-fresh FILE.py:function nmg:FOLDER" \
+            "sampled:FOLDER" $(awk '/^@register/ {getline; print $2}' $here/maskers.py | sed 's/(.*//') ;;
     esac
 done
 qa_lms=${LMS:-bert-base-uncased distilbert-base-uncased} cls_lms=${LMS:-bert-base-uncased}
@@ -174,8 +174,8 @@ table() {
         [[ $masker != none && $masker != linear ]] || pretrain="" adapted=$lm
 
         # 3. Fine-tune and score.
-        echo "$pretrain$(quoted $PYTHON $here/$script --dataset=$data --lm=$adapted --seed=$seed --save_model=False \
-            $FINETUNE_FLAGS --row=$row --results=$OUT/results.jsonl --out=$OUT/score-$name)"
+        echo "$pretrain$(quoted $PYTHON $here/$script --dataset=$data --lm=$adapted --seed=$seed \
+            --save_model=False $FINETUNE_FLAGS --row=$row --results=$OUT/results.jsonl --out=$OUT/score-$name)"
     done; done; done; done
 }
 

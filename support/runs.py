@@ -526,22 +526,21 @@ def versions() -> dict[str, str]:
     return found
 
 
+def git(folder: Path, *args: str) -> str:
+    """What git prints in a folder; nothing where it is not installed, or the folder is in no repository."""
+    with contextlib.suppress(OSError):
+        return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True).stdout.strip()
+    return ""
+
+
 @functools.cache
 def commit() -> str:
     """The commit of this repository; where files were edited or added since, with a checksum of the code, as
     in "1c1f3c3-edited-5a0e21b7"; "no-git-5a0e21b7" in a copy without git. Looked up once, as this process
     does not see later edits."""
     root = Path(__file__).parent.parent
-
-    def git(*args):
-        return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True).stdout.strip()
-
-    head = edits = ""
-    # Git may not be installed.
-    with contextlib.suppress(OSError):
-        head = git("rev-parse", "--short", "HEAD")
-        edits = git("status", "--porcelain", "--", *[f":(glob){pattern}" for pattern in CODE])
-    if head and not edits:
+    head = git(root, "rev-parse", "--short", "HEAD")
+    if head and not git(root, "status", "--porcelain", "--", *[f":(glob){pattern}" for pattern in CODE]):
         return head
     files = itertools.chain.from_iterable(map(root.glob, CODE))
     code = digest([checksum(file) for file in sorted(files)])

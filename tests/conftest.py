@@ -34,6 +34,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
+from nmg import loop
 from support import devices, runs, toy
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,6 +56,12 @@ def run(script: str, *flags: str, cwd: Path, **env: str) -> subprocess.Completed
     """A script of the project in a process of its own, as a user would start it."""
     return subprocess.run([sys.executable, str(ROOT / script), *flags], cwd=cwd, capture_output=True,
                           text=True, timeout=600, env=os.environ | {"PYTHONWARNINGS": "ignore"} | env)
+
+
+def patch_devices(monkeypatch, name: str, function: Callable) -> None:
+    """Replaces a function of support/devices.py, also where nmg/loop.py has imported it."""
+    for module in (devices, loop):
+        monkeypatch.setattr(module, name, function)
 
 
 def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from conftest import random_lm, same, weights
+from conftest import patch_devices, random_lm, same, weights
 
 import pretrain
 from nmg import loop
@@ -284,8 +284,7 @@ def test_micro_batches_of_processes(pieces, rows, world):
 
 def in_fp16(monkeypatch):
     """As on a GPU without native bf16."""
-    for module in (loop, devices):
-        monkeypatch.setattr(module, "precision_of", lambda model: torch.float16)
+    patch_devices(monkeypatch, "precision_of", lambda model: torch.float16)
 
 
 def test_fp16_trains_nearly_as_fp32(monkeypatch):
@@ -324,8 +323,7 @@ def test_a_step_whose_gradient_overflows_in_fp16_is_left_out(monkeypatch):
 
 
 def test_processes_that_share_batches_need_a_gpu_each(monkeypatch):
-    for module in (loop, devices):
-        monkeypatch.setattr(module, "device", lambda: torch.device("cuda"))
+    patch_devices(monkeypatch, "device", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     devices.check_gpus()
@@ -673,8 +671,7 @@ def test_every_architecture_trains_on_the_fast_path(kind, half, monkeypatch):
 def test_products_are_in_bf16_on_the_fast_path_where_that_is_native(kind, fast, native, half, monkeypatch):
     monkeypatch.setattr(devices, "has_bf16", lambda: native)
     # A GPU without native bf16 computes in fp16 instead, which another test is about.
-    for module in (loop, devices):
-        monkeypatch.setattr(module, "device", lambda: torch.device("cpu"))
+    patch_devices(monkeypatch, "device", lambda: torch.device("cpu"))
     devices.use_fast_path(fast)
     with devices.autocast(random_lm(kind)):
         ones = torch.ones(2, 2, device=devices.device())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import fast_tokenizer, random_lm
+from conftest import fast_tokenizer, patch_devices, random_lm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionMaskInterface
@@ -80,8 +80,7 @@ def tapes(monkeypatch):
         made.append(Tape())
         return made[-1]
 
-    for module in (loop, devices):
-        monkeypatch.setattr(module, "may_record", lambda: True)
+    patch_devices(monkeypatch, "may_record", lambda: True)
     for name, stand_in in {"Stream": Stream, "current_stream": Stream, "stream": contextlib.nullcontext,
                            "graph_pool_handle": int, "CUDAGraph": new_tape, "graph": recording}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
@@ -90,8 +89,7 @@ def tapes(monkeypatch):
 
 def not_recorded(monkeypatch, padding):
     """Steps are not recorded, and their batches are padded to a multiple of some tokens."""
-    for module in (loop, devices):
-        monkeypatch.setattr(module, "may_record", lambda: False)
+    patch_devices(monkeypatch, "may_record", lambda: False)
     monkeypatch.setattr(data, "padded_to", lambda: padding)
     monkeypatch.setattr(pretrain, "padded_to", lambda: padding)
 
@@ -162,15 +160,13 @@ def test_what_is_added_to_a_batch_changes_nothing(cls_folder, tok, monkeypatch):
 
 @pytest.mark.parametrize(("precision", "rows"), [(torch.float32, 2), (torch.float16, None)])
 def test_micro_batches_and_fp16_are_not_recorded(precision, rows, cls_folder, tok, tapes, monkeypatch):
-    for module in (loop, devices):
-        monkeypatch.setattr(module, "precision_of", lambda model: precision)
+    patch_devices(monkeypatch, "precision_of", lambda model: precision)
     trained("bert", finetune_cls, cls_folder, tok, micro_batch=rows)
     assert not tapes
 
 
 def test_recording_is_off_until_it_has_run_on_a_gpu(monkeypatch):
-    for module in (loop, devices):
-        monkeypatch.setattr(module, "device", lambda: torch.device("cuda"))
+    patch_devices(monkeypatch, "device", lambda: torch.device("cuda"))
     monkeypatch.setattr(devices, "FAST", True)
     assert not devices.may_record() and devices.padded_to() == 1
     monkeypatch.setattr(devices, "RECORD", True)
@@ -247,11 +243,9 @@ def counts():
 def as_on_a_gpu(monkeypatch):
     """In bf16, with the masks of a GPU, until the next test begins."""
     with monkeypatch.context() as gpu:
-        for module in (loop, devices):
-            gpu.setattr(module, "device", lambda: torch.device("cuda"))
+        patch_devices(gpu, "device", lambda: torch.device("cuda"))
         devices.use_fast_path(True)
-    for module in (loop, devices):
-        monkeypatch.setattr(module, "precision_of", lambda model: torch.bfloat16)
+    patch_devices(monkeypatch, "precision_of", lambda model: torch.bfloat16)
 
 
 def test_a_step_asks_for_no_number_and_its_end_for_one(as_on_a_gpu):

@@ -13,6 +13,7 @@ wrong about the few that it masks.
 """
 import itertools
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,6 +73,15 @@ def learned_from(played: list[tuple[Episode, list[State]]], hidden_size: int, cf
     return learner.policy
 
 
+def judged(source: str, played: dict[str, list], hidden_size: int, cfg: Config) -> Iterator[dict]:
+    """A row for each other run and way of liking: what the policy of the run `source` foretells there."""
+    policy = learned_from(played[source], hidden_size, cfg)
+    for target in played:
+        if target != source:
+            for way, r in foretold(policy, played[target], cfg.metric).items():
+                yield {"way": way, "source": source, "target": target, "seed": cfg.seed, "r": r}
+
+
 def main(cfg: Config) -> None:
     folders = (cfg.plays or "").split(",")
     if len(folders) < 2:
@@ -94,11 +104,7 @@ def main(cfg: Config) -> None:
         rows = []
         for source, seed in itertools.product(folders, range(first_seed, first_seed + cfg.seeds)):
             cfg.seed = seed
-            policy = learned_from(played[source], lm.config.hidden_size, cfg)
-            for target in folders:
-                if target != source:
-                    for way, r in foretold(policy, played[target], cfg.metric).items():
-                        rows.append({"way": way, "source": source, "target": target, "seed": seed, "r": r})
+            rows += judged(source, played, lm.config.hidden_size, cfg)
         for way, found in pd.DataFrame(rows).groupby("way"):
             each = "  ".join(f"{r:.2f}" for r in found.groupby(["source", "target"], sort=False)["r"].mean())
             of_seeds = "  ".join(f"{r:.3f}" for r in found.groupby("seed")["r"].mean())

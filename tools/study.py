@@ -19,9 +19,7 @@ which report.py reads, too). Killed and started again, a study goes on; several 
 share its work. In the end it prints a table, and for several plans all primary comparisons, with p corrected
 by Holm's method.
 """
-import contextlib
 import itertools
-import subprocess
 import time
 import tomllib
 from dataclasses import dataclass, replace
@@ -165,16 +163,10 @@ def parsed(config: type, fields: dict, where: str, own: dict) -> object:
 
 def last_changed(file: Path) -> str:
     """When a plan was last changed: its commit, or "not committed"."""
-    def git(*args):
-        return subprocess.run(["git", *args, "--", file.name], cwd=file.resolve().parent, capture_output=True,
-                              text=True).stdout.strip()
-
-    last = edits = ""
-    # Git may not be installed.
-    with contextlib.suppress(OSError):
-        last = git("log", "-1", "--format=commit %h of %cd", "--date=format:%Y-%m-%d %H:%M")
-        edits = git("status", "--porcelain")
-    if last and not edits:
+    folder = file.resolve().parent
+    last = runs.git(folder, "log", "-1", "--format=commit %h of %cd", "--date=format:%Y-%m-%d %H:%M", "--",
+                    file.name)
+    if last and not runs.git(folder, "status", "--porcelain", "--", file.name):
         return last
     edited = time.localtime(file.stat().st_mtime)
     return f"not committed, last edited {time.strftime('%Y-%m-%d %H:%M', edited)}"
