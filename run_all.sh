@@ -12,14 +12,13 @@
 # A folder with run.json is finished and is skipped: other flags, data, or code need another OUT.
 # Environment variables choose what is run. Lists are separated by spaces:
 #   QA, CLS        data sets of each task, names or paths; if only one of the two is set, the other is empty.
-#                  Without both all of the paper's but emrqa, which needs an agreement:
-#                  QA="squad emrqa newsqa" CLS="chemprot imdb"
+#                  Without both QA="squad newsqa" CLS="chemprot imdb"; the paper's emrqa needs an agreement
 #   LMS, SEEDS     LMs and seeds. The paper has three seeds, which can show nothing; docs/results.md says what
 #                  more of them cost
 #   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
 #                  are masked), sampled (tokens are drawn from the same policy), mean (they are drawn from the
-#                  mean of all POLICIES policies), nmg-paper (the paper's form), nmg-alone and nmg-fresh (the
-#                  same without self-play, or continual adaptation: table 3), linear (a baseline without an
+#                  mean of all POLICIES policies), nmg-paper (the paper's form), nmg-alone and nmg-fresh
+#                  (table 3: without self-play; without continual adaptation), linear (a baseline without an
 #                  LM, for CLS: tools/linear.py);
 #                  MASKER,--flag=value gives flags of pretrain.py to one row: random,--p=0.3
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
@@ -175,7 +174,8 @@ table() {
 
         # 3. Fine-tune and score.
         echo "$pretrain$(quoted $PYTHON $here/$script --dataset=$data --lm=$adapted --seed=$seed \
-            --save_model=False $FINETUNE_FLAGS --row=$row --results=$OUT/results.jsonl --out=$OUT/score-$name)"
+            --save_model=False $FINETUNE_FLAGS --row=$row --results=$OUT/results.jsonl \
+            --out=$OUT/score-$name)"
     done; done; done; done
 }
 
@@ -185,7 +185,7 @@ commands=$(
     table finetune_cls.py "$cls_lms" "$CLS" "${rows[*]}"
     [ "$MASKERS" ] || table finetune_qa.py "${LMS:-distilbert-base-uncased}" "${QA##* }" "nmg-alone nmg-fresh"
 )
-# What tells the commands that learn a policy from those of a row.
+# Patterns of the commands that learn a policy, and of those that score a row.
 learns="/train_nmg.py --dataset=" scores=" --row="
 # LEARNS or SCORES: prints these commands, each once
 left() { grep -e "$1" <<< "$commands" | awk '!seen[$0]++'; }

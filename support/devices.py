@@ -13,7 +13,7 @@ from transformers.masking_utils import sdpa_mask
 from support import fast_cpu
 from support.runs import UserError
 
-FAST = False                    # set by use_fast_path, read by precision_of
+FAST = False                    # set by use_fast_path
 NO_AUTOCAST = {"deberta", "xmod"}   # model types whose code fails in half precision
 # Whether `fit` records its steps on a GPU (recorded.py). It does not: recording has been tested on a CPU,
 # with a stand-in for the CUDA graph, but has not been run on a GPU yet.

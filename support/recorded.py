@@ -10,9 +10,10 @@ class Recorded:
     """A training step, called as step(parts) -> loss, that a GPU replays: forward and backward pass, clipping
     and AdamW in one launch, instead of a thousand for which the GPU waits.
 
-    There is a CUDA graph for each shape of a batch: the first one is run as it is, which also makes AdamW's
-    moments; the second is recorded; later ones are copied into its tensors. What changes from step to step
-    must be in tensors, too: learning rates, and the number of labels (`take_step` in nmg/loop.py).
+    Of each shape of a batch, the first batch is run as it is, which also makes AdamW's moments; the second is
+    recorded as a CUDA graph; that and later ones are copied into its tensors, and replayed. What changes from
+    step to step must be in tensors, too: learning rates, and the number of labels (`take_step` in
+    nmg/loop.py).
 
     What we read in PyTorch's code and pull requests, and have not tried: deterministic index_put_ sorts on
     the GPU, which can be recorded (not so an index of bools, which the CPU counts); so can the gradient of an
@@ -26,7 +27,7 @@ class Recorded:
         self.rates = [torch.zeros((), device=device()) for _ in self.groups]
         for group in self.groups:
             group["capturable"] = True
-        # The usual stream cannot be recorded.
+        # The default stream cannot be recorded.
         self.stream = torch.cuda.Stream()
         # All graphs share their memory, as one runs at a time.
         self.pool = torch.cuda.graph_pool_handle()

@@ -1,4 +1,4 @@
-"""Named random streams: from one seed, each use has its own, so that no change of one moves another."""
+"""Named random streams: from one seed, each use has its own."""
 import zlib
 
 import numpy as np

@@ -35,13 +35,13 @@ class Config(train_nmg.Config):
     seeds: int = 3                  # how many learners of each run, with seeds from --seed on
 
 
-# The share of a block's tokens that a policy may be said to mask: with --p=0.05 most draws are among them.
+# The highest share of a block's maskable tokens. With --p=0.05 a policy draws mostly from it.
 HIGHEST = 0.1
 
 
 def likings(policy: Policy, states: list[State]) -> dict[str, np.ndarray]:
     """How much a policy likes the tokens of N blocks, (N, L) each, in two ways: their standardised logits,
-    and whether they are among the highest of their block."""
+    and whether they are in the highest tenth of their block."""
     logits, _ = policy_forward(policy, states)
     logits = sharpened(logits.detach().cpu().numpy(), 1.0)
     rank = (-logits).argsort(1).argsort(1)                      # 0 for the highest logit of a block
