@@ -1,0 +1,107 @@
+"""The tables of README.md and docs/learning.md that compare masks, and their picture, from the plays in
+results/, as results/comparisons.toml lists them.
+
+    python -m tools.figures
+"""
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from scipy import stats
+
+from support import plots, runs
+from support.runs import UserError
+
+HEAD = """| minus random masks | seeds | points | 95 % interval | p | better on | macro F1 | 95 % interval |
+|---|---|---|---|---|---|---|---|"""
+
+
+@dataclass
+class Config:
+    comparisons: str = "results/comparisons.toml"   # plays lie beside it
+    picture: str = "docs/gain.png"      # gain against the amount of text
+
+
+def scores_of(plays: pd.DataFrame, masks: str, metric: str) -> pd.Series:
+    """The score of each seed, in points: the mean over the maskers whose name is like the expression."""
+    found = plays[plays["masker"].str.fullmatch(masks)]
+    if found.empty:
+        raise UserError(f"masks={masks}: no such masker in these plays "
+                        f"({', '.join(plays['masker'].unique())})")
+    return found.groupby("seed")[metric].mean()
+
+
+def plays_of(row: dict, folder: Path) -> pd.DataFrame:
+    lines = []
+    for name in row["plays"]:
+        lines += runs.read_rows(folder / name)
+    return pd.DataFrame(lines)
+
+
+def compared(row: dict, plays: pd.DataFrame, metric: str) -> pd.Series:
+    """A comparison by seeds: seeds, difference, low and high (95 %, Student's t), p, better, in points."""
+    learned = scores_of(plays, row["masks"], metric)
+    d = (learned - scores_of(plays, row.get("instead", "random"), metric)).dropna()
+    test = stats.ttest_1samp(d, 0)
+    interval = test.confidence_interval()
+    return pd.Series({"seeds": len(d), "difference": d.mean(), "low": interval.low, "high": interval.high,
+                      "p": test.pvalue, "better": (d > 0).sum()})
+
+
+def table_line(row: dict, plays: pd.DataFrame) -> str:
+    found = compared(row, plays, row.get("metric", "accuracy"))
+    cells = [row["what"], f"{found['seeds']:.0f}", f"{found['difference']:+.2f}", interval(found),
+             f"{found['p']:.2g}", f"{found['better']:.0f}"]
+    if "macro_f1" in plays:
+        found = compared(row, plays, "macro_f1")
+        cells += [f"{found['difference']:+.2f}", interval(found)]
+    else:
+        cells += ["-", "-"]
+    return f"| {' | '.join(cells)} |"
+
+
+def interval(found: pd.Series) -> str:
+    return f"{found['low']:.2f} to {found['high']:.2f}"
+
+
+def draw(points: pd.DataFrame, file: Path) -> None:
+    """The gain of learned masks over random ones, with its interval, against the amount of text.
+
+    points: columns task, text, difference, low, high"""
+    fig = plots.figure(5.5, 3.4)
+    ax = fig.subplots()
+    ax.axhline(0, color="grey", linestyle=":", linewidth=1)
+    for task, of_task in points.sort_values("text").groupby("task"):
+        half = of_task["high"] - of_task["difference"]
+        ax.errorbar(of_task["text"], of_task["difference"], yerr=half, fmt="o-", capsize=3, label=task)
+    ticks = sorted(points["text"].unique())
+    ax.set_xscale("log")
+    ax.set_xticks(ticks, [f"{n:,.0f}" for n in ticks])
+    ax.minorticks_off()
+    ax.set(xlabel="texts to pre-train on", ylabel="points above random masks")
+    ax.legend(frameon=False, fontsize=8)
+    plots.save(fig, file)
+
+
+def main(cfg: Config) -> None:
+    file = Path(cfg.comparisons)
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))["table"]
+    except OSError as e:
+        raise UserError(f"--comparisons={file}: cannot be read ({e.strerror})") from None
+    points = []
+    for table in tables:
+        print(f"\n{table['name']}\n\n{HEAD}")
+        for row in table["row"]:
+            plays = plays_of(row, file.parent)
+            print(table_line(row, plays))
+            if "text" in row:
+                gain = compared(row, plays, row.get("metric", "accuracy"))
+                points.append({"task": row["task"], "text": row["text"]} | gain.to_dict())
+    draw(pd.DataFrame(points), Path(cfg.picture))
+    print(f"\npicture: {cfg.picture}")
+
+
+if __name__ == "__main__":
+    runs.start(main, Config)
