@@ -1,5 +1,6 @@
 """README.md, docs/ and dev/: short, and links that lead somewhere."""
 import re
+import tomllib
 
 import pytest
 from conftest import ROOT
@@ -59,3 +60,10 @@ def test_arrows_run_down_only():
     for file in (ROOT / "nmg").glob("*.py"):
         names = re.findall(r"^\s*(?:import|from) (\w+)", file.read_text(encoding="utf-8"), re.M)
         assert not scripts & set(names), file
+
+
+def test_all_files_are_installed():
+    """`pip install -e .` knows every script and package."""
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    assert set(found["py-modules"]) == {file.stem for file in ROOT.glob("*.py")}
+    assert set(found["packages"]) == {file.parent.name for file in ROOT.glob("*/__init__.py")}
