@@ -31,5 +31,5 @@ def test_a_comparison_is_of_pairs_of_seeds(tmp_path, capsys):
     assert found["high"] - found["difference"] == pytest.approx(4.302653 * 2 / 3)
     assert found["better"] == 3
 
-    with pytest.raises(runs.UserError, match="no such masker.*random"):
+    with pytest.raises(runs.UserError, match=r"no such masker.*random"):
         figures.compared(row | {"masks": "nmg"}, plays, "accuracy")
