@@ -98,7 +98,7 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
         for n, line in enumerate(runs.read_rows(Path(file)), 1):
             check_line(line, f"{file}:{n}")
             seconds = [s for s in line["seconds"].values() if s]
-            # The LM that pre-training began with; without pre-training (tools/what_matters.py), the LM.
+            # The LM that pre-training began with; without pre-training (tools/study.py), the LM.
             base = line["config"].get("pretraining") or line["config"]
             versions = line.get("versions") or {}
             found.append(line | {"row": line.get("row") or line["masker"], "hours": sum(seconds) / 3600,

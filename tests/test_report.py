@@ -285,7 +285,7 @@ def test_a_row_is_called_as_in_run_all(tmp_path):
 
 
 def test_two_policies_of_one_seed_are_compared(tmp_path):
-    """As `MASKERS="sampled:A sampled:B" bash run_all.sh` asks for, or what_matters.py."""
+    """As `MASKERS="sampled:A sampled:B" bash run_all.sh` asks for, or a plan of tools/study.py."""
     for seed in range(2):
         for folder in ("A/policy", "B/policy"):
             add(tmp_path, f"sampled:{folder}", seed, row=f"sampled:{folder}")
@@ -465,7 +465,7 @@ def test_code_that_was_edited_between_lines_is_named(tmp_path):
     add(tmp_path, "random", 0, versions={"commit": "1a"})
     add(tmp_path, "none", 0)
     assert notes_of(tmp_path)[1] == []
-    # As tools/what_matters.py writes it.
+    # As tools/study.py writes it.
     add(tmp_path, "random", 1, commit="1a-edited-2b")
     assert notes_of(tmp_path)[1] == ["- The code was edited between these lines (commits 1a, 1a-edited-2b)."]
 

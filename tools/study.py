@@ -6,7 +6,8 @@ and their masks are compared with random ones, and with those of other maskers, 
 
 A plan is a TOML file: the fields of `Plan` in this file, and two tables, [learn] with flags of train_nmg.py,
 and [play] with those of the plays that are compared (train_nmg.PlayConfig). All maskers of a seed share the
-sub-task, the head, the order and the corruption, as in tools/what_matters.py.
+sub-task, the head, the order and the corruption. Without `sampled`, `nmg` and `mean` nothing is learned:
+then a study shows whether it matters what is masked at all.
 
 A masker of a plan is any --masker, or
     sampled      draws tokens from a policy; seed s has policy s % policies
@@ -24,23 +25,27 @@ import time
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pandas as pd
+import torch
 from tqdm import tqdm
 
 import data_prep
 import maskers
 import report
 import train_nmg
+from nmg.loop import length_batches
 from nmg.policies import Policy
 from nmg.subtasks import SubTaskSampler
+from pretrain import mask_batch
 from support import devices, runs, sources, toy
-from support.data import cut_docs
-from support.rng import torch_seed
+from support.data import Pieces, cut_docs
+from support.models import LMReader, weights_of
+from support.rng import rng_for, torch_seed
 from support.runs import UserError
 from support.sources import DataFlags, Source
-from tools.what_matters import add_play, done_plays, locks_of, play, settings_of_plays, warn_of_commits
 
 # Names in a plan that stand for the masks of its policies (Study.masker).
 LEARNED = ("sampled", "nmg", "mean")
@@ -66,6 +71,7 @@ class Plan(DataFlags):
     metric: str = "accuracy"        # in which they are compared
     seeds: int = 12                 # sub-tasks, on each of which every masker plays
     seed: int = 0                   # the first of the seeds
+    spacy_model: str | None = None  # finds named entities, for the masker entity
 
 
 @dataclass
@@ -205,6 +211,77 @@ def divide(study: Study) -> None:
           f"compare maskers on; {len(gold) - learn - new:,} are left out, as the first part holds them, too")
 
 
+# ---------------------------------------------------------------- a play, and the log of plays
+
+def choose_masks(contexts: Pieces, masker: maskers.Masker, p: float, seed: int, lm: LMReader) -> np.ndarray:
+    """(N, L) bool: the masks of all contexts, padded to the longest."""
+    masks = np.zeros((len(contexts), contexts.length.max()), bool)
+    for indices in length_batches(contexts.length):
+        _, mask, _ = mask_batch(contexts, masker, p, seed, 0, indices, lm)
+        masks[indices, :mask.shape[1]] = mask
+    return masks
+
+
+def play(name: str, seed: int, lm: torch.nn.Module, sampler: SubTaskSampler, task: ModuleType,
+         cfg: train_nmg.PlayConfig) -> dict:
+    """What a masker scores on the sub-task of a seed: its line of a log, without what all lines share.
+
+    lm, task, cfg: of train_nmg.open_task"""
+    started = time.monotonic()
+    checksum = maskers.checksum_of(name)
+    # How a policy was learned, so that report.py can say it.
+    policy = None
+    if maskers.is_learned(name):
+        policy = runs.read_run(maskers.folders_of(name)[0]).get("settings", {})
+    rng = rng_for(seed, "sub-task")
+    subtask = sampler.sample(rng, cfg.contexts, cfg.docs, cfg.examples, cfg.validation)
+    mask = choose_masks(subtask.contexts, maskers.find(name), cfg.p, seed, LMReader(lm))
+    _, scores = train_nmg.inner_loop(lm, subtask, mask, task, cfg)
+    # In hundredths of a nat, beside points.
+    if "likelihood" in scores:
+        scores["likelihood"] *= 100
+    return {"masker": name, "row": name, "seed": seed, "split": "val", "metrics": list(scores), **scores,
+            "seconds": {"play": time.monotonic() - started}, "ended": time.strftime("%Y-%m-%d %H:%M"),
+            "file": checksum, "policy": policy, "commit": runs.commit()}
+
+
+def settings_of_plays(cfg: train_nmg.PlayConfig, data: str) -> dict:
+    """What all lines of a log have in common: the flags of their plays, the checksums of data and LM.
+
+    Paths are cut to their names, so that a log may move; an LM of the hub, which has no checksum of weights
+    here, keeps its full name."""
+    weights = weights_of(cfg.lm)
+    settings = runs.settings_of(cfg, ("seed",), data=data, weights=weights)
+    settings["dataset"] = Path(cfg.dataset).name
+    if settings["weights"]:
+        settings["lm"] = Path(cfg.lm).name
+    return settings
+
+
+def add_play(log: Path, line: dict, settings: dict) -> None:
+    """Adds a play to a log, which several processes may share. settings: of settings_of_plays"""
+    line = {"dataset": settings["dataset"], "lm": settings["lm"], **line, "config": settings}
+    with runs.locked(log):
+        runs.write_rows(log, [*runs.read_rows(log), line])
+
+
+def done_plays(log: Path) -> set[tuple[int, str]]:
+    """The plays of a log, as (seed, row)."""
+    return {(line["seed"], line["row"]) for line in runs.read_rows(log)}
+
+
+def locks_of(log: Path) -> Path:
+    """The folder of the locks by which several processes share the plays of a log."""
+    return log.with_name(f"{log.name}.locks")
+
+
+def warn_of_commits(log: Path) -> None:
+    others = {line.get("commit", "unknown") for line in runs.read_rows(log)} - {runs.commit()}
+    if others:
+        print(f"WARNING: {log} has plays by commit {', '.join(others)}, and the code is now commit "
+              f"{runs.commit()}; another file plays them anew")
+
+
 # ---------------------------------------------------------------- learning and playing
 
 def run(study: Study) -> None:
@@ -212,7 +289,7 @@ def run(study: Study) -> None:
     divide(study)
     plan, log = study.plan, study.log
     cfg = replace(study.play)
-    data, lm, task = train_nmg.open_task(cfg)
+    data, lm, task = train_nmg.open_task(cfg, plan.spacy_model)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     settings = settings_of_plays(cfg, data.checksum)
     settings["plan"] = runs.settings_of(plan, ("dataset", "lm")) | {"dataset": Path(plan.dataset).name}
