@@ -72,9 +72,10 @@ def draw(points: pd.DataFrame, file: Path) -> None:
     fig = plots.figure(5.5, 3.4)
     ax = fig.subplots()
     ax.axhline(0, color="grey", linestyle=":", linewidth=1)
-    for task, of_task in points.sort_values("text").groupby("task"):
+    for i, (task, of_task) in enumerate(points.sort_values("text").groupby("task")):
         half = of_task["high"] - of_task["difference"]
-        ax.errorbar(of_task["text"], of_task["difference"], yerr=half, fmt="o-", capsize=3, label=task)
+        # Beside each other, where tasks have as many texts.
+        ax.errorbar(of_task["text"] * 1.06**i, of_task["difference"], yerr=half, fmt="o-", capsize=3, label=task)
     ticks = sorted(points["text"].unique())
     ax.set_xscale("log")
     ax.set_xticks(ticks, [f"{n:,.0f}" for n in ticks])

@@ -294,6 +294,8 @@ def run(study: Study) -> None:
     settings = settings_of_plays(cfg, data.checksum)
     settings["plan"] = runs.settings_of(plan, ("dataset", "lm")) | {"dataset": Path(plan.dataset).name}
     settings["learn"] = runs.settings_of(study.learn, ("lm",))
+    # A masker in a file of one's own, or a policy from elsewhere, must stay the same, too.
+    settings["files"] = {row: maskers.checksum_of(row) for row in study.rows if ":" in row}
     with runs.locked(log):
         refuse_another_plan(study, settings)
         for number in range(plan.policies):
