@@ -74,8 +74,9 @@ def draw(points: pd.DataFrame, file: Path) -> None:
     ax.axhline(0, color="grey", linestyle=":", linewidth=1)
     for i, (task, of_task) in enumerate(points.sort_values("text").groupby("task")):
         half = of_task["high"] - of_task["difference"]
-        # Beside each other, where tasks have as many texts.
-        ax.errorbar(of_task["text"] * 1.06**i, of_task["difference"], yerr=half, fmt="o-", capsize=3, label=task)
+        # Tasks of as many texts stand beside each other.
+        x = of_task["text"] * 1.06**i
+        ax.errorbar(x, of_task["difference"], yerr=half, fmt="o-", capsize=3, label=task)
     ticks = sorted(points["text"].unique())
     ax.set_xscale("log")
     ax.set_xticks(ticks, [f"{n:,.0f}" for n in ticks])
