@@ -263,6 +263,18 @@ def test_micro_batches_follow_the_gradient_of_the_batch(rows):
     for name, weight in weights(whole).items():
         torch.testing.assert_close(weights(parted)[name], weight, atol=1e-6, rtol=0)
 
+@pytest.mark.parametrize(("pieces", "rows", "world"),
+                         [(7, None, 1), (7, 2, 1), (7, 2, 2), (1, 1, 2)])
+def test_micro_batches_of_processes(pieces, rows, world):
+    """Each piece once, and as many parts in every process."""
+    indices = np.arange(10, 10 + pieces)
+    shares = [loop.micro_batches(indices, rows, rank, world) for rank in range(world)]
+    assert len({len(parts) for parts in shares}) == 1
+    parts = list(itertools.chain(*shares))
+    assert max(map(len, parts)) <= (rows or pieces)
+    assert sorted(np.concatenate(parts)) == indices.tolist()
+
+
 def in_fp16(monkeypatch):
     """As on a GPU without native bf16."""
     patch_devices(monkeypatch, "precision_of", lambda model: torch.float16)
