@@ -263,6 +263,7 @@ def test_micro_batches_follow_the_gradient_of_the_batch(rows):
     for name, weight in weights(whole).items():
         torch.testing.assert_close(weights(parted)[name], weight, atol=1e-6, rtol=0)
 
+
 @pytest.mark.parametrize(("pieces", "rows", "world"),
                          [(7, None, 1), (7, 2, 1), (7, 2, 2), (1, 1, 2)])
 def test_micro_batches_of_processes(pieces, rows, world):
