@@ -161,6 +161,7 @@ def metrics_of(module, model, pieces):
         metrics[metric] = np.array([line[metric] for line in lines])
     return metrics
 
+
 class Known(torch.nn.Module):
     """A model whose logits a table says for each token; padding counts for nothing. In training it drops
     tokens, as fine-tuning leaves a model."""
@@ -268,6 +269,7 @@ def test_answers_have_no_blank_at_their_ends(kind, tmp_path):
     assert {"the  cat sat", "cat sat", "cat"} <= every
     assert all(answer == answer.strip() for answer in every)
 
+
 # ---------------------------------------------------------------- training
 
 def quick_learner(tok):
@@ -340,6 +342,7 @@ def test_every_flag_reaches_the_training(kind, lm_folder, folder_of, tmp_path, m
 @pytest.mark.parametrize("kind", TASKS)
 def test_a_copy_of_a_script_runs_its_own_functions(kind, lm_folder, folder_of, tmp_path, monkeypatch):
     edited = (ROOT / f"finetune_{kind}.py").read_text() + """
+
 
 def loss_fn(model, tensors):
     raise runs.UserError("the loss of the copy")
