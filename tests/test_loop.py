@@ -116,6 +116,7 @@ def test_groups_of_parameters_keep_their_own_learning_rates(monkeypatch):
     moved = [not torch.equal(before[name], after[name]) for name in names]
     assert not moved[0] and any(moved)
 
+
 def test_a_batch_without_labels_changes_nothing():
     model = Tagger()
     before = weights(model)
@@ -145,6 +146,7 @@ def test_every_step_has_a_dropout_of_its_own():
     assert len(set(draws)) == 18
     assert draws == drawn(0, noise=3)
     assert not set(draws) & set(drawn(1, noise=0))
+
 
 # ---------------------------------------------------------------- what is not finite
 
@@ -367,21 +369,22 @@ def test_a_batch_shared_by_processes(tmp_path):
         assert found["gathered"] == [0, 1]
         assert found["broadcast"] == "from 0"
 
+
 # ---------------------------------------------------------------- batches and random streams
 
 def test_batches():
     """Every piece once an epoch, beside others of similar length; batches in random order, anew each epoch
     and with each seed."""
-    length = np.random.default_rng(0).integers(3, 90, 1001)
+    length = np.random.default_rng(0).integers(3, 90, 257)
     plan = list(loop.batches(length, 8, 3, seed=1))
     means = []
     for epoch in range(3):
         of_epoch = [indices for e, indices in plan if e == epoch]
-        assert len(of_epoch) == 126
-        assert sorted(np.concatenate(of_epoch)) == list(range(1001))
+        assert len(of_epoch) == 33
+        assert sorted(np.concatenate(of_epoch)) == list(range(257))
         means.append([length[indices].mean() for indices in of_epoch])
         # Sorted by length it would be 0.999.
-        assert abs(np.corrcoef(np.arange(126), means[-1])[0, 1]) < 0.3
+        assert abs(np.corrcoef(np.arange(33), means[-1])[0, 1]) < 0.6
     assert means[0] != means[1]
     padded = sum(length[indices].max() * len(indices) for _, indices in plan)
     assert padded < 1.1 * 3 * length.sum()
