@@ -1,7 +1,6 @@
 """EM and F1 against torchmetrics, predictions against brute force, and both scripts as a user runs them."""
 import errno
 import functools
-import importlib
 import json
 import os
 import string
@@ -11,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT, TEXTS, call, fast_tokenizer, random_lm, squad, torchrun, write_rows
+from conftest import ROOT, TEXTS, call, fast_tokenizer, random_lm, same, squad, torchrun, weights, write_rows
 from filelock import FileLock, Timeout
 from huggingface_hub import ModelCard
 from hypothesis import given, settings
@@ -29,9 +28,11 @@ from support import devices, models, runs, toy
 from support.data import collate, windows
 from support.runs import Run, UserError
 
-ANSWER = st.text(alphabet=st.sampled_from("aAbt heTn,.-'é 1"), max_size=15)
+ANSWER = st.text(alphabet=st.sampled_from("aAbthTen  1é" + string.punctuation), max_size=15)
 CASES = st.lists(st.tuples(ANSWER, st.lists(ANSWER, min_size=1, max_size=4)), min_size=1, max_size=8)
 TRAINING = {"epochs": 60, "lr": 3e-3, "warmup": 0.1, "batch_size": 24}
+
+TASKS = {"cls": finetune_cls, "qa": finetune_qa}
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,12 @@ def questions(qa_folder, tok):
     return load(str(qa_folder), tok)
 
 
+@pytest.fixture
+def folder_of(cls_folder, qa_folder):
+    """Kind of task -> a small data set."""
+    return {"cls": cls_folder, "qa": qa_folder}
+
+
 # ---------------------------------------------------------------- metrics
 
 @given(CASES)
@@ -68,18 +75,6 @@ def test_em_and_f1_are_torchmetrics(cases):
     f1 = [finetune_qa.f1_score(*case) for case in cases]
     assert 100 * np.mean(em) == pytest.approx(theirs["exact_match"].item(), abs=1e-4)
     assert 100 * np.mean(f1) == pytest.approx(theirs["f1"].item(), abs=1e-4)
-
-
-@pytest.mark.parametrize(("predicted", "references", "em", "f1"), [
-    ("The Denver Broncos!", ["denver broncos"], 1, 1),
-    ("Denver", ["the Denver Broncos", "Carolina"], 0, 2 / 3),
-    # An article alone is nothing, as in the official script.
-    ("", ["a"], 1, 1),
-    ("x" + string.punctuation, ["x"], 1, 1),
-])
-def test_em_and_f1_by_hand(predicted, references, em, f1):
-    assert finetune_qa.exact_match(predicted, references) == em
-    assert finetune_qa.f1_score(predicted, references) == f1
 
 
 @pytest.mark.parametrize(("gold", "predicted", "warned"), [
@@ -227,11 +222,11 @@ def test_likelihood_of_answers(max_len, overlap, questions, tok):
     np.testing.assert_allclose(found["likelihood"], expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["cls", "qa"])
-def test_scores_come_by_rising_example_id(kind, texts, questions, tok):
+@pytest.mark.parametrize("kind", TASKS)
+def test_scores_come_by_rising_example_id(kind, folder_of, tok):
     """Whatever the order of the pieces, and none for an example of which there is no piece."""
-    module = {"cls": finetune_cls, "qa": finetune_qa}[kind]
-    split = {"cls": texts, "qa": questions}[kind]["train"]
+    module = TASKS[kind]
+    split = load(str(folder_of[kind]), tok)["train"]
     pieces, model = module.pieces_of(split, 64), Known(len(tok), {"cls": 4, "qa": 2}[kind])
     with torch.no_grad():
         model.table[tok.convert_tokens_to_ids(["purred", "big", "many"]), 0] += 9
@@ -313,72 +308,54 @@ def test_a_reader_learns(fast, tmp_path, tok):
     assert metrics_of(finetune_qa, model, pieces)["em"].mean() == 1
 
 
-@pytest.mark.parametrize("kind", ["cls", "qa"])
-def test_the_plain_path_computes_the_same_fine_tuning(kind, texts, questions, tok, monkeypatch):
-    monkeypatch.setattr(devices, "has_bf16", lambda: False)
-    module = {"cls": finetune_cls, "qa": finetune_qa}[kind]
-    split = {"cls": texts, "qa": questions}[kind]["train"]
-    pieces = module.pieces_of(split, 48).take(np.arange(16))
-    lm = random_lm("bert", len(tok))
-    models = []
-    for fast in (True, False):
-        devices.use_fast_path(fast)
-        models.append(module.finetune(lm, pieces, epochs=1, lr=1e-3, batch_size=8))
-    # Without native bf16, the fast path of a GPU computes in fp16, and that of a CPU in fp32.
-    tolerance = 1e-3 if devices.device().type == "cpu" else 5e-3
-    for a, b in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(a, b, atol=tolerance, rtol=0)
-
-
-@pytest.mark.parametrize("script", ["finetune_cls", "finetune_qa"])
-def test_every_flag_reaches_the_training(script, lm_folder, cls_folder, qa_folder, tmp_path, monkeypatch):
-    """Above all the seed, without which all seeds of a row are one."""
-    seen, heads, max_answers = [], [], []
-    module = importlib.import_module(script)
-    whole = module.finetune
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_flag_reaches_the_training(kind, lm_folder, folder_of, tmp_path, monkeypatch):
+    """Above all the seed, without which all seeds of a row are one. Without flags, the toy world's values."""
+    module, script = TASKS[kind], f"finetune_{kind}.py"
+    whole, max_answers, seen, fresh = module.finetune, [], [], []
 
     def finetune(lm, pieces, **given):
-        assert pieces.length.max() <= 48
         max_answers.append(pieces.max_answer)
         return whole(lm, pieces, **given)
 
-    def stop(model, *_, **given):
-        seen.append(given)
-        head = {"finetune_cls": "classifier", "finetune_qa": "qa_outputs"}[script]
-        heads.append(getattr(model, head).weight)
+    def stop(model, length, *_, **given):
+        seen.append(given | {"max_len": length.max()})
+        fresh.append(weights(model))
         raise UserError("stop")
 
     monkeypatch.setattr(module, "finetune", finetune)
     monkeypatch.setattr(module, "fit", stop)
-    data = cls_folder if script == "finetune_cls" else qa_folder
-    of_answers = ["--max_answer=9"] if script == "finetune_qa" else []
+    wanted = {"epochs": 4, "lr": 0.002, "batch_size": 3}
+    flags = [f"--dataset={folder_of[kind]}", f"--lm={lm_folder}", "--max_len=48"]
+    flags += [f"--{name}={value}" for name, value in wanted.items()]
+    if kind == "qa":
+        flags.append("--max_answer=9")
     for seed in (7, 8):
-        flags = [f"--dataset={data}", f"--lm={lm_folder}", "--max_len=48", "--epochs=4", "--lr=0.002",
-                 "--batch_size=3", f"--seed={seed}", *of_answers]
-        assert "stop" in call(f"{script}.py", *flags, cwd=tmp_path).stderr
-        expected = {"epochs": 4, "lr": 0.002, "batch_size": 3, "seed": seed, "distributed": True}
-        assert seen[-1] == seen[-1] | expected
-    assert not torch.equal(*heads) and (max_answers == [9, 9] or not of_answers)
+        assert "stop" in call(script, *flags, f"--seed={seed}", cwd=tmp_path).stderr
+        assert seen[-1] == seen[-1] | wanted | {"seed": seed, "distributed": True, "max_len": 48}
+    assert not same(*fresh) and (kind == "cls" or max_answers == [9, 9])
+    assert "stop" in call(script, cwd=tmp_path).stderr
+    tiny = {"cls": toy.FINETUNE_CLS, "qa": toy.FINETUNE_QA}[kind]
+    assert seen[-1] == seen[-1] | {name: tiny[name] for name in wanted}
 
 
-@pytest.mark.parametrize("script", ["finetune_cls", "finetune_qa"])
-def test_a_copy_of_a_script_runs_its_own_functions(script, lm_folder, cls_folder, qa_folder, tmp_path,
-                                                   monkeypatch):
-    edited = (ROOT / f"{script}.py").read_text() + """
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_copy_of_a_script_runs_its_own_functions(kind, lm_folder, folder_of, tmp_path, monkeypatch):
+    edited = (ROOT / f"finetune_{kind}.py").read_text() + """
+
 
 def loss_fn(model, tensors):
     raise runs.UserError("the loss of the copy")
 """
-    (tmp_path / f"my_{script}.py").write_text(edited)
+    (tmp_path / f"my_finetune_{kind}.py").write_text(edited)
     monkeypatch.syspath_prepend(tmp_path)
-    data = cls_folder if script == "finetune_cls" else qa_folder
-    result = call(f"my_{script}.py", f"--dataset={data}", f"--lm={lm_folder}", "--max_len=64", cwd=tmp_path)
+    result = call(f"my_finetune_{kind}.py", f"--dataset={folder_of[kind]}", f"--lm={lm_folder}",
+                  "--max_len=64", cwd=tmp_path)
     assert result.returncode == 2 and "the loss of the copy" in result.stderr, result.stderr
 
 
-@pytest.mark.parametrize("script", ["finetune_cls", "finetune_qa"])
-def test_stages_of_a_seed_use_the_same_labels(script, lm_folder, cls_folder, qa_folder, tmp_path,
-                                              monkeypatch):
+@pytest.mark.parametrize(("kind", "texts"), [("cls", 24), ("qa", 12)])
+def test_stages_of_a_seed_use_the_same_labels(kind, texts, lm_folder, folder_of, tmp_path, monkeypatch):
     """--labelled: of so many texts, which the seed alone decides; masks that read labels read no others."""
     used = []
 
@@ -390,46 +367,42 @@ def test_stages_of_a_seed_use_the_same_labels(script, lm_folder, cls_folder, qa_
         used.append(list(texts))
         raise UserError("stop")
 
-    monkeypatch.setattr(importlib.import_module(script), "finetune", train)
+    monkeypatch.setattr(TASKS[kind], "finetune", train)
     monkeypatch.setattr(counts, "label_information", read)
-    data = cls_folder if script == "finetune_cls" else qa_folder
-    flags = [f"--dataset={data}", f"--lm={lm_folder}", "--max_len=64"]
-    for stage in (f"{script}.py", "pretrain.py"):
+    flags = [f"--dataset={folder_of[kind]}", f"--lm={lm_folder}", "--max_len=64"]
+    for stage in ([f"finetune_{kind}.py"], ["pretrain.py", "--masker=label"]):
         for seed in (0, 1):
-            more = ["--labelled=7", f"--seed={seed}", f"--out={stage}{seed}"]
-            if stage == "pretrain.py":
-                more.append("--masker=label")
-            result = call(stage, *flags, *more, cwd=tmp_path)
+            result = call(*stage, *flags, "--labelled=7", f"--seed={seed}", f"--out={stage[0]}{seed}",
+                          cwd=tmp_path)
             assert "stop" in result.stderr, result.stderr
+        too_many = call(*stage, *flags, "--labelled=1000", "--out=all", cwd=tmp_path)
+        assert f"--labelled=1000: train has {texts} labelled texts" in too_many.stderr
     assert used[:2] == used[2:] and used[0] != used[1]
     assert [len(set(texts)) for texts in used] == [7] * 4
-    for stage in (f"{script}.py", "pretrain.py"):
-        too_many = call(stage, *flags, "--labelled=1000", "--out=all", cwd=tmp_path)
-        assert too_many.returncode == 2 and len(used) == 4
-        n = 24 if script == "finetune_cls" else 12
-        assert f"--labelled=1000: train has {n} labelled texts, not so many" in too_many.stderr
 
 
-@pytest.mark.parametrize("script", ["finetune_cls.py", "finetune_qa.py"])
-def test_a_test_file_without_labels_is_predicted(script, lm_folder, cls_folder, qa_folder, tmp_path):
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_test_file_without_labels_is_predicted(kind, lm_folder, folder_of, tmp_path):
     """A prediction for each example and no score, and none in the results; started again, the same."""
-    if script == "finetune_cls.py":
-        write_rows(cls_folder / "test.jsonl", [{"text": f"text {i}", "label": None} for i in range(3)])
-        folder, kept = cls_folder, {"text", "predicted"}
+    if kind == "cls":
+        rows = [{"text": f"text {i}", "label": None} for i in range(3)]
+        write_rows(folder_of[kind] / "test.jsonl", rows)
+        kept = {"text", "predicted"}
     else:
         asked = squad(TEXTS[:3], ["cat", "ones", "much"])
         for paragraph in asked["data"][0]["paragraphs"]:
             del paragraph["qas"][0]["answers"]
-        (qa_folder / "test.json").write_text(json.dumps(asked))
-        folder, kept = qa_folder, {"id", "answer", "score", "probability"}
-    flags = (f"--dataset={folder}", f"--lm={lm_folder}", "--epochs=1", "--max_len=32", "--out=o")
+        (folder_of[kind] / "test.json").write_text(json.dumps(asked))
+        kept = {"id", "answer", "score", "probability"}
+    command = [f"finetune_{kind}.py", f"--dataset={folder_of[kind]}", f"--lm={lm_folder}", "--epochs=1",
+               "--max_len=32"]
     for _ in range(2):
-        result = call(script, *flags, cwd=tmp_path)
+        result = call(*command, "--out=o", cwd=tmp_path)
         assert result.returncode == 0 and "test has no labels, so that nothing is scored" in result.stdout
         lines = runs.read_rows(tmp_path / "o/predictions.jsonl")
         assert len(lines) == 3 and all(line.keys() == kept for line in lines)
         assert runs.read_rows(tmp_path / "results.jsonl") == []
-    scored = call(script, *flags[:-1], "--split=dev", cwd=tmp_path)
+    scored = call(*command, "--split=dev", cwd=tmp_path)
     assert scored.returncode == 0 and len(runs.read_rows(tmp_path / "results.jsonl")) == 1
 
 
@@ -444,25 +417,23 @@ def test_what_is_cut_and_what_stands_in_train_is_told(lm_folder, cls_folder, tmp
         assert result.stdout.count(said) == 1
 
 
-def test_fine_tuning_needs_labels_and_pre_training_does_not(lm_folder, cls_folder, qa_folder, tmp_path):
-    rows = runs.read_rows(cls_folder / "train.jsonl")
+def test_fine_tuning_needs_labels_and_pre_training_does_not(lm_folder, folder_of, tmp_path):
+    rows = runs.read_rows(folder_of["cls"] / "train.jsonl")
     del rows[1]["label"]
-    write_rows(cls_folder / "train.jsonl", [*rows, {"text": "a list", "label": ["x", "y"]}])
-    write_rows(cls_folder / "test.jsonl", [{"text": "what?", "label": "no such label"}])
-    asked = json.loads((qa_folder / "train.json").read_text())
+    write_rows(folder_of["cls"] / "train.jsonl", [*rows, {"text": "a list", "label": ["x", "y"]}])
+    asked = json.loads((folder_of["qa"] / "train.json").read_text())
     asked["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 1
-    (qa_folder / "train.json").write_text(json.dumps(asked))
-    for kind, folder, said in (("cls", cls_folder, "train: there is no label, in the row with the text"),
-                               ("qa", qa_folder, "does not stand at offset 1 of its context")):
-        flags = (f"--dataset={folder}", f"--lm={lm_folder}", "--max_len=32")
+    (folder_of["qa"] / "train.json").write_text(json.dumps(asked))
+    for kind, said in (("cls", "train: there is no label, in the row with the text"),
+                       ("qa", "does not stand at offset 1 of its context")):
+        flags = (f"--dataset={folder_of[kind]}", f"--lm={lm_folder}", "--max_len=32")
         for masker in ("random", "label"):
             result = call("pretrain.py", *flags, f"--masker={masker}", "--max_steps=1",
                           f"--out={kind}-{masker}", cwd=tmp_path)
             assert result.returncode == 0, result.stderr
-        result = call(f"finetune_{kind}.py", *flags, cwd=tmp_path)
-        assert result.returncode == 2 and said in result.stderr
-        result = call("train_nmg.py", *flags, cwd=tmp_path)
-        assert result.returncode == 2 and said in result.stderr
+        for script in (f"finetune_{kind}.py", "train_nmg.py"):
+            result = call(script, *flags, cwd=tmp_path)
+            assert result.returncode == 2 and said in result.stderr
 
 
 def test_a_table_of_other_columns_from_file_to_results(lm_folder, tmp_path):
@@ -489,90 +460,74 @@ def test_masks_that_read_more_labels_are_refused(lm_folder, cls_folder, tmp_path
         made = call("pretrain.py", *flags, f"--lm={lm_folder}", f"--masker={masker}", "--labelled=12",
                     "--max_steps=1", f"--out={masker}", cwd=tmp_path)
         assert made.returncode == 0, made.stderr
-    allowed = {}
-    for wanted in (["--labelled=12"], ["--labelled=8"], ["--labelled=12", "--seed=1"], []):
-        for masker in ("label", "random"):
-            result = call("finetune_cls.py", *flags, f"--lm={masker}", "--epochs=1", *wanted, cwd=tmp_path)
-            allowed[masker, *wanted] = result.returncode == 0
-            assert result.returncode == 0 or "may have read other labels; pre-train it with" in result.stderr
-    refused = [row for row, fine in allowed.items() if not fine]
-    assert refused == [("label", "--labelled=8"), ("label", "--labelled=12", "--seed=1")]
+    for masker, wanted, refused in (("label", ["--labelled=12"], False), ("label", [], False),
+                                    ("label", ["--labelled=8"], True),
+                                    ("label", ["--labelled=12", "--seed=1"], True),
+                                    ("random", ["--labelled=8"], False)):
+        result = call("finetune_cls.py", *flags, f"--lm={masker}", "--epochs=1", *wanted, cwd=tmp_path)
+        assert ("may have read other labels; pre-train it with" in result.stderr) == refused
+        assert result.returncode == (2 if refused else 0)
 
 
 def test_a_dev_split_that_pretraining_may_have_read_is_warned_of(tmp_path):
-    """Where train was cut in another way for the LM."""
+    """Where train was cut in another way for the LM. A test file is the same, however train is cut."""
     rows = [{"text": f"text {i} of many", "label": "ab"[i % 2]} for i in range(40)]
-    write_rows(tmp_path / "my.jsonl", rows)
-    made = call("pretrain.py", "--dataset=my.jsonl", "--max_steps=1", "--out=adapted", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
-    warned = []
-    for flags in ([], ["--dev_share=0.1"], ["--dev_share=0.5"]):
-        scored = call("finetune_cls.py", "--dataset=my.jsonl", "--lm=adapted", "--epochs=1", *flags,
-                      cwd=tmp_path)
+    for file in ("my.jsonl", "my/train.jsonl", "my/test.jsonl"):
+        write_rows(tmp_path / file, rows)
+    for data in ("my.jsonl", "my"):
+        made = call("pretrain.py", f"--dataset={data}", "--max_steps=1", f"--out=of-{data}", cwd=tmp_path)
+        assert made.returncode == 0, made.stderr
+    for data, dev_share, warned in (("my.jsonl", 0.1, False), ("my.jsonl", 0.5, True), ("my", 0.5, False)):
+        scored = call("finetune_cls.py", f"--dataset={data}", f"--lm=of-{data}", "--epochs=1",
+                      f"--dev_share={dev_share}", cwd=tmp_path)
         assert scored.returncode == 0, scored.stderr
-        warned.append("WARNING: my.jsonl was prepared in another way for the pre-training" in scored.stdout)
-    assert warned == [False, False, True]
-    # A test file is the same, however train is cut.
-    (tmp_path / "my").mkdir()
-    for split in ("train", "test"):
-        write_rows(tmp_path / f"my/{split}.jsonl", rows)
-    for script, *flags in (["pretrain.py", "--max_steps=1", "--out=other"],
-                           ["finetune_cls.py", "--lm=other", "--epochs=1", "--dev_share=0.5"]):
-        result = call(script, "--dataset=my", *flags, cwd=tmp_path)
-        assert result.returncode == 0 and "prepared in another way" not in result.stdout
+        assert ("was prepared in another way for the pre-training" in scored.stdout) == warned
 
 
 # ---------------------------------------------------------------- the scripts
 
-@pytest.mark.parametrize(("script", "auto_class"), [
-    ("finetune_cls.py", AutoModelForSequenceClassification),
-    ("finetune_qa.py", AutoModelForQuestionAnswering),
-])
-def test_a_row_twice_is_the_same(script, auto_class, tmp_path, lm_folder, cls_folder, qa_folder):
+@pytest.mark.parametrize(("kind", "auto_class"), [
+    ("cls", AutoModelForSequenceClassification), ("qa", AutoModelForQuestionAnswering)])
+def test_a_row_twice_is_the_same(kind, auto_class, tmp_path, lm_folder, folder_of):
     """Prepare, mask, pre-train, fine-tune, score: two runs in two places agree in every byte of their
     predictions; a third in the same place does nothing. The line of results is the mean of
     predictions.jsonl, which the saved model makes again."""
-    data = cls_folder if script == "finetune_cls.py" else qa_folder
-    flags = [f"--dataset={data}", "--lr=1e-3"]
-    finetune = [script, *flags, "--lm=adapted", "--epochs=3", "--out=o"]
+    module, flags = TASKS[kind], [f"--dataset={folder_of[kind]}", "--lr=1e-3"]
+    pretrain = ["pretrain.py", *flags, f"--lm={lm_folder}", "--masker=whole", "--out=adapted"]
+    finetune = [f"finetune_{kind}.py", *flags, "--lm=adapted", "--epochs=3", "--out=o"]
     rows, predictions = [], []
     for place in (tmp_path / "one", tmp_path / "two"):
         place.mkdir()
-        pretrain = ["pretrain.py", *flags, f"--lm={lm_folder}", "--masker=whole", "--out=adapted"]
         for command in (pretrain, finetune):
             result = call(*command, cwd=place)
             assert result.returncode == 0 and "--max_len=66 instead of" in result.stdout, result.stderr
-        rows.append(json.loads((place / "results.jsonl").read_text()))
-        assert rows[-1]["examples"] == len((place / "o/predictions.jsonl").read_text().splitlines())
-        assert len(rows[-1]["held_out_loss"]) == 2
+        [row] = runs.read_rows(place / "results.jsonl")
+        rows.append(row | {"seconds": None})
         predictions.append((place / "o/predictions.jsonl").read_bytes())
-    assert predictions[0] == predictions[1]
-    for row in rows:
-        del row["seconds"]
-    assert rows[0] == rows[1]
-    row = rows[0]
-    assert (row["masker"], row["lm"], row["predictions"]) == ("whole", ".../lm", "o/predictions.jsonl")
-    assert row["config"]["max_len"] == 66
+    assert rows[0] == rows[1] and predictions[0] == predictions[1]
+    row, lines = rows[0], runs.read_rows(tmp_path / "one/o/predictions.jsonl")
+    assert row == row | {"masker": "whole", "lm": ".../lm", "row": None, "seed": 0, "split": "test",
+                         "examples": len(lines), "predictions": "o/predictions.jsonl"}
+    assert len(row["held_out_loss"]) == 2 and row["config"]["max_len"] == 66 and "torch" in row["versions"]
 
-    lines = runs.read_rows(tmp_path / "one/o/predictions.jsonl")
     model = auto_class.from_pretrained(tmp_path / "one/o").eval()
-    test = load(str(data), fast_tokenizer("wordpiece"))["test"]
-    if script == "finetune_cls.py":
+    test = load(str(folder_of[kind]), fast_tokenizer("wordpiece"))["test"]
+    again = module.predictions(model, module.pieces_of(test, 66))
+    if kind == "cls":
+        assert row["metrics"] == ["accuracy", "macro_f1"]
         assert row["accuracy"] == 100 * np.mean([line["gold"] == line["predicted"] for line in lines])
-        again = finetune_cls.predictions(model, finetune_cls.pieces_of(test, 66))
         assert [line["predicted"] for line in again] == [line["predicted"] for line in lines]
         assert [line["text"] for line in lines] == list(range(9))
     else:
         assert row["em"] == pytest.approx(100 * np.mean([line["em"] for line in lines]))
         assert row["f1"] == pytest.approx(100 * np.mean([line["f1"] for line in lines]))
-        again = finetune_qa.predictions(model, finetune_qa.pieces_of(test, 66))
         assert [line["answer"] for line in again] == [line["answer"] for line in lines]
         assert [line["id"] for line in lines] == [question["id"] for question in test.questions]
 
     again = call(*finetune, cwd=tmp_path / "two")
     assert "already done" in again.stdout
     assert "results.jsonl has a line of these settings already" in again.stdout
-    assert len((tmp_path / "two/results.jsonl").read_text().splitlines()) == 1
+    assert len(runs.read_rows(tmp_path / "two/results.jsonl")) == 1
 
 
 # ---------------------------------------------------------------- rows without labels
@@ -584,16 +539,6 @@ def classifier(lm_folder, cls_folder, tmp_path):
                 "--epochs=1", f"--out={tmp_path / 'model'}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return tmp_path / "model"
-
-
-def test_the_hint_how_to_predict_names_the_column_of_texts(tmp_path, capsys):
-    for text, hint in (("text", f"--lm={tmp_path}\n"), ("the body", f"--lm={tmp_path} --text='the body'\n")):
-        facts = {"settings": {"text": text}, "scores": {"accuracy": 50.0}, "commits": ["1a"]}
-        (tmp_path / "run.json").write_text(json.dumps(facts))
-        (tmp_path / "config.json").touch()
-        write_rows(tmp_path / "predictions.jsonl", [{"gold": "a", "predicted": "a"}])
-        finetune.report(tmp_path, "dev", finetune_cls)
-        assert capsys.readouterr().out.endswith(hint)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
@@ -646,7 +591,6 @@ def test_new_questions_are_answered(lm_folder, qa_folder, tmp_path):
 
 
 @pytest.mark.parametrize(("script", "flags", "said"), [
-    ("finetune_cls.py", ["--lm=lm"], "--lm=lm: is a BertForMaskedLM, and --predict needs a fine-tuned model"),
     ("finetune_qa.py", ["--lm=model"], "--lm=model: is a BertForSequenceClassification, and --predict needs"),
     ("finetune_cls.py", ["--lm=model", "--text=body"], "new.csv:2: the field 'body' is missing"),
     ("finetune_cls.py", ["--lm=model", "--predict=no.csv"], "--predict=no.csv: no such file"),
@@ -669,9 +613,6 @@ def test_a_model_that_can_be_shared(classifier, cls_folder, tmp_path):
     more = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={classifier}", "--max_len=24",
                 "--epochs=1", "--out=o", cwd=tmp_path)
     assert "is a fine-tuned model (BertForSequenceClassification): its head is replaced" in more.stdout
-    again = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={tmp_path / 'lm'}", "--max_len=24",
-                 "--epochs=1", "--out=model", cwd=tmp_path)
-    assert "already done" in again.stdout and "Scores on test (9 examples)" in again.stdout
 
 
 @pytest.mark.slow
@@ -685,26 +626,10 @@ def test_two_processes_give_one_result(tmp_path, lm_folder, cls_folder):
     assert result.stdout.count("Scores on test (9 examples)") == 1
 
 
-@pytest.mark.parametrize("script", ["finetune_cls", "finetune_qa"])
-def test_the_script_starts_with_the_toy_worlds_values(script, tmp_path, monkeypatch):
-    """With no flag at all."""
-    def stop(lm, pieces, **given):
-        values.append(given)
-        raise UserError("stop")
-
-    values = []
-    module = importlib.import_module(script)
-    monkeypatch.setattr(module, "finetune", stop)
-    assert "stop" in call(f"{script}.py", cwd=tmp_path).stderr
-    wanted = {"finetune_cls": toy.FINETUNE_CLS, "finetune_qa": toy.FINETUNE_QA}[script]
-    assert values[0] == values[0] | {name: wanted[name] for name in ("epochs", "lr", "batch_size")}
-
-
 def test_predictions_of_ones_own_task_must_be_finite(lm_folder, cls_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(finetune_cls, "finetune", lambda *_, **__: None)
     monkeypatch.setattr(finetune_cls, "predictions", lambda model, pieces: [{"error": float("nan")}])
-    monkeypatch.setattr(finetune_cls, "summary", lambda lines: {"accuracy": 0.0})
-    result = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=1",
-                  cwd=tmp_path)
+    result = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", cwd=tmp_path)
     assert result.returncode == 2 and "error: predictions: error is nan; a smaller" in result.stderr
 
 
@@ -720,32 +645,20 @@ def finished_run(folder, seed=0):
     return run
 
 
-def test_a_line_of_results(tmp_path, capsys):
-    run = finished_run(tmp_path / "o")
-    capsys.readouterr()
-    finetune.add_result(tmp_path / "results.jsonl", run)
-    row = json.loads((tmp_path / "results.jsonl").read_text())
-    versions = row.pop("versions")
-    assert "torch" in versions
-    assert row.pop("config") == run.settings
-    assert row.pop("metrics") == ["accuracy", "macro_f1"]
-    assert capsys.readouterr().out == ""
-    assert row == {"dataset": "d", "lm": "base", "masker": "whole", "row": None, "seed": 0, "split": "test",
-                   "examples": 8, "accuracy": 50.0, "macro_f1": 40.0, "held_out_loss": [3.0, 2.5],
-                   "seconds": {"train": 1.0},
-                   "predictions": str(tmp_path / "o/predictions.jsonl")}
-
-
 def test_results_that_are_there_stay(tmp_path):
-    """Each settings once; a blank line is none, and nothing is glued to a line without newline."""
-    results = tmp_path / "results.jsonl"
+    """Each settings once; a blank line is none, and nothing is glued to a line without newline. A link stays
+    one, and its lock is that of its target."""
+    results, link = tmp_path / "results.jsonl", tmp_path / "link"
     results.write_text('\n{"seed": 7}')
+    link.symlink_to("results.jsonl")
     one, two = finished_run(tmp_path / "one", seed=1), finished_run(tmp_path / "two", seed=2)
-    for run in (one, two, one, two):
-        finetune.check_results(results)
-        finetune.add_result(results, run)
+    for run, path in ((one, results), (two, link), (one, link), (two, results)):
+        finetune.check_results(path)
+        finetune.add_result(path, run)
+    assert link.is_symlink() and results.read_text().endswith("}\n")
     assert [line["seed"] for line in runs.read_rows(results)] == [7, 1, 2]
-    assert results.read_text().endswith("}\n")
+    with runs.locked(link), pytest.raises(Timeout):
+        FileLock(f"{results}.lock").acquire(timeout=0)
 
 
 def test_results_that_cannot_be_written_are_told_before_training(tmp_path, monkeypatch):
@@ -767,17 +680,3 @@ def test_results_that_cannot_be_written_are_told_before_training(tmp_path, monke
     (tmp_path / "file").write_text('{"seed": 0}\n{"half a li\n')
     with pytest.raises(UserError, match="file:2: not a JSON object"):
         finetune.check_results(tmp_path / "file")
-
-
-def test_two_names_of_a_results_file_are_one(tmp_path):
-    """A link stays one, and its lock is that of its target."""
-    (tmp_path / "all").mkdir()
-    (tmp_path / "link").symlink_to("all/results.jsonl")
-    finetune.check_results(tmp_path / "link")
-    for seed, name in enumerate(["link", "all/results.jsonl", "link"]):
-        run = finished_run(tmp_path / f"o-{seed}", seed=seed)
-        finetune.add_result(tmp_path / name, run)
-    assert (tmp_path / "link").is_symlink()
-    assert [line["seed"] for line in runs.read_rows(tmp_path / "all/results.jsonl")] == [0, 1, 2]
-    with runs.locked(tmp_path / "link"), pytest.raises(Timeout):
-        FileLock(tmp_path / "all/results.jsonl.lock").acquire(timeout=0)

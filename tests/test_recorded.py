@@ -24,7 +24,6 @@ from support import data, devices
 
 # ---------------------------------------------------------------- a CUDA graph on the CPU
 
-
 class Tape(TorchDispatchMode):
     """What a CUDA graph does: a replay runs the recorded operators on the same memory, with the numbers that
     Python had then. Recording changes no weights."""
@@ -120,17 +119,12 @@ def assert_close(found, wanted, atol):
         torch.testing.assert_close(found[name], weight, atol=atol, rtol=0, msg=name)
 
 
-STAGES = [("bert", pretrain), ("roberta", pretrain), ("distilbert", pretrain), ("modernbert", pretrain),
-          ("bert", finetune_cls), ("distilbert", finetune_qa)]
-
-
-@pytest.mark.parametrize(("kind", "stage"), STAGES)
+@pytest.mark.parametrize(("kind", "stage"), [
+    ("bert", pretrain), ("modernbert", pretrain), ("bert", finetune_cls), ("distilbert", finetune_qa)])
 def test_replayed_steps_are_those_of_fit(kind, stage, cls_folder, qa_folder, tok, tapes, monkeypatch):
     """With dropout, a learning rate that falls, several shapes, gradients that are clipped and some that are
     not (which depend on the number of labels)."""
-    folder = cls_folder
-    if stage is finetune_qa:
-        folder = qa_folder
+    folder = qa_folder if stage is finetune_qa else cls_folder
     if kind == "bert":
         name = {pretrain: "mlm_loss", finetune_cls: "loss_fn"}[stage]
         whole = getattr(stage, name)

@@ -3,7 +3,7 @@ import json
 import re
 import sys
 from collections import Counter
-from html.parser import HTMLParser
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,50 +60,21 @@ def pipeline(tmp_path):
     return tmp_path / "rules"
 
 
-class Page(HTMLParser):
-    """What a page shows: its elements, and its contexts, each with its name, questions, and for every masker
-    the characters of the text and whether they are marked."""
-
-    def __init__(self, out: Path):
-        super().__init__()
-        self.elements, self.contexts = [], []
-        self.inside, self.masker, self.marked = "", "", False
-        self.feed((out / "masks.html").read_bytes().decode())
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, attrs))
-        if tag == "mark":
-            self.marked = True
-            return
-        self.inside = tag
-        if tag == "h2":
-            self.contexts.append({"name": "", "questions": [], "shown": {}})
-        elif tag == "p" and self.contexts:
-            self.contexts[-1]["questions"].append("")
-
-    def handle_endtag(self, tag):
-        self.marked = False
-        self.inside = "" if tag != "mark" else self.inside
-
-    def handle_data(self, data):
-        if not self.contexts:
-            return
-        context = self.contexts[-1]
-        if self.inside == "h2":
-            context["name"] += data
-        elif self.inside == "p":
-            context["questions"][-1] += data
-        elif self.inside == "dt":
-            self.masker = data
-            context["shown"][data] = []
-        elif self.inside == "dd":
-            context["shown"][self.masker] += [(character, self.marked) for character in data]
-
-
-def show(dataset: Path, lm: Path, out: Path, **flags: object) -> Page:
-    """Runs show_masks, and returns what its page shows."""
+def show(dataset: Path, lm: Path, out: Path, **flags: object) -> list[SimpleNamespace]:
+    """Runs show_masks, and returns the contexts of its page: name, questions, and for every masker the
+    characters of the text and whether they are marked."""
     show_masks.main(show_masks.Config(dataset=str(dataset), lm=str(lm), out=str(out), **flags))
-    return Page(out)
+    contexts = []
+    for part in (out / "masks.html").read_bytes().decode().split("<h2>")[1:]:
+        shown = {}
+        for masker, html in re.findall("<dt>(.*?)</dt><dd dir=auto>(.*?)</dd>", part, re.DOTALL):
+            shown[unescape(masker)] = []
+            for i, piece in enumerate(re.split("</?mark>", html)):
+                shown[unescape(masker)] += [(character, i % 2 == 1) for character in unescape(piece)]
+        questions = re.findall("<p>(.*?)</p>", part, re.DOTALL)
+        contexts.append(SimpleNamespace(name=part.partition("<")[0], questions=[*map(unescape, questions)],
+                                        shown=shown))
+    return contexts
 
 
 def text_of(shown: list) -> str:
@@ -122,17 +93,18 @@ def corpus_of(tmp_path: Path, texts: list[str]) -> Path:
 def test_masks_are_those_of_pretraining(qa_folder, lm_folder, policy, tmp_path):
     """The characters of their tokens, block by block."""
     names = ["punct", policy, "whole"]
-    page = show(qa_folder, lm_folder, tmp_path / "out", maskers=",".join(names), p=0.2, contexts=7, seed=3)
-    assert len(page.contexts) == 7
+    contexts = show(qa_folder, lm_folder, tmp_path / "out", maskers=",".join(names), p=0.2, contexts=7,
+                    seed=3)
+    assert len(contexts) == 7
     pieces = corpus_blocks(qa_folder, lm_folder)
     lm = models.LMReader(models.load_lm(str(lm_folder)))
     most_blocks = 0
-    for context in page.contexts:
-        i = int(re.match(r"text (\d+)", context["name"])[1])
-        assert list(context["shown"]) == names
+    for context in contexts:
+        i = int(re.match(r"text (\d+)", context.name)[1])
+        assert list(context.shown) == names
         in_text = np.flatnonzero(pieces.text_ids == i)
         most_blocks = max(most_blocks, len(in_text))
-        for name, shown in context["shown"].items():
+        for name, shown in context.shown.items():
             assert text_of(shown) == pieces.split.text(i)
             expected = np.zeros(len(shown), bool)
             for block in in_text:
@@ -144,23 +116,10 @@ def test_masks_are_those_of_pretraining(qa_folder, lm_folder, policy, tmp_path):
     assert most_blocks > 1
 
 
-def test_questions_stand_with_their_answers(lm_folder, tmp_path):
-    text = "Dogs bark; the cat sat on the mat.\nThe cat sat on the mat, and purred"
-    places = {"Dogs": 0, "cat sat": text.rindex("cat sat"), "purred": text.index("purred")}
-    asked = []
-    for answer, start in places.items():
-        found = [{"text": answer, "answer_start": start}]
-        asked.append({"id": answer, "question": f"<{answer}>?", "answers": found})
-    article = {"title": "t", "paragraphs": [{"context": text, "qas": asked}]}
-    (tmp_path / "train.json").write_text(json.dumps({"data": [article, article]}))
-    [context] = show(tmp_path / "train.json", lm_folder, tmp_path / "out", contexts=1).contexts
-    assert context["questions"] == ["<Dogs>? → Dogs", "<cat sat>? → cat sat", "<purred>? → purred"]
-
-
 def test_the_pieces_of_a_word_are_one_mark(lm_folder, tmp_path):
     folder = corpus_of(tmp_path, ["electroencephalographic cats"])
-    page = show(folder, lm_folder, tmp_path / "out", maskers="random", p=1.0)
-    assert [tag for tag, _ in page.elements].count("mark") == 2
+    show(folder, lm_folder, tmp_path / "out", maskers="random", p=1.0)
+    assert (tmp_path / "out/masks.html").read_text().count("<mark>") == 2
 
 
 def test_a_hostile_text_stays_a_text(tmp_path):
@@ -168,23 +127,21 @@ def test_a_hostile_text_stays_a_text(tmp_path):
     tokenizer = fast_tokenizer("bpe")
     random_lm("bert", len(tokenizer)).save_pretrained(tmp_path / "lm")
     tokenizer.save_pretrained(tmp_path / "lm")
-    pages = {}
+    pages, tags = {}, {}
     for name, texts in {"harmless": ["the cat", "the mat"], "hostile": HOSTILE}.items():
         data = squad(texts, texts)
-        for question, text in zip([p["qas"][0] for p in data["data"][0]["paragraphs"]], texts, strict=True):
-            question["question"] = text
+        for paragraph, text in zip(data["data"][0]["paragraphs"], texts, strict=True):
+            paragraph["qas"][0]["question"] = text
         (tmp_path / f"{name}.json").write_text(json.dumps(data))
-        pages[name] = show(tmp_path / f"{name}.json", tmp_path / "lm", tmp_path / name, split="train")
-    harmless = (tmp_path / "harmless/masks.html").read_text()
-    assert not re.search(r"https?:|@import|url\(|src=|href=|script", harmless)
-    shown = {}
-    for name, page in pages.items():
-        shown[name] = [element for element in page.elements if element[0] != "mark"]
-    assert shown["harmless"] == shown["hostile"] and len(shown["hostile"]) > 20
-    for context in pages["hostile"].contexts:
-        for characters in context["shown"].values():
-            assert text_of(characters) in HOSTILE
-        assert context["questions"][0].partition(" → ")[0] in HOSTILE
+        contexts = show(tmp_path / f"{name}.json", tmp_path / "lm", tmp_path / name, split="train")
+        pages[name] = (tmp_path / name / "masks.html").read_text()
+        tags[name] = [tag for tag in re.findall("<[^>]*>", pages[name]) if "mark>" not in tag]
+    assert not re.search(r"https?:|@import|url\(|src=|href=|script", pages["harmless"])
+    assert tags["harmless"] == tags["hostile"] and len(tags["hostile"]) > 20
+    for context in contexts:
+        for characters in context.shown.values():
+            text = text_of(characters)
+            assert text in HOSTILE and context.questions == [f"{text} → {text}"]
 
 
 def test_parts_of_speech_against_a_naive_count(lm_folder, policy, pipeline, tmp_path, capsys):
@@ -193,8 +150,8 @@ def test_parts_of_speech_against_a_naive_count(lm_folder, policy, pipeline, tmp_
     # Several blocks, one of which ends within "don't".
     texts.append("  " + " ".join(texts))
     folder = corpus_of(tmp_path, texts)
-    page = show(folder, lm_folder, tmp_path / "out", maskers=f"random,{policy}", p=0.3, contexts=10, seed=1,
-                spacy_model=str(pipeline))
+    show(folder, lm_folder, tmp_path / "out", maskers=f"random,{policy}", p=0.3, contexts=10, seed=1,
+         spacy_model=str(pipeline))
     printed = capsys.readouterr().out
 
     pieces, nlp = corpus_blocks(folder, lm_folder), spacy.load(pipeline)
@@ -223,16 +180,13 @@ def test_parts_of_speech_against_a_naive_count(lm_folder, policy, pipeline, tmp_
         expected = [f"{tag} {100 * count[tag] / total:.1f} %" for tag in (*top, "other")]
         assert line.removeprefix(name).strip().split("  ") == expected
     assert (tmp_path / "out" / "parts_of_speech.png").read_bytes()[:4] == PNG
-    assert len(page.contexts) == 10
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (["--maskers=random,rndom"], "did you mean 'random'"),
     (["--maskers=oracle"], "toy world only"),
     (["--split=test"], "no test split. Allowed: train"),
     (["--spacy_model=en_nothing"], "python -m spacy download en_nothing"),
     (["--spacy_model=blank"], "tells no parts of speech"),
-    (["--out=train.txt"], "train.txt"),
 ])
 def test_wrong_flags_of_show_masks(flags, said, lm_folder, tmp_path):
     write_rows(tmp_path / "train.txt", [{"text": "the cat sat", "label": "x"}] * 2)
@@ -240,19 +194,6 @@ def test_wrong_flags_of_show_masks(flags, said, lm_folder, tmp_path):
     result = call("tools/show_masks.py", "--dataset=train.txt", f"--lm={lm_folder}", *flags, cwd=tmp_path)
     assert result.returncode == 2
     assert said in result.stderr and result.stderr.count("\n") == 1
-
-
-def test_show_masks_on_the_toy_world(tmp_path):
-    flags = ["--dataset=toyqa", "--split=test", "--contexts=3", "--p=0.15", "--out=o"]
-    result = call("tools/show_masks.py", *flags, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "page: o/masks.html" in result.stdout and "--spacy_model=" in result.stdout
-    assert {file.name for file in (tmp_path / "o").iterdir()} == {"masks.html", "preferences.csv"}
-    contexts = Page(tmp_path / "o").contexts
-    assert len(contexts) == 3
-    for context in contexts:
-        assert list(context["shown"]) == ["random", "whole", "span", "punct"]
-        assert len(context["questions"]) == 3
 
 
 # ---------------------------------------------------------------- toy_compare
@@ -304,10 +245,11 @@ def test_preferences_are_differences_within_documents():
     assert table["masked minus text"].is_monotonic_decreasing
 
 
-def test_what_a_policy_prefers_is_printed_and_saved(tmp_path):
+def test_show_masks_on_the_toy_world(tmp_path):
     """`punct` masks one mark in each text, and nothing is more of a mark. Scores are standardized."""
     result = call("tools/show_masks.py", "--maskers=none,punct", "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
+    assert {file.name for file in (tmp_path / "o").iterdir()} == {"masks.html", "preferences.csv"}
     table = pd.read_csv(tmp_path / "o/preferences.csv").set_index(["masker", "feature"])
     assert set(table.index.get_level_values("masker")) == {"punct"}
     mean, low, high = table.loc["punct", "punct"]
@@ -366,7 +308,6 @@ def test_what_nmg_learned_is_compared_by_seed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (["--maskers=none,rndom"], "did you mean 'random'?"),
     (["--seed=3"], "runs/nmg-toycls-tiny-3: no policy"),
     (["--out=results.jsonl"], "--out=results.jsonl: is the picture, and must end with .png"),
 ])

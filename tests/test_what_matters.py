@@ -33,7 +33,8 @@ def plays_of(place):
 
 
 def test_maskers_are_compared_on_the_same_sub_tasks(tmp_path):
-    result = call(*MATTERS, "--maskers=random,none,punct", "--seeds=2", "--seed=3", cwd=tmp_path)
+    command = [*MATTERS, "--maskers=random,none,punct", "--seeds=2", "--seed=3"]
+    result = call(*command, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     plays = plays_of(tmp_path)
     assert set(plays) == set(itertools.product((3, 4), ("random", "none", "punct")))
@@ -49,6 +50,17 @@ def test_maskers_are_compared_on_the_same_sub_tasks(tmp_path):
     for metric, score in measured.items():
         unit = 100 if metric == "likelihood" else 1
         assert plays[4, "punct"][metric] == pytest.approx(unit * score, abs=1e-4)
+
+    # It goes on where it stopped, with these flags.
+    lines = (tmp_path / "w.jsonl").read_text().splitlines()
+    (tmp_path / "w.jsonl").write_text("\n".join(lines[:4]) + "\n")
+    again = call(*command, cwd=tmp_path)
+    assert again.returncode == 0 and (tmp_path / "w.jsonl").read_text().splitlines()[:4] == lines[:4]
+    assert plays_of(tmp_path) == plays
+    for flag in ("--p=0.1", "--contexts=70", "--dataset=toyqa"):
+        other = call(*command, flag, cwd=tmp_path)
+        assert other.returncode == 2 and "--log=w.jsonl: holds plays with other flags" in other.stderr
+    assert plays_of(tmp_path) == plays
 
     # The table of report.py.
     score = np.array([plays[seed, "punct"]["likelihood"] for seed in (3, 4)])
@@ -98,23 +110,6 @@ def test_plays_of_edited_code_are_kept_with_a_warning(tmp_path, monkeypatch):
     assert "WARNING" not in said[0] + said[1]
     assert "WARNING: w.jsonl has plays by commit aaa, and the code is now commit bbb;" in said[2]
     assert len(runs.read_rows(tmp_path / "w.jsonl")) == 2
-
-
-def test_it_goes_on_and_refuses_another_log(tmp_path):
-    first = call(*MATTERS, "--maskers=random,punct", "--seeds=2", cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    whole = plays_of(tmp_path)
-    lines = (tmp_path / "w.jsonl").read_text().splitlines()
-    (tmp_path / "w.jsonl").write_text("\n".join(lines[:2]) + "\n")
-    again = call(*MATTERS, "--maskers=random,punct", "--seeds=2", cwd=tmp_path)
-    assert again.returncode == 0 and (tmp_path / "w.jsonl").read_text().splitlines()[:2] == lines[:2]
-    assert plays_of(tmp_path) == whole
-    before = (tmp_path / "w.jsonl").read_text()
-    for flag in ("--p=0.1", "--contexts=70", "--dataset=toyqa"):
-        other = call(*MATTERS, flag, cwd=tmp_path)
-        assert other.returncode == 2 and "--log=w.jsonl: holds plays with other flags" in other.stderr
-        assert other.stderr.count("\n") == 1
-    assert (tmp_path / "w.jsonl").read_text() == before
 
 
 def test_what_others_write_meanwhile_stays(tmp_path, monkeypatch):
