@@ -196,10 +196,11 @@ def test_columns_by_their_names(tmp_path, tok):
     pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
     write_rows(tmp_path / "a.jsonl", rows)
     columns = DataFlags(text="review", label="stars", doc="user")
-    csv, jsonl = (load(str(tmp_path / f"a.{end}"), tok, 0.2, columns=columns) for end in ("csv", "jsonl"))
-    assert csv["train"].labels == sorted(map(str, range(12)))
-    assert texts_of(csv["dev"]) == texts_of(jsonl["dev"]) and len(csv["dev"]) == 6
-    assert not set(csv["train"].doc) & set(csv["dev"].doc)
+    of_csv = load(str(tmp_path / "a.csv"), tok, 0.2, columns=columns)
+    of_jsonl = load(str(tmp_path / "a.jsonl"), tok, 0.2, columns=columns)
+    assert of_csv["train"].labels == sorted(map(str, range(12)))
+    assert texts_of(of_csv["dev"]) == texts_of(of_jsonl["dev"]) and len(of_csv["dev"]) == 6
+    assert not set(of_csv["train"].doc) & set(of_csv["dev"].doc)
     for columns, said in ((DataFlags(text="reviews"), "a.csv:2: the field 'reviews' is missing, there"),
                           (DataFlags(label="star"), "--label=star: no row of train has this column"),
                           (DataFlags(doc="users"), "a.csv:2: the field 'users' is missing, there are")):
