@@ -93,12 +93,16 @@ def refused(folder, **how):
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
 def test_sign_flips_are_those_of_a_loop(n, rng):
-    """Ties count, also those that rounding would break."""
-    for d in (rng.normal(0.5, 1, n), rng.integers(-2, 3, n) / 10):
+    for d in (rng.normal(0.5, 1, n), rng.integers(-2, 3, n).astype(float)):
         far = 0
         for signs in itertools.product((1, -1), repeat=n):
             far += abs(np.dot(signs, d)) >= abs(d.sum()) - 1e-9
         assert sign_flips(d) == pytest.approx(far / 2**n)
+
+
+def test_rounding_breaks_no_tie(rng):
+    for x in rng.integers(-5, 6, (100, 5)):
+        assert sign_flips(x / 10) == sign_flips(x.astype(float))
 
 
 def test_flips_of_many_seeds_take_little_memory(rng, monkeypatch):
@@ -187,10 +191,10 @@ def test_scores_paper_and_hours(study):
 def test_detectable_is_what_a_paired_t_test_finds(study):
     lines = read(study)
     d = differences(lines)["nmg-paper"]
-    shown = float(table_of(study)["nmg-paper"]["detectable"])
     threshold = stats.t.ppf(1 - 0.05 / 2 / len(compare(lines)), 8)
-    power = 1 - stats.nct.cdf(threshold, 8, shown / stats.sem(d))
-    assert shown == pytest.approx((threshold + stats.t.ppf(0.8, 8)) * stats.sem(d), abs=0.005)
+    expected = (threshold + stats.t.ppf(0.8, 8)) * stats.sem(d)
+    assert float(table_of(study)["nmg-paper"]["detectable"]) == pytest.approx(expected, abs=0.005)
+    power = 1 - stats.nct.cdf(threshold, 8, expected / stats.sem(d))
     assert power == pytest.approx(0.8, abs=0.03)
 
 
@@ -563,31 +567,21 @@ def lines_of(ax):
 
 
 def test_learning_curves(tmp_path, shown):
-    records = metrics([(0.5, 0.6, 0.4), (0.5, 0.3, 0.5), (0.5, 0.4, 0.2)])
-    plots.curves(records, tmp_path / "c.png")
-    regret, scores, entropy, loss = map(lines_of, shown[0].axes)
-    # A tie is no loss.
-    assert regret == {"worst case": [1, 2, 3], "learner": [0, 1, 2], "opponent": [1, 1, 2]}
-    assert scores == {"random": [0.5] * 3, "learner": [0.6, 0.3, 0.4], "opponent": [0.4, 0.5, 0.2]}
-    assert entropy == {"random": [2, 2, 2], "learner": [0.1, 1.1, 2.1], "opponent": [0.1, 1.1, 2.1]}
-    assert loss["opponent"] == pytest.approx([0.5, 2.5, 4.5])
-    assert train_nmg.won_lost(records) == "won 1, lost 2, tied 0 against random"
-    plots.curves(metrics([(0.5, 0.5, 0)], names=["learner"]), tmp_path / "c.png")
-    assert list(lines_of(shown[1].axes[0])) == ["worst case", "learner"]
-
-
-def test_learning_curves_where_random_plays_some_episodes(tmp_path, shown):
-    """Lost and won are counted in these; scores and losses are those of all."""
-    records = metrics([(0.5, 0.4, 0.7), (0.5, 0.1, 0.9), (0.5, 0.3, 0.8)])
+    """Random plays all episodes but the second: lost and won are counted in those; a tie is no loss."""
+    records = metrics([(0.5, 0.6, 0.4), (0.5, 0.1, 0.9), (0.5, 0.3, 0.5), (0.5, 0.4, 0.2)])
     del records[1]["random_score"], records[1]["random_entropy"]
     plots.curves(records, tmp_path / "c.png")
-    regret, scores, _, _ = shown[0].axes
-    assert lines_of(regret) == {"worst case": [1, 2], "learner": [1, 2], "opponent": [0, 0]}
-    assert {tuple(line.get_xdata()) for line in regret.lines} == {(1, 3)}
-    assert lines_of(scores)["random"] == [0.5, 0.5] and lines_of(scores)["opponent"] == [0.7, 0.9, 0.8]
+    regret, scores, entropy, loss = map(lines_of, shown[0].axes)
+    assert regret == {"worst case": [1, 2, 3], "learner": [0, 1, 2], "opponent": [1, 1, 2]}
+    assert {tuple(line.get_xdata()) for line in shown[0].axes[0].lines} == {(1, 3, 4)}
+    assert scores == {"random": [0.5] * 3, "learner": [0.6, 0.1, 0.3, 0.4], "opponent": [0.4, 0.9, 0.5, 0.2]}
+    assert entropy["random"] == [2, 2, 2] and entropy["learner"] == [0.1, 1.1, 2.1, 3.1]
+    assert loss["opponent"] == pytest.approx([0.5, 2.5, 4.5, 6.5])
+    assert train_nmg.won_lost(records) == "won 1, lost 2, tied 0 against random"
     # The bar shows who played the last episode.
-    assert train_nmg.progress(records[:2]) == (
-        "opponent 0.9, learner 0.1; learner won 0, lost 1, tied 0 against random")
+    assert train_nmg.progress(records[:2]).startswith("opponent 0.9, learner 0.1; learner won 1, lost 0, ")
+    plots.curves(metrics([(0.5, 0.5, 0)], names=["learner"]), tmp_path / "c.png")
+    assert list(lines_of(shown[1].axes[0])) == ["worst case", "learner"]
 
 
 def test_forest(study, shown):
