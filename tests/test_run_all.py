@@ -70,6 +70,9 @@ def test_every_row_of_the_papers_tables():
     ({"LMS": "roberta-base", "QA": "newsqa", "MASKERS": "nmg-alone nmg-fresh", "SEEDS": "7"}, 2 + 2),
     ({"CLS": "my.csv", "LMS": "x", "MASKERS": "random tfidf random,--p=0.3 sampled", "SEEDS": "0 1"}, 10),
     ({"CLS": "my.csv", "LMS": "x", "MASKERS": "sampled nmg", "SEEDS": "0"}, 1 + 2),
+    # One kind of task alone
+    ({"QUICK": "1", "CLS": "my.csv", "MASKERS": "random"}, 3),
+    ({"QA": "my.json", "LMS": "x", "MASKERS": "random"}, 3),
     ({"QA": "", "CLS": ""}, 0),
     # A file that is called like a script of ours is not one.
     ({"CLS": "x/train_nmg.py", "LMS": "x", "MASKERS": "none ../train_nmg.py:f", "SEEDS": "0"}, 2),
@@ -263,13 +266,6 @@ def test_learned_rows_carry_their_flags(row, lm, flags):
     command = listed(CLS="my.csv", LMS=lm, MASKERS=row, SEEDS="0")[-1]
     given = command.partition(" --seed=0 ")[2].partition("--out=")[0]
     assert given.strip() == flags
-
-
-def test_one_kind_of_task_alone():
-    """CLS=my.csv asks for no question answering, and the other way round."""
-    assert all("--dataset=my.csv" in c for c in listed(QUICK="1", CLS="my.csv", MASKERS="random"))
-    assert all("finetune_cls.py" in c for c in listed(CLS="my.csv", LMS="x", MASKERS="random"))
-    assert all("finetune_qa.py" in c for c in listed(QA="my.json", LMS="x", MASKERS="random"))
 
 
 @pytest.mark.parametrize(("flags", "env", "message"), [
