@@ -27,7 +27,7 @@ MARKED = [
     "Dogs (big ones) bark; << electroencephalographic dogs >> don't purr!",
     "<< Big [[ dogs ]] ones >> bark << into pieces.",
     "Short, and short again.",
-    "<<cat>> and [[unbelievable]] measurements sat on measurements.",
+    "<<the << cat>> and [[unbelievable]] measurements sat on measurements.",
 ]
 
 

@@ -260,13 +260,14 @@ def test_rows_with_a_question_each(form, suffix, tmp_path, tok):
     ({"question": "is it?", "context": "the cat", "answer": True}, {"text": "context", "label": "answer"},
      "the cat"),
     ({"question": "is it?", "text": "the cat"}, {}, "the cat"),
-    ({"question": "who?", "passage": "the cat", "id": 1, "answers": [FOUND]}, {"text": "passage"}, "the cat"),
+    ({"question": "who?", "passage": "the cat", "guid": 1, "answers": [FOUND]}, {"text": "passage"},
+     "the cat"),
 ])
 def test_which_column_is_the_text(row, columns, text, tmp_path, tok):
     write_rows(tmp_path / "train.jsonl", [row])
     data = load(str(tmp_path), tok, columns=DataFlags(**columns))
     assert texts_of(data["train"]) == [text]
-    assert hasattr(data["train"], "question_text") == ("id" in row)
+    assert hasattr(data["train"], "question_text") == ("guid" in row)
 
 
 @pytest.mark.parametrize(("name", "content", "n"), [
@@ -708,6 +709,7 @@ MRQA = {"context": "a b", "qid": "1", "question": "q", "answers": ["b"],
         "detected_answers": [{"text": "b", "char_spans": [[7, 9]]}]}
 
 
+UNASKED = {"data": [{"paragraphs": [{"context": "the cat", "qas": []}]}]}
 CONLL = "Anna NNP B-NP B-PER\nsings VBZ B-VP O\n. . O O\n\nIn IN B-PP O\nRome NNP B-NP I-LOC\n" * 400
 TSV = 'text\tlabel\n"a fine film\tx\nb\ty\nshe said no to\tx\nhe said"\tx\n'
 
@@ -732,6 +734,7 @@ def asked(**fields):
 
 
 ROWS = stories(["neg", "pos"])
+LINES = "a quoted cell holds lines that look like rows: 'pos,the end'"
 TORN = "a quoted cell is torn apart at"
 LABELS_AND_TEXTS = "looks like a label and a text per line (as fastText has them), but a .txt file is text"
 NO_ANSWER = "question '1' has no answer"
@@ -758,6 +761,10 @@ BAD = [
     ("year.jsonl", jsonl(FLAT | {"answers": {"text": [1987], "answer_start": [4]}}), "not 1987 and 4; a csv"),
     ("answer.csv", "id,context,question,answer\n1,a cat,who?,cat\n",
      """question '1' has no answer: its field 'answers' must hold "text" and "answer_start"; questions"""),
+    ("nothing.json", json.dumps(squad(["the cat \x01 sat"], ["\x01"])), "'q0' holds no token of its context"),
+    ("unasked.json", json.dumps(UNASKED), "unasked.json, train: there is no question in it"),
+    ("header.csv", "text,label\na,x\ntext,label\nb,y\n", "header.csv:3: the header is repeated here"),
+    ("inch.csv", 'label,text\nneg,a river\npos,"quoted\npos,the end\nneg,a city 12"\n', f"csv:3: {LINES}"),
     ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: the name 'text' appears 2 times; rename"),
     ("list.jsonl", jsonl(GOOD | {"label": ["x", "y"]}), "a label must be text, a number, or true or"),
     ("zero.jsonl", jsonl({"text": 0}), "zero.jsonl:1: the field 'text' must be text and not empty, not 0"),

@@ -389,12 +389,12 @@ def test_an_edit_changes_the_commit(tmp_path, monkeypatch):
     git("commit", "-m", "first")
     monkeypatch.setattr(runs, "__file__", str(tmp_path / "support/runs.py"))
     first = commit_with("x.py", "a = 1\n")
+    # A file of the user's own is no code of ours.
+    assert commit_with("mine/x.py", "") == first
     # An edit, another one, and a file that git does not know yet.
     edited = [commit_with("x.py", "a = 2\n"), commit_with("x.py", "a = 3\n"), commit_with("nmg/y.py", "")]
     assert len({first, *edited}) == 4
     assert all(commit.startswith(f"{first}-edited-") for commit in edited)
-    # A file of the user's own is no code of ours.
-    assert commit_with("mine/x.py", "") == edited[-1]
     # A copy that has no git.
     shutil.rmtree(tmp_path / ".git")
     assert runs.commit.__wrapped__() == f"no-git-{edited[-1][-8:]}"
