@@ -52,12 +52,12 @@ def same_weights(one, other):
 
 def test_a_missing_head_is_drawn_by_the_seed(tmp_path):
     """Not by what torch's generator has come to, which it leaves where it was."""
-    random_lm("bert").bert.save_pretrained(tmp_path)
+    random_lm("bert", dropout=0.1).bert.save_pretrained(tmp_path)
     torch.manual_seed(1)
+    state = torch.get_rng_state()
     one = models.load_lm(str(tmp_path), 0)
-    drawn = torch.rand(())
-    torch.manual_seed(1)
-    assert torch.equal(drawn, torch.rand(()))
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(2)
     assert same_weights(one, models.load_lm(str(tmp_path), 0))
     assert not same_weights(one, models.load_lm(str(tmp_path), 1))
 
@@ -140,14 +140,12 @@ def test_the_head_of_microsofts_deberta_is_used(kind, tmp_path, capsys):
 
 def test_a_checksum_is_that_of_the_whole_lm(lm_folder):
     """Weights, config and tokenizer, and nothing else that lies there; that of the weights stands first."""
-    (lm_folder / "README.md").write_text("One.")
     found = [models.weights_of(str(lm_folder))]
-    (lm_folder / "README.md").write_text("Another.")
+    (lm_folder / "README.md").write_text("One.")
     assert models.weights_of(str(lm_folder)) == found[0]
     edit_config(lm_folder, hidden_act="relu")
     found.append(models.weights_of(str(lm_folder)))
-    tokenizer = lm_folder / "tokenizer.json"
-    tokenizer.write_text(tokenizer.read_text().replace('"lowercase": true', '"lowercase": false'))
+    (lm_folder / "tokenizer.json").write_text("{}")
     found.append(models.weights_of(str(lm_folder)))
     assert len(set(found)) == 3 and len({checksum[:64] for checksum in found}) == 1
     as_pickle(lm_folder, saved(lm_folder))
@@ -159,8 +157,6 @@ def test_a_checksum_is_that_of_the_whole_lm(lm_folder):
 
 SMALL = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
          "intermediate_size": 8, "max_position_embeddings": 64, "pad_token_id": 0}
-REFORMER = SMALL | {"attention_head_size": 8, "feed_forward_size": 8, "attn_layers": ["local"],
-                    "is_decoder": False, "axial_pos_embds_dim": [4, 4], "axial_pos_shape": [4, 16]}
 def lm_of(kind, folder, **config):
     config = transformers.CONFIG_MAPPING[kind](**config)
     transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
@@ -169,7 +165,6 @@ def lm_of(kind, folder, **config):
 
 @pytest.mark.parametrize(("kind", "config", "said"), [
     ("fnet", SMALL, "FNetForMaskedLM takes no attention mask, so that padding would change"),
-    ("reformer", REFORMER, "cannot be trained on text here: If training, make sure that config.axial_pos"),
     ("xmod", SMALL, "cannot be trained on text here: Input language unknown.*; another config.json or"),
 ])
 def test_a_lm_whose_code_fails_is_one_sentence(kind, config, said, tmp_path):
@@ -190,15 +185,10 @@ def test_x_mod_is_computed_in_fp32(tmp_path, monkeypatch):
 
 
 def test_a_trial_changes_nothing(tmp_path):
-    """BigBird would attend in full from then on. Torch's generator stays where it was."""
-    torch.manual_seed(0)
-    drawn = torch.rand(())
-    torch.manual_seed(0)
+    """BigBird would attend in full from then on."""
     lm = random_lm("bert", dropout=0.1)
     lm.save_pretrained(tmp_path / "bert")
-    torch.manual_seed(0)
     opened = models.load_lm(str(tmp_path / "bert"))
-    assert torch.equal(drawn, torch.rand(()))
     assert same_weights(opened, lm) and not opened.training
     assert all(weight.grad is None for weight in opened.parameters())
     big_bird = lm_of("big_bird", tmp_path / "big", **SMALL | {"block_size": 4, "num_random_blocks": 1})
@@ -228,7 +218,7 @@ def test_settings_that_change_what_is_computed(setting, value, tmp_path, capsys)
 
 
 def test_a_saved_classifier_is_for_one_label(tmp_path, lm_folder, cls_folder):
-    """Whatever the LM was before: the probabilities of its classes sum to 1."""
+    """Whatever the LM was before."""
     edit_config(lm_folder, problem_type="multi_label_classification", id2label={i: f"L{i}" for i in range(6)},
                 label2id={f"L{i}": i for i in range(6)})
     done = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=1", "--out=o",
@@ -237,9 +227,6 @@ def test_a_saved_classifier_is_for_one_label(tmp_path, lm_folder, cls_folder):
     config = json.loads((tmp_path / "o/config.json").read_text())
     assert config["problem_type"] == "single_label_classification"
     assert set(config["label2id"]) == {"cat", "dog", "long", "short"}
-    classify = transformers.pipeline("text-classification", str(tmp_path / "o"))
-    scores = classify([TEXTS[0]], top_k=None)[0]
-    assert sum(score["score"] for score in scores) == pytest.approx(1)
 
 
 # ---------------------------------------------------------------- folders
@@ -248,8 +235,6 @@ def test_a_saved_classifier_is_for_one_label(tmp_path, lm_folder, cls_folder):
     (lambda folder: (folder / "model.safetensors").write_text(LFS),
      "model.safetensors is only a pointer of Git LFS; `git lfs pull`"),
     (lambda folder: half(folder / "model.safetensors"), "a file of it is damaged or cut short"),
-    (lambda folder: half(folder / "tokenizer.json"), "a file of it is damaged or cut short"),
-    (lambda folder: half(folder / "config.json"), "not a valid JSON file"),
     (lambda folder: [prefixed(folder), half(folder / "pytorch_model.bin")], "is damaged or cut short"),
     (lambda folder: as_pickle(folder, random_lm("bert")), "not a plain dict of tensors, and no other pickle"),
     (lambda folder: (folder / "model.safetensors").unlink(), "no file named model.safetensors"),
@@ -280,26 +265,26 @@ def test_without_sentencepiece_one_is_told_to_install_it(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------- tokenizers
 
+SENTENCEPIECE = {
+    "deberta-v2": ("spm.model", {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]",
+                                 "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}),
+    "albert": ("spiece.model", {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>",
+                                "control_symbols": "[CLS],[SEP],[MASK]"}),
+    "xlm-roberta": ("sentencepiece.bpe.model", {})}
+
+
 def sentencepiece_folder(kind, folder):
     """An LM whose tokenizer is a SentencePiece model, as those have that were saved years ago."""
-    names = {"deberta-v2": "spm.model", "albert": "spiece.model"}
-    options = {
-        "deberta-v2": {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]",
-                       "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
-        "albert": {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>",
-                   "control_symbols": "[CLS],[SEP],[MASK]"}}
+    file, options = SENTENCEPIECE[kind]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(20 * TEXTS), model_writer=model, vocab_size=50, hard_vocab_limit=False,
-        minloglevel=2, **options.get(kind, {}))
-    (folder / names.get(kind, "sentencepiece.bpe.model")).write_bytes(model.getvalue())
-    size = {"vocab_size": 90, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
-            "intermediate_size": 8}
-    config = transformers.CONFIG_MAPPING[kind](**size)
-    transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
+        minloglevel=2, **options)
+    (folder / file).write_bytes(model.getvalue())
+    lm_of(kind, folder, **SMALL | {"vocab_size": 90, "pad_token_id": 1})
 
 
-@pytest.mark.parametrize("kind", ["deberta-v2", "albert", "xlm-roberta"])
+@pytest.mark.parametrize("kind", SENTENCEPIECE)
 def test_folders_with_a_sentencepiece_model(kind, tmp_path):
     sentencepiece_folder(kind, tmp_path)
     tokenizer = models.load_tokenizer(str(tmp_path))
@@ -316,40 +301,38 @@ def test_folders_with_a_sentencepiece_model(kind, tmp_path):
 def test_a_lm_is_looked_at_before_data_are_read(script, tmp_path, lm_folder):
     """Its tokens, and its weights."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(lm_folder)
+    prefixed(lm_folder)
+    result = call(script, "--dataset=nowhere.csv", f"--lm={lm_folder}", cwd=tmp_path)
+    assert result.returncode == 2 and "weights are not in its file" in result.stderr
     tokenizer.add_tokens(["covid-19", "sars-cov-2"])
     tokenizer.save_pretrained(lm_folder)
     result = call(script, "--dataset=nowhere.csv", f"--lm={lm_folder}", cwd=tmp_path)
     assert result.returncode == 2
     assert "2 tokens that the LM has no embedding for (covid-19, sars-cov-2)" in result.stderr
     assert f"call resize_token_embeddings({len(tokenizer)})" in result.stderr
-    fast_tokenizer("wordpiece").save_pretrained(lm_folder)
-    prefixed(lm_folder)
-    result = call(script, "--dataset=nowhere.csv", f"--lm={lm_folder}", cwd=tmp_path)
-    assert result.returncode == 2 and "weights are not in its file" in result.stderr
+
+
+def word_level(vocabulary, **options):
+    backend = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    options = {"pad_token": "[PAD]", "mask_token": "[MASK]"} | options
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
 def test_a_vocabulary_with_gaps(tmp_path):
     """Its ids go higher than it has tokens."""
-    vocabulary = dict(zip([*SPECIAL, "a", "b", "c"], [0, 1, 2, 3, 4, 10, 20, 30], strict=True))
-    backend = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]", mask_token="[MASK]")
+    vocabulary = {"[PAD]": 0, "[UNK]": 1, "[MASK]": 4, "a": 10, "b": 20, "c": 30}
+    tokenizer = word_level(vocabulary, unk_token="[UNK]")
     special = SpecialTokens.of(tokenizer)
     assert special.vocabulary_size == 31
-    assert special.ordinary_ids.tolist() == [2, 3, 10, 20, 30]
+    assert special.ordinary_ids.tolist() == [10, 20, 30]
     (tmp_path / "c.txt").write_text("a b c d")
     assert data_prep.load(str(tmp_path / "c.txt"), tokenizer).corpus.input_ids.tolist() == [10, 20, 30, 1]
 
 
 def test_a_text_that_the_tokenizer_does_not_know_is_named():
     """Where it has no unknown token; what it knows, it reads."""
-    vocabulary = {"[PAD]": 0, "[MASK]": 1, "a": 2}
-    backend = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="[PAD]", mask_token="[MASK]", name_or_path="protein")
-    encode = data_prep.text_encoder(tokenizer)
+    encode = data_prep.text_encoder(word_level({"[PAD]": 0, "[MASK]": 1, "a": 2}, name_or_path="protein"))
     assert [ids.tolist() for ids, _ in encode(["a", "a a"])] == [[2], [2, 2]]
     with pytest.raises(UserError, match=r"--lm=protein: its tokenizer cannot encode the text 'a x' \(.*unk"):
         encode(["a", "a x", "y"])
@@ -381,45 +364,35 @@ def test_special_tokens_that_are_not_used_are_told(processor, unused, lm_folder,
 
 
 @pytest.mark.parametrize("types", [1, 0])
-def test_a_lm_with_one_token_type_gets_none(types, tmp_path, lm_folder, qa_folder):
-    """Though its tokenizer has two: question answering runs, and so does what is saved."""
-    tokenizer = fast_tokenizer("wordpiece")
-    lm = random_lm("deberta", len(tokenizer))
-    lm = type(lm)(type(lm.config).from_dict(lm.config.to_dict() | {"type_vocab_size": types}))
-    lm.save_pretrained(lm_folder)
-    done = call("finetune_qa.py", f"--dataset={qa_folder}", f"--lm={lm_folder}", "--max_len=48", "--epochs=1",
-                "--out=o", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert not SpecialTokens.of(models.load_tokenizer(str(lm_folder))).pair_types
-    assert "token_type_ids" not in transformers.AutoTokenizer.from_pretrained(tmp_path / "o")("a", "a")
+def test_a_lm_with_one_token_type_gets_none(types, lm_folder):
+    """Though its tokenizer has two."""
+    edit_config(lm_folder, type_vocab_size=types)
+    tokenizer = models.load_tokenizer(str(lm_folder))
+    assert not SpecialTokens.of(tokenizer).pair_types and "token_type_ids" not in tokenizer("a", "a")
 
 
 def test_the_positions_of_i_bert():
-    """A class of its own holds them."""
-    size = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
-            "intermediate_size": 8, "max_position_embeddings": 20, "pad_token_id": 1}
-    lm = transformers.IBertForMaskedLM(transformers.IBertConfig(**size)).eval()
-    most = models.max_len_of(lm, 100)
-    lm(input_ids=torch.full((1, most), 7))
-    assert most == 18
+    """A class of its own holds them; the first stands behind the padding index."""
+    config = transformers.IBertConfig(**SMALL | {"max_position_embeddings": 20, "pad_token_id": 1})
+    lm = transformers.IBertForMaskedLM(config).eval()
+    assert models.max_len_of(lm, 100) == 18
+    lm(input_ids=torch.full((1, 18), 7))
 
 
 # ---------------------------------------------------------------- special tokens
 
 def tokenizer_of(kind):
     """One of fast_tokenizer, or one of those whose special tokens are also pieces or words of the model."""
-    if kind in ("wordpiece", "bpe", "unigram"):
+    if kind not in ("pieces", "words"):
         return fast_tokenizer(kind)
     pieces = [*SPECIAL, *"▁abcdefghijklmnopqrstuvwxyz[]"]
-    if kind == "pieces":
-        scores = len(SPECIAL) * [0.0] + (len(pieces) - len(SPECIAL)) * [-3.0]
-        backend = Tokenizer(tokenizer_models.Unigram([*zip(pieces, scores, strict=True)], 1))
-        backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    else:
-        backend = Tokenizer(tokenizer_models.WordLevel(dict(zip(pieces, range(99), strict=False)), "[UNK]"))
-        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, **{f"{name.lower().strip('[]')}_token": name for name in SPECIAL})
+    names = {f"{name.lower().strip('[]')}_token": name for name in SPECIAL}
+    if kind == "words":
+        return word_level({piece: i for i, piece in enumerate(pieces)}, **names)
+    scores = len(SPECIAL) * [0.0] + (len(pieces) - len(SPECIAL)) * [-3.0]
+    backend = Tokenizer(tokenizer_models.Unigram([*zip(pieces, scores, strict=True)], 1))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram", "pieces", "words"])

@@ -100,23 +100,22 @@ def test_sign_flips_are_those_of_a_loop(n, rng):
         assert sign_flips(d) == pytest.approx(far / 2**n)
 
 
-def test_sign_flips_by_hand(rng):
-    # Three seeds, all on one side: as small as it gets.
-    assert sign_flips(np.array([1.0, 2.0, 3.0])) == 0.25
-    assert sign_flips(np.array([0.1, 0.2, -0.3])) == 1
-    # Rounding breaks no tie.
+def test_rounding_breaks_no_tie(rng):
     for x in rng.integers(-5, 6, (100, 5)):
         assert sign_flips(x / 10) == sign_flips(x.astype(float))
 
 
 def test_flips_of_many_seeds_take_little_memory(rng, monkeypatch):
-    """At most 2^22 numbers at a time; up to 64 seeds all at once, as before."""
-    batches = {}
-    for n in (18, 64, 1000):
-        monkeypatch.setattr(stats, "permutation_test", lambda d, f, n=n, **options: (
-            batches.update({n: options["batch"]}), SimpleNamespace(pvalue=1))[1])
-        sign_flips(rng.normal(0, 1, n))
-    assert batches[18] >= batches[64] == 2**16 and batches[1000] * 1000 <= 2**22
+    """At most 2^22 numbers at a time."""
+    used = {}
+
+    def permutation_test(*args, **options):
+        used.update(options)
+        return SimpleNamespace(pvalue=1)
+
+    monkeypatch.setattr(stats, "permutation_test", permutation_test)
+    sign_flips(rng.normal(0, 1, 1000))
+    assert used["batch"] * 1000 <= 2**22
 
 
 def test_beyond_16_seeds_flips_are_drawn(rng):
@@ -131,42 +130,14 @@ def test_the_interval_is_that_of_scipys_t_test(rng):
     low, high = stats.ttest_1samp(d, 0, axis=1).confidence_interval(0.95)
     np.testing.assert_allclose(found["low"], low)
     np.testing.assert_allclose(found["high"], high)
-    # t(.975) of 2 degrees of freedom is 4.303; the standard error of 1, 2, 3 is 1 / sqrt(3).
-    found = against_zero(np.array([[1.0, 2.0, 3.0]])).loc[0]
-    assert found["high"] - 2 == pytest.approx(4.303 / math.sqrt(3), abs=1e-3)
-    assert 2 - found["low"] == pytest.approx(4.303 / math.sqrt(3), abs=1e-3)
-
-
-@pytest.mark.parametrize("seeds", [3, 6])
-def test_coverage_with_few_seeds(seeds, rng):
-    """The interval holds the truth 95 times in 100; a plain bootstrap of three seeds far less often."""
-    studies = 1 + 2 * rng.normal(size=(1000, seeds))
-    found = against_zero(studies)
-    ours = (found["low"] <= 1) & (found["high"] >= 1)
-    bootstrap = 0
-    for d in studies:
-        low, high = np.percentile(d[rng.integers(seeds, size=(200, seeds))].mean(1), [2.5, 97.5])
-        bootstrap += low <= 1 <= high
-    assert 0.93 < ours.mean() < 0.97
-    assert bootstrap / 1000 < 0.91
-
-
-def test_holm_by_hand():
-    # .01 x 4, .02 x 3, then .03 x 2 may not be less than .06, .5 x 1
-    assert list(holm(pd.Series([0.5, 0.01, 0.03, 0.02]))) == pytest.approx([0.5, 0.04, 0.06, 0.06])
-    assert list(holm(pd.Series([0.6, 0.7]))) == pytest.approx([1, 1])
-    assert list(holm(pd.Series([], dtype=float))) == []
 
 
 def test_holm_is_that_of_the_textbook_loop(rng):
     for p in rng.random((20, 5)) ** 3:
-        for level in (0.01, 0.05, 0.3):
-            rejected = set()
-            for step, i in enumerate(np.argsort(p)):
-                if p[i] > level / (5 - step):
-                    break
-                rejected.add(int(i))
-            assert set(np.flatnonzero(holm(pd.Series(p)) <= level)) == rejected
+        found, largest = holm(pd.Series(p)), 0
+        for step, i in enumerate(np.argsort(p)):
+            largest = max(largest, (5 - step) * p[i])
+            assert found[i] == pytest.approx(min(1, largest))
 
 
 # ---------------------------------------------------------------- tables
@@ -197,9 +168,8 @@ def test_known_differences_are_found(study):
         if row == "random":
             continue
         low, high = map(float, found[row]["95 % interval"].split(" to "))
-        assert low <= points <= high
+        assert low <= points <= high < low + 2
         assert abs(float(found[row]["minus random"]) - points) < 0.6
-        assert high - low < 2
     # 2 / 2^9 times the six rows
     assert found["span"]["p"] == "0.023"
     assert float(found["entity"]["p"]) > 0.05
@@ -221,32 +191,21 @@ def test_scores_paper_and_hours(study):
 def test_detectable_is_what_a_paired_t_test_finds(study):
     lines = read(study)
     d = differences(lines)["nmg-paper"]
-    shown = float(table_of(study)["nmg-paper"]["detectable"])
     threshold = stats.t.ppf(1 - 0.05 / 2 / len(compare(lines)), 8)
-    power = 1 - stats.nct.cdf(threshold, 8, shown / stats.sem(d))
-    assert shown == pytest.approx((threshold + stats.t.ppf(0.8, 8)) * stats.sem(d), abs=0.005)
+    expected = (threshold + stats.t.ppf(0.8, 8)) * stats.sem(d)
+    assert float(table_of(study)["nmg-paper"]["detectable"]) == pytest.approx(expected, abs=0.005)
+    power = 1 - stats.nct.cdf(threshold, 8, expected / stats.sem(d))
     assert power == pytest.approx(0.8, abs=0.03)
 
 
-@pytest.mark.parametrize(("seeds", "rows", "enough"), [
-    (5, 1, False), (6, 1, True), (6, 2, False), (7, 2, True), (7, 6, False), (8, 6, True)])
-def test_too_few_seeds(tmp_path, seeds, rows, enough):
+@pytest.mark.parametrize(("seeds", "rows"), [(5, 1), (6, 1), (6, 2), (7, 6), (8, 6)])
+def test_too_few_seeds(tmp_path, seeds, rows):
     """2 / 2^n above .05 / rows."""
     for masker in ["random", "whole", "span", "entity", "punct", "none", "tfidf"][:rows + 1]:
         for seed in range(seeds):
             add(tmp_path, masker, seed, 70 + seed + len(masker))
     shown = table_of(tmp_path)["whole"]["p"]
-    assert enough == (2 / 2**seeds <= 0.05 / rows)
-    assert (shown != "too few seeds") == enough
-
-
-def test_identical_rows_differ_by_nothing(tmp_path):
-    for masker in ("random", "whole"):
-        for seed in range(6):
-            add(tmp_path, masker, seed, 50 + seed)
-    cells = table_of(tmp_path)["whole"]
-    assert [cells[c] for c in ("minus random", "95 % interval", "p", "detectable")] == [
-        "+0.00", "+0.00 to +0.00", "1", "0.00"]
+    assert (shown == "too few seeds") == (2 / 2**seeds > 0.05 / rows)
 
 
 def test_missing_seeds_are_counted_and_never_averaged_over(tmp_path):
@@ -268,24 +227,23 @@ def test_missing_seeds_are_counted_and_never_averaged_over(tmp_path):
 
 def test_a_row_is_called_as_in_run_all(tmp_path):
     """By its masker where it has no other name."""
-    names = {"nmg": "nmg:a", "nmg-alone": "nmg:b", "nmg-fresh": "nmg:c", None: "dir/my.py:rare",
-             "sampled:a/b": "sampled:a/b", "random": "random", "nmg-paper": "nmg:d",
+    names = {"nmg": "nmg:a", "nmg-alone": "nmg:b", None: "dir/my.py:rare", "sampled:a/b": "sampled:a/b",
+             "random": "random", "nmg-paper": "nmg:d",
              # With flags of its own it is another row.
              "random,--p=0.3": "random", "nmg,--epochs=2": "nmg:e"}
     for row, masker in names.items():
         add(tmp_path, masker, 0, (40.0, 60.0), "newsqa", "distilbert-base-uncased", row=row)
     found = table_of(tmp_path, "em")
-    assert list(found) == ["random", "nmg-paper", "nmg-alone", "nmg-fresh", "nmg", "sampled",
-                           "dir/my.py:rare", "random,--p=0.3", "nmg,--epochs=2"]
+    assert list(found) == ["random", "nmg-paper", "nmg-alone", "nmg", "sampled", "dir/my.py:rare",
+                           "random,--p=0.3", "nmg,--epochs=2"]
     # The paper's NMG is that of its own form.
-    assert (found["nmg-paper"]["paper"], found["nmg"]["paper"]) == ("48.75 ±.08", "-")
-    assert found["nmg-alone"]["paper"] == "48.64 ±.27"
-    assert table_of(tmp_path, "f1")["nmg-fresh"]["paper"] == "63.06 ±.20"
+    assert [found[row]["paper"] for row in ("nmg-paper", "nmg-alone", "nmg")] == [
+        "48.75 ±.08", "48.64 ±.27", "-"]
     assert (found["nmg"]["em"], table_of(tmp_path, "f1")["nmg"]["f1"]) == ("40.00", "60.00")
 
 
 def test_two_policies_of_one_seed_are_compared(tmp_path):
-    """As `MASKERS="sampled:A sampled:B" bash run_all.sh` asks for, or a plan of tools/study.py."""
+    """As `MASKERS="sampled:A sampled:B" bash run_all.sh` asks for, or what_matters.py."""
     for seed in range(2):
         for folder in ("A/policy", "B/policy"):
             add(tmp_path, f"sampled:{folder}", seed, row=f"sampled:{folder}")
@@ -317,16 +275,14 @@ def test_the_papers_figures():
 
 def test_two_lines_of_one_row_and_seed(tmp_path):
     add(tmp_path, "whole", 0, 50.0)
-    add(tmp_path, "whole", 0, 50.0, config={"lm": "elsewhere/whole-0", "out": "elsewhere"})
     # The same said again
+    add(tmp_path, "whole", 0, 50.0, config={"lm": "elsewhere/whole-0", "out": "elsewhere"})
     assert table_of(tmp_path)["whole"]["accuracy"] == "50.00"
     add(tmp_path, "whole", 0, 50.0, config={"lr": 1e-3}, pretraining={"p": 0.3})
-    file = tmp_path / "results.jsonl"
-    assert refused(tmp_path) == (f"{file}:3 ({file}:1): both whole on reviews with seed 0, but differ in lr, "
-                                 "pretraining.p; keep one, or keep them in different files")
     result = call("report.py", cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr.startswith("error: results.jsonl:3 (results.jsonl:1): both whole on reviews")
+    assert result.stderr.startswith("error: results.jsonl:3 (results.jsonl:1): both whole on reviews with "
+                                    "seed 0, but differ in lr, pretraining.p; ")
 
 
 def test_a_metric_that_only_some_lines_have(tmp_path):
@@ -354,32 +310,20 @@ def test_a_run_that_was_repeated_with_other_settings(before, after, name, tmp_pa
 
 @pytest.mark.parametrize(("one", "other", "names"), [
     (("A/ckpt", "aa"), ("B/ckpt", "bb"), ["A/ckpt", "B/ckpt"]),
-    (("orgA/bert-x", None), ("orgB/bert-x", None), ["orgA/bert-x", "orgB/bert-x"]),
     # A folder, and an LM of the hub that is called like it.
     (("lms/bert", "aa"), ("bert", None), ["bert", "lms/bert"]),
     # The same LM elsewhere.
     (("A/ckpt", "aa"), ("B/ckpt", "aa"), ["ckpt"]),
-    (("orgA/bert-x", None), ("orgA/bert-x", None), ["bert-x"]),
-    (("A/one", "aa"), ("B/two", "bb"), ["one", "two"])])
+    (("orgA/bert-x", None), ("orgA/bert-x", None), ["bert-x"])])
 def test_lms_whose_paths_end_alike_have_tables_of_their_own(one, other, names, tmp_path):
     """Else the difference of two LMs would be called a gain of the masker."""
     for masker, (lm, weights) in (("random", one), ("whole", other)):
-        for seed in range(2):
-            add(tmp_path, masker, seed, 50.0 + len(masker), lm=lm, pretraining={"weights": weights})
+        add(tmp_path, masker, lm=lm, pretraining={"weights": weights})
     assert sorted(set(read(tmp_path)["lm"])) == names
     result = call("report.py", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert [f"\n## reviews, {name}\n" in result.stdout for name in names] == [True] * len(names)
-    assert ("-1.00" in result.stdout) == (len(names) == 1)
-    assert len(list((tmp_path / "report").rglob("*.png"))) == int(len(names) == 1)
-
-
-def test_the_picture_of_a_lm_with_its_full_name(tmp_path):
-    for lm, masker, seed in itertools.product(("A/ckpt", "B/ckpt"), ("random", "whole"), range(2)):
-        add(tmp_path, masker, seed, lm=lm, pretraining={"weights": lm})
-    assert "](forest-reviews-A-ckpt.png)" in call("report.py", cwd=tmp_path).stdout
-    pictures = sorted(file.name for file in (tmp_path / "report").glob("*.png"))
-    assert pictures == ["forest-reviews-A-ckpt.png", "forest-reviews-B-ckpt.png"]
+    assert [line for line in result.stdout.splitlines() if line.startswith("##")] == [
+        f"## reviews, {name}" for name in names]
 
 
 def test_an_lm_that_was_replaced_between_two_lines(tmp_path):
@@ -404,27 +348,11 @@ def test_data_sets_whose_paths_end_alike_have_tables_of_their_own(tmp_path):
         "x/data (aa)": {"random", "span"}, "x/data (cc)": {"none"}, "y/data": {"whole"}}
 
 
-def test_lines_of_another_split_may_differ(tmp_path):
-    """Flags are chosen on dev, where one row and seed has many lines."""
-    for lr in (1e-3, 1e-4):
-        add(tmp_path, "random", 0, split="dev", config={"lr": lr})
-    add(tmp_path, "random", 0)
-    assert len(read(tmp_path, "test")) == 1
-    assert "but differ in lr;" in refused(tmp_path, split="dev")
-
-
-def test_policies_of_one_row_that_were_learned_in_other_ways(tmp_path):
-    add(tmp_path, "nmg:a", 0, policy={"seed": 0, "paper": True, "episodes": 1})
-    add(tmp_path, "nmg:b", 1, policy={"seed": 1, "paper": False, "episodes": 1})
-    assert notes_of(tmp_path)[1] == ["- pretraining.policy.paper differs: False (nmg), True (nmg)."]
-
-
 def test_the_papers_layout(tmp_path):
     """A table for each kind of task; of each data set and LM the best is bold, the second best underlined."""
     for seed in (0, 1):
         for masker, (em, f1) in {"none": (80, 90), "random": (81, 89), "my|f": (79, 90)}.items():
             add(tmp_path, masker, seed, (em + seed, f1), "squad", "bert", {"data": "a"})
-            add(tmp_path, masker, seed, (em - 10.125, f1 - 10), "newsqa", "bert", {"data": "b"})
         add(tmp_path, "none", seed, (70.0, 80.0), "newsqa", "distil", {"data": "b"})
         add(tmp_path, "whole", seed, 75.0, "chemprot", "bert", {"data": "c"})
     made = call("report.py", "--paper", cwd=tmp_path)
@@ -434,40 +362,34 @@ def test_the_papers_layout(tmp_path):
         "|   | squad | newsqa |",
         "| --- | --- | --- |",
         "| *bert* |   |   |",
-        "| No PT | <u>80.50±.71</u> / **90.00±.00** | <u>69.88±.00</u> / **80.00±.00** |",
-        "| Random | **81.50±.71** / <u>89.00±.00</u> | **70.88±.00** / <u>79.00±.00</u> |",
-        "| my\\|f | 79.50±.71 / **90.00±.00** | 68.88±.00 / **80.00±.00** |",
+        "| No PT | <u>80.50±.71</u> / **90.00±.00** | - |",
+        "| Random | **81.50±.71** / <u>89.00±.00</u> | - |",
+        "| my\\|f | 79.50±.71 / **90.00±.00** | - |",
         "| *distil* |   |   |",
         "| No PT | - | **70.00±.00** / **80.00±.00** |"]
     assert "## accuracy, as the paper prints it\n\n|   | chemprot |\n" in made.stdout
     assert "as the paper prints it" not in call("report.py", cwd=tmp_path).stdout
-    last = "saved report: results.md, forest-newsqa-bert.png, forest-squad-bert.png"
-    assert made.stdout.splitlines()[-1] == last
 
 
 def test_settings_that_differ_are_named_with_their_rows(tmp_path):
-    """Also where only the seeds of one row differ in them."""
+    """Also where only the seeds of one row differ in them; seeds and files of policies may. And so is an edit
+    of the code."""
     for seed in range(2):
         add(tmp_path, "none", seed)
-        add(tmp_path, "random", seed, config={"labelled": None})
+        add(tmp_path, "random", seed, config={"labelled": None}, versions={"commit": "1a"})
         add(tmp_path, "my.py:rare", seed, pretraining={"masker_file": "a"})
     assert notes_of(tmp_path)[1] == []
-    add(tmp_path, "nmg:a", 0, pretraining={"p": 0.05}, policy={"self_play": True})
-    add(tmp_path, "whole", 0, config={"lr": 1e-3, "labelled": 100})
+    add(tmp_path, "nmg:a", 0, pretraining={"p": 0.05}, policy={"seed": 0, "paper": True})
+    add(tmp_path, "nmg:b", 1, pretraining={"p": 0.05}, policy={"seed": 1, "paper": False})
+    # With the commit where tools/study.py writes it.
+    add(tmp_path, "whole", 0, config={"lr": 1e-3, "labelled": 100}, commit="1a-edited-2b")
     add(tmp_path, "whole", 1)
     assert notes_of(tmp_path)[1] == [
         "- lr differs: 0.0002 (none, random, whole, nmg, my.py:rare), 0.001 (whole).",
         "- labelled differs: 100 (whole), None (random).",
-        "- pretraining.p differs: 0.05 (nmg), 0.15 (random, whole, my.py:rare)."]
-
-
-def test_code_that_was_edited_between_lines_is_named(tmp_path):
-    add(tmp_path, "random", 0, versions={"commit": "1a"})
-    add(tmp_path, "none", 0)
-    assert notes_of(tmp_path)[1] == []
-    # As tools/study.py writes it.
-    add(tmp_path, "random", 1, commit="1a-edited-2b")
-    assert notes_of(tmp_path)[1] == ["- The code was edited between these lines (commits 1a, 1a-edited-2b)."]
+        "- pretraining.p differs: 0.05 (nmg), 0.15 (random, whole, my.py:rare).",
+        "- pretraining.policy.paper differs: False (nmg), True (nmg).",
+        "- The code was edited between these lines (commits 1a, 1a-edited-2b)."]
 
 
 def test_the_settings_of_random_are_named(tmp_path):
@@ -482,22 +404,15 @@ def test_the_settings_of_random_are_named(tmp_path):
 @pytest.mark.parametrize(("changed", "said"), [
     ({"seed": "0", "seconds": None}, "seed, seconds missing or of a wrong type"),
     ({"metrics": {"accuracy": 1}, "config": []}, "config, metrics missing or of a wrong type"),
-    ({"row": 5, "examples": "many"}, "row, examples missing"),
-    ({"config": {"data": 1}}, "data missing"),
     ({"config": {"pretraining": "x"}}, "pretraining missing"),
-    ({"config": {"pretraining": {"weights": [1]}}}, "weights missing"),
     ({"config": {"pretraining": {"policy": {"lm": 0}}}}, "lm missing"),
     ({"metrics": ["mcc"]}, "mcc is None, and must be a number"),
-    ({"metrics": [["mcc"]]}, "['mcc'] is None, and must be a number"),
     ({"accuracy": "75"}, "accuracy is '75', and"),
     ({"accuracy": math.nan}, "accuracy is nan, and"),
     ({"accuracy": True}, "accuracy is True, and"),
-    ({"accuracy": 10**30}, "accuracy is 1000000"),
     ({"metrics": []}, "metrics is [], and"),
     ({"lm": "\ud800"}, "holds half of a character"),
-    ({"accuracy": math.inf}, "accuracy is inf, and"),
     ({"seconds": {"train": "1"}}, "seconds of train is '1', and"),
-    ({"row": "random,--p=0.3"}, "the row random has the masker none; give it another --row"),
     ({"row": "whole"}, "the row whole has the masker none; give it another --row"),
 ])
 def test_values_of_wrong_types(changed, said, tmp_path):
@@ -510,12 +425,14 @@ def test_values_of_wrong_types(changed, said, tmp_path):
 def test_splits_and_several_files(tmp_path):
     add(tmp_path / "a", "random", 0, 50.0)
     add(tmp_path / "b", "random", 1, 70.0)
-    add(tmp_path / "b", "whole", 0, 90.0, split="dev")
+    # Flags are chosen on dev, where one row and seed may have many lines.
+    for lr in (1e-3, 1e-4):
+        add(tmp_path / "b", "whole", 0, 90.0, split="dev", config={"lr": lr})
     both = ("a/results.jsonl", "b/results.jsonl")
-    assert "no line of this split; there is dev, test" in refused(tmp_path, split="train", files=both)
     scores = report.scores_of(read(tmp_path, files=both), "accuracy")
-    assert scores.loc["random"].to_dict() == {0: 50.0, 1: 70.0}
-    assert list(read(tmp_path, "dev", both)["row"]) == ["whole"]
+    assert scores.loc["random"].to_dict() == {0: 50.0, 1: 70.0} and list(scores.index) == ["random"]
+    assert "but differ in lr;" in refused(tmp_path, split="dev", files=both)
+    assert "no line of this split; there is dev, test" in refused(tmp_path, split="train", files=both)
     assert "c.jsonl: no such file" in refused(tmp_path, files=[*both, "c.jsonl"])
 
 
@@ -545,7 +462,7 @@ def test_seeds_that_share_a_pretraining_claim_nothing(tmp_path):
     assert "nothing is claimed of none, whole, span, punct, as" in concluded(tmp_path)
 
 
-@pytest.mark.parametrize("policies", [2, 3, 10])
+@pytest.mark.parametrize("policies", [3, 10])
 def test_policies_behind_the_seeds_of_a_row(policies, tmp_path):
     """Told apart by their weights, wherever they lie; in lines without these, by their folders."""
     for seed in range(10):
@@ -589,22 +506,18 @@ def test_how_a_policy_was_learned_is_said_where_it_is_used_otherwise(tmp_path):
 
 
 def test_names_are_text_in_markdown(tmp_path):
-    """In tables, titles and sentences; pictures and names without special characters stay as they are."""
-    odd = "a|b*c*_d_`e`<i>$x$\\[f](g)"
-    for seed in range(2):
-        add(tmp_path, "random", seed, 70.0, dataset=f"{odd}.csv")
-        add(tmp_path, f"{odd}.py:f", seed, 71.0 + seed, dataset=f"{odd}.csv")
-    result = call("report.py", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    row = next(line for line in result.stdout.splitlines() if line.startswith(r"| a\|b"))
-    assert len(re.findall(r"(?<!\\)\|", row)) == len(re.findall(r"(?<!\\)\|", "| x |" + " - |" * 8))
-    plain = re.sub(r"\\([^a-z0-9\s])", r"\1", result.stdout)
-    assert f"## {odd}.csv, minilm" in plain and f"of {odd}.py:f: fewer" in plain
-    for special in ("|b", "*c", "`e", "<i", "$x", "[f"):
-        assert not re.search(rf"[^\\]{re.escape(special)}", result.stdout.partition("##")[2].replace(
-            f"forest-{odd}", ""))
+    """In tables, titles and sentences; and in pictures a dollar begins no formula."""
+    assert report.escaped("a|b*c*_d_`e`<i>$x$[f](g)") == r"a\|b\*c\*\_d\_\`e\`\<i\>\$x\$\[f\](g)"
     for name in ("macro_f1", "random,--p=0.05,--epochs=3", "sampled:a/b-c.d"):
         assert report.escaped(name) == name
+    for seed in range(2):
+        add(tmp_path, "random", seed, 70.0, dataset="us$_$.csv", lm="$\\frac{$")
+        add(tmp_path, "a|b$_$.py:f", seed, 71.0 + seed, dataset="us$_$.csv", lm="$\\frac{$")
+    result = call("report.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for said in (r"## us\$\_\$.csv, \$\\frac\{\$", r"| a\|b\$\_\$.py:f | ", r"of a\|b\$\_\$.py:f: fewer"):
+        assert said in result.stdout
+    assert [file.name for file in tmp_path.glob("report/*.png")] == ["forest-us-_-.csv--frac-.png"]
 
 
 # ---------------------------------------------------------------- plots
@@ -639,32 +552,21 @@ def lines_of(ax):
 
 
 def test_learning_curves(tmp_path, shown):
-    records = metrics([(0.5, 0.6, 0.4), (0.5, 0.3, 0.5), (0.5, 0.4, 0.2)])
-    plots.curves(records, tmp_path / "c.png")
-    regret, scores, entropy, loss = map(lines_of, shown[0].axes)
-    # A tie is no loss.
-    assert regret == {"worst case": [1, 2, 3], "learner": [0, 1, 2], "opponent": [1, 1, 2]}
-    assert scores == {"random": [0.5] * 3, "learner": [0.6, 0.3, 0.4], "opponent": [0.4, 0.5, 0.2]}
-    assert entropy == {"random": [2, 2, 2], "learner": [0.1, 1.1, 2.1], "opponent": [0.1, 1.1, 2.1]}
-    assert loss["opponent"] == pytest.approx([0.5, 2.5, 4.5])
-    assert train_nmg.won_lost(records) == "won 1, lost 2, tied 0 against random"
-    plots.curves(metrics([(0.5, 0.5, 0)], names=["learner"]), tmp_path / "c.png")
-    assert list(lines_of(shown[1].axes[0])) == ["worst case", "learner"]
-
-
-def test_learning_curves_where_random_plays_some_episodes(tmp_path, shown):
-    """Lost and won are counted in these; scores and losses are those of all."""
-    records = metrics([(0.5, 0.4, 0.7), (0.5, 0.1, 0.9), (0.5, 0.3, 0.8)])
+    """Random plays all episodes but the second: lost and won are counted in those; a tie is no loss."""
+    records = metrics([(0.5, 0.6, 0.4), (0.5, 0.1, 0.9), (0.5, 0.3, 0.5), (0.5, 0.4, 0.2)])
     del records[1]["random_score"], records[1]["random_entropy"]
     plots.curves(records, tmp_path / "c.png")
-    regret, scores, _, _ = shown[0].axes
-    assert lines_of(regret) == {"worst case": [1, 2], "learner": [1, 2], "opponent": [0, 0]}
-    assert {tuple(line.get_xdata()) for line in regret.lines} == {(1, 3)}
-    assert lines_of(scores)["random"] == [0.5, 0.5] and lines_of(scores)["opponent"] == [0.7, 0.9, 0.8]
-    assert train_nmg.won_lost(records) == "won 0, lost 2, tied 0 against random"
+    regret, scores, entropy, loss = map(lines_of, shown[0].axes)
+    assert regret == {"worst case": [1, 2, 3], "learner": [0, 1, 2], "opponent": [1, 1, 2]}
+    assert {tuple(line.get_xdata()) for line in shown[0].axes[0].lines} == {(1, 3, 4)}
+    assert scores == {"random": [0.5] * 3, "learner": [0.6, 0.1, 0.3, 0.4], "opponent": [0.4, 0.9, 0.5, 0.2]}
+    assert entropy["random"] == [2, 2, 2] and entropy["learner"] == [0.1, 1.1, 2.1, 3.1]
+    assert loss["opponent"] == pytest.approx([0.5, 2.5, 4.5, 6.5])
+    assert train_nmg.won_lost(records) == "won 1, lost 2, tied 0 against random"
     # The bar shows who played the last episode.
-    assert train_nmg.progress(records[:2]) == "opponent 0.9, learner 0.1; learner " + train_nmg.won_lost(
-        records[:2])
+    assert train_nmg.progress(records[:2]).startswith("opponent 0.9, learner 0.1; learner won 1, lost 0, ")
+    plots.curves(metrics([(0.5, 0.5, 0)], names=["learner"]), tmp_path / "c.png")
+    assert list(lines_of(shown[1].axes[0])) == ["worst case", "learner"]
 
 
 def test_forest(study, shown):
@@ -674,28 +576,15 @@ def test_forest(study, shown):
     lines = lines[(lines["row"] != "entity") | (lines["seed"] == 0)]
     compared = {metric: compare(lines, metric) for metric in ("accuracy", "macro_f1")}
     report.forest(compared, "title", study / "forest.png")
+    shown[0].canvas.draw()
+    names = [label.get_text() for label in shown[0].axes[0].get_yticklabels()]
+    assert names == ["none", "whole", "span", "punct", "nmg-paper"]
     for ax, metric in zip(shown[0].axes, compared, strict=True):
-        shown[0].canvas.draw()
-        names = [label.get_text() for label in shown[0].axes[0].get_yticklabels()]
-        assert names == ["none", "whole", "span", "punct", "nmg-paper"]
         assert ax.get_xlabel() == f"{metric}, points above random"
         bars = ax.containers[0].lines[2][0].get_segments()
-        scores = report.scores_of(lines, metric)
         for name, ((low, y), (high, _)) in zip(names, bars, strict=True):
-            d = (scores.loc[name] - scores.loc["random"]).dropna()
-            assert (low, high) == pytest.approx(stats.ttest_1samp(d, 0).confidence_interval())
+            assert (low, high) == pytest.approx(tuple(compared[metric].loc[name, ["low", "high"]]))
             assert names[round(y)] == name
-    report.forest({"accuracy": compared["accuracy"]}, "one metric", study / "forest.png")
-    assert [ax.get_xlabel() for ax in shown[1].axes] == ["accuracy, points above random"]
-
-
-def test_a_dollar_in_a_name_is_no_formula(tmp_path):
-    """A picture is drawn of it."""
-    for masker, seed in itertools.product(("random", "us$_$.py:f"), range(2)):
-        add(tmp_path, masker, seed, dataset="us$_$.parquet", lm="$\\frac{$")
-    result = call("report.py", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert [file.name for file in tmp_path.glob("report/*.png")] == ["forest-us-_-.parquet--frac-.png"]
 
 
 # ---------------------------------------------------------------- what may be concluded
@@ -707,11 +596,12 @@ def concluded(folder):
 
 def test_one_seed_or_no_random_concludes_nothing(tmp_path):
     add(tmp_path, "whole", 0, 90.0)
-    assert table_of(tmp_path)["whole"]["minus random"] == "-" and concluded(tmp_path) == ""
-    assert call("report.py", cwd=tmp_path).returncode == 0
-    assert not list((tmp_path / "report").glob("*.png"))
-    add(tmp_path, "random", 0)
-    assert concluded(tmp_path) == ""
+    assert table_of(tmp_path)["whole"]["minus random"] == "-"
+    for _ in range(2):
+        assert concluded(tmp_path) == ""
+        assert call("report.py", cwd=tmp_path).returncode == 0
+        assert not list((tmp_path / "report").glob("*.png"))
+        add(tmp_path, "random", 0)
 
 
 def test_one_sentence_says_what_may_be_concluded(tmp_path):
@@ -745,14 +635,12 @@ def test_a_comparison_that_was_fixed_in_advance(tmp_path, rng):
     p = {row: sign_flips(d) for row, d in differences(lines).items()}
     tested = compare(lines, primary="tfidf")
     low, high = sorted(("whole", "punct"), key=p.get)
-    assert tested["p"]["tfidf"] == p["tfidf"] and tested["tests"]["tfidf"] == 1
-    assert tested["p"][low] == pytest.approx(2 * p[low]) and tested["tests"][low] == 2
-    assert tested["p"][high] == pytest.approx(max(2 * p[low], p[high]))
-    unfixed = compare(lines)
-    assert list(unfixed["tests"]) == [3] * 3 and unfixed["p"]["tfidf"] > tested["p"]["tfidf"]
+    assert dict(tested["p"]) == pytest.approx(
+        {"tfidf": p["tfidf"], low: 2 * p[low], high: max(2 * p[low], p[high])})
+    assert dict(tested["tests"]) == {"tfidf": 1, low: 2, high: 2}
+    assert list(compare(lines)["tests"]) == [3] * 3
     result = call("report.py", "--primary=tfidf", cwd=tmp_path)
     assert "- The test of tfidf was fixed in advance: its p is not corrected." in result.stdout
-    assert result.stdout.startswith("Made by `python report.py --results=results.jsonl --primary=tfidf")
     result = call("report.py", "--primary=tdidf", cwd=tmp_path)
     assert result.returncode == 2 and "--primary=tdidf: no such row; did you mean 'tfidf'" in result.stderr
 
@@ -768,8 +656,7 @@ def test_planned_seeds_find_the_difference(tmp_path, rng):
         add(tmp_path, "random", seed, 70.0)
         add(tmp_path, "whole", seed, 70.0 + scatter[seed])
     lines = read(tmp_path)
-    said = planned(lines)
-    n = int(re.search(r"whole (\d+)\.", said)[1])
+    n = int(re.search(r"whole (\d+)\.", planned(lines))[1])
     drawn = rng.normal(0.5, scatter.std(ddof=1), (4000, n))
     found = stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05
     assert 0.77 < found.mean() < 0.85
@@ -777,8 +664,7 @@ def test_planned_seeds_find_the_difference(tmp_path, rng):
     # Without scatter: what a sign-flip test of one row needs at least.
     alike = lines.assign(accuracy=lines["accuracy"].where(lines["row"] == "random", 71.0))
     assert "whole 6." in planned(alike)
-    wild = lines.assign(accuracy=lines["accuracy"] * 1000)
-    assert "whole more than 10,000." in planned(wild)
+    assert "whole more than 10,000." in planned(lines.assign(accuracy=lines["accuracy"] * 1000))
     assert planned(lines[lines["row"] == "random"]).endswith("no row has two seeds in common with random.")
 
 
@@ -802,19 +688,16 @@ def test_the_script(study):
     picture = "forest-chemprot-bert-base-uncased.png"
     text, _, last = result.stdout.strip().rpartition("\n")
     assert text.strip() == page.strip() and last == f"saved some/where: results.md, {picture}"
-    command = "python report.py --results=results.jsonl --out=some/where"
-    assert page.startswith(f"Made by `{command}`.\n")
+    assert page.startswith("Made by `python report.py --results=results.jsonl --out=some/where`.\n")
     assert f"]({picture})" in page
     assert (study / "some/where" / picture).read_bytes().startswith(b"\x89PNG")
-    assert page.count("\n| --- ") == 2
     for metric in ("accuracy", "macro_f1"):
         assert report.markdown_table(score_table(read(study), metric)) in page
 
 
-@pytest.mark.parametrize("plan", ["-1", "0"])
-def test_a_plan_for_no_difference(plan, tmp_path):
+def test_a_plan_for_no_difference(tmp_path):
     add(tmp_path)
-    result = call("report.py", f"--plan={plan}", cwd=tmp_path)
+    result = call("report.py", "--plan=0", cwd=tmp_path)
     assert result.returncode == 2 and "must be above 0, in points" in result.stderr
 
 
