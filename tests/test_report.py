@@ -243,7 +243,7 @@ def test_a_row_is_called_as_in_run_all(tmp_path):
 
 
 def test_two_policies_of_one_seed_are_compared(tmp_path):
-    """As `MASKERS="sampled:A sampled:B" bash run_all.sh` asks for, or what_matters.py."""
+    """As `MASKERS="sampled:A sampled:B" bash run_all.sh` asks for, or a plan of tools/study.py."""
     for seed in range(2):
         for folder in ("A/policy", "B/policy"):
             add(tmp_path, f"sampled:{folder}", seed, row=f"sampled:{folder}")

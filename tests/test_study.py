@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 from conftest import ROOT, call, kill_when, write_rows
 
+import maskers
 import report
+import train_nmg
+from nmg.subtasks import SubTaskSampler
 from support import runs, sources
+from support.models import LMReader
+from support.rng import rng_for
 from tools import study
 
 # A play of a second or less.
@@ -92,6 +97,33 @@ def test_two_processes_share_a_study(place):
     d = np.array([plays[seed, "untrained"] - plays[seed, "random"] for seed in range(2)])
     row = re.search(r"^\| untrained \|.*$", tables[0], re.MULTILINE)[0].split(" | ")
     assert row[2] == f"{d.mean():+.2f}" and row[4:6] == ["too few seeds", f"{sum(d > 0)} of 2"]
+
+
+def test_a_play_is_an_inner_loop_under_the_masks_of_its_masker(place):
+    result = study_of(place)
+    assert result.returncode == 0, result.stderr
+    plan = study.read_plan(place / "plays.toml", study.Config(out=str(place / "o")))
+    study.divide(plan)
+    data, lm, task = train_nmg.open_task(plan.play)
+    sampler = SubTaskSampler(data, task, plan.play.max_len, plan.play.ft_max_len, 0.5)
+    subtask = sampler.sample(rng_for(1, "sub-task"), 30, 6, plan.play.examples, plan.play.validation)
+    mask = study.choose_masks(subtask.contexts, maskers.find("punct"), plan.play.p, 1, LMReader(lm))
+    _, scores = train_nmg.inner_loop(lm, subtask, mask, task, plan.play)
+    line, = [line for line in lines_of(place) if (line["seed"], line["row"]) == (1, "punct")]
+    assert line["accuracy"] == pytest.approx(scores["accuracy"])
+    # In hundredths of a nat.
+    assert line["likelihood"] == pytest.approx(100 * scores["likelihood"], abs=1e-3)
+
+
+def test_a_file_of_a_masker_stays_the_same(place):
+    (place / "plays.toml").write_text(PLAYS.replace("punct", "my.py:mine").replace("seeds = 3", "seeds = 1"))
+    (place / "my.py").write_text("from maskers import whole as mine\n")
+    assert study_of(place).returncode == 0
+    before = lines_of(place)
+    (place / "my.py").write_text("from maskers import span as mine\n")
+    result = study_of(place)
+    assert result.returncode == 2 and "changed after the first play" in result.stderr
+    assert "files.my.py:mine=" in result.stderr and lines_of(place) == before
 
 
 def test_parts_share_no_document_and_no_text(tmp_path):
