@@ -262,7 +262,7 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
     if broken and all(map(NUMBER.fullmatch, counts)):
         yield f"WARNING: labels such as {broken[0]!r} look like scores, but each is read as a class"
     # Several labels in one, where a part of it is a label, too, or all parts stand in others.
-    parts = {label: {part.strip() for part in re.split("[,;|]", label)} for label in counts}
+    parts = {label: set(re.split(r"\s*[,;|]\s*", label.strip())) for label in counts}
     labels_with = collections.Counter(itertools.chain(*parts.values()))
     joined = [label for label in counts if re.fullmatch(r"\[.*\]|\{.*\}", label)]
     for label in counts:

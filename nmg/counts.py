@@ -79,7 +79,9 @@ def in_markers(split: Split) -> np.ndarray:
         for opener, closer in (("<<", ">>"), ("[[", "]]")):
             # From the first opening mark to the next closing one, on one line. In one pass: a regular
             # expression would read on to the end of the line for each << that nothing closes.
-            begins, ends, at = [-1], [-1], 0
+            begins = [-1]
+            ends = [-1]
+            at = 0
             *pieces, _ = text.split(closer)
             for piece in pieces:
                 begin = piece.find(opener, piece.rfind("\n") + 1)
