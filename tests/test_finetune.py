@@ -559,8 +559,12 @@ def test_new_rows_are_predicted(suffix, classifier, cls_folder, tmp_path):
     read = functools.partial(pd.read_csv, dtype={"id": str}) if suffix == ".csv" else runs.read_rows
     found = pd.DataFrame(read(out))
     assert found[["id", "text", "note"]].to_dict("records") == rows
-    gold = [line["predicted"] for line in runs.read_rows(classifier / "predictions.jsonl")]
+    scored = runs.read_rows(classifier / "predictions.jsonl")
+    gold = [line["predicted"] for line in scored]
     assert found["predicted"].dropna().tolist() == [*gold, gold[0]] and found["predicted"].isna()[9]
+    # A small model may predict one label for all texts, but no two of its probabilities are the same.
+    for i, line in enumerate(scored):
+        assert float(found.loc[i, f"p_{line['gold']}"]) == pytest.approx(np.exp(line["likelihood"]), abs=1e-5)
     p = found.drop(index=9)[["p_cat", "p_dog", "p_long", "p_short"]].astype(float)
     assert np.allclose(p.sum(axis=1), 1, atol=1e-5)
     assert p.idxmax(axis=1).str.removeprefix("p_").tolist() == [*gold, gold[0]]
