@@ -28,6 +28,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import traceback
 import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -320,6 +321,16 @@ def shared(jobs: Iterable[Hashable], done: Callable[[], set], locks: Path,
                 break
         else:
             time.sleep(1)
+
+
+def read_toml(file: Path, flag: str) -> dict:
+    """What a TOML file holds. Raises UserError; flag: the flag that names the file."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise UserError(f"--{flag}={file}: cannot be read ({e.strerror})") from None
+    except ValueError as e:
+        raise UserError(f"{file}: is not TOML ({e})") from None
 
 
 def read_rows(file: Path) -> list[dict]:

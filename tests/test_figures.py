@@ -33,3 +33,5 @@ def test_a_comparison_is_of_pairs_of_seeds(tmp_path, capsys):
 
     with pytest.raises(runs.UserError, match=r"no such masker.*random"):
         figures.compared(row | {"masks": "nmg"}, plays, "accuracy")
+    with pytest.raises(runs.UserError, match=r"plays=no\.jsonl: no such file"):
+        figures.plays_of(row | {"plays": ["no.jsonl"]}, tmp_path)

@@ -35,6 +35,7 @@ WRONG = [
     ("tools/study.py", "--plan=FILE.toml is needed"),
     ("tools/study.py --plan=no.toml", "--plan=no.toml: cannot be read (No such file or directory)"),
     ("tools/study.py --plan=a,b --dataset=toyqa", "--dataset=toyqa: is for one plan, and --plan has 2"),
+    ("tools/figures.py --comparisons=no.toml", "--comparisons=no.toml: cannot be read (No such file"),
     ("tools/foretell.py --plays=a", "--plays=A,B: the plays of at least two runs are needed"),
     ("tools/foretell.py --plays=a,b", "--plays=a: holds no plays"),
     ("tools/foretell.py --plays=a,b --updates=0", "--updates=0: must be numbers above 0"),

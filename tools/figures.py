@@ -3,7 +3,6 @@ results/, as results/comparisons.toml lists them.
 
     python -m tools.figures
 """
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +32,11 @@ def scores_of(plays: pd.DataFrame, masks: str, metric: str) -> pd.Series:
 
 
 def plays_of(row: dict, folder: Path) -> pd.DataFrame:
+    """The plays of a comparison, a row each. Raises UserError if a file is not there."""
     lines = []
     for name in row["plays"]:
+        if not (folder / name).is_file():
+            raise UserError(f"plays={name}: no such file in {folder}")
         lines += runs.read_rows(folder / name)
     return pd.DataFrame(lines)
 
@@ -49,15 +51,14 @@ def compared(row: dict, plays: pd.DataFrame, metric: str) -> pd.Series:
                       "p": test.pvalue, "better": (d > 0).sum()})
 
 
-def table_line(row: dict, plays: pd.DataFrame) -> str:
-    found = compared(row, plays, row.get("metric", "accuracy"))
-    cells = [row["what"], f"{found['seeds']:.0f}", f"{found['difference']:+.2f}", interval(found),
+def table_line(what: str, found: pd.Series, macro_f1: pd.Series | None) -> str:
+    """found, macro_f1: of `compared`; None where plays have no macro F1"""
+    cells = [what, f"{found['seeds']:.0f}", f"{found['difference']:+.2f}", interval(found),
              f"{found['p']:.2g}", f"{found['better']:.0f}"]
-    if "macro_f1" in plays:
-        found = compared(row, plays, "macro_f1")
-        cells += [f"{found['difference']:+.2f}", interval(found)]
-    else:
+    if macro_f1 is None:
         cells += ["-", "-"]
+    else:
+        cells += [f"{macro_f1['difference']:+.2f}", interval(macro_f1)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -88,21 +89,19 @@ def draw(points: pd.DataFrame, file: Path) -> None:
 
 def main(cfg: Config) -> None:
     file = Path(cfg.comparisons)
-    try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))["table"]
-    except OSError as e:
-        raise UserError(f"--comparisons={file}: cannot be read ({e.strerror})") from None
     points = []
-    for table in tables:
+    for table in runs.read_toml(file, "comparisons").get("table", []):
         print(f"\n{table['name']}\n\n{HEAD}")
         for row in table["row"]:
             plays = plays_of(row, file.parent)
-            print(table_line(row, plays))
+            found = compared(row, plays, row.get("metric", "accuracy"))
+            macro_f1 = compared(row, plays, "macro_f1") if "macro_f1" in plays else None
+            print(table_line(row["what"], found, macro_f1))
             if "text" in row:
-                gain = compared(row, plays, row.get("metric", "accuracy"))
-                points.append({"task": row["task"], "text": row["text"]} | gain.to_dict())
-    draw(pd.DataFrame(points), Path(cfg.picture))
-    print(f"\npicture: {cfg.picture}")
+                points.append({"task": row["task"], "text": row["text"]} | found.to_dict())
+    if points:
+        draw(pd.DataFrame(points), Path(cfg.picture))
+        print(f"\npicture: {cfg.picture}")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ by Holm's method.
 """
 import itertools
 import time
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -107,12 +106,7 @@ class Study:
 
 def read_plan(file: Path, cfg: Config) -> Study:
     """Raises UserError, which names the key or value that is wrong, and what is allowed."""
-    try:
-        fields = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise UserError(f"--plan={file}: cannot be read ({e.strerror})") from None
-    except ValueError as e:
-        raise UserError(f"{file}: is not TOML ({e})") from None
+    fields = runs.read_toml(file, "plan")
     tables = {name: fields.pop(name, {}) for name in ("learn", "play")}
     folder = Path(cfg.out, file.stem)
     plan = parsed(Plan, fields, str(file), {})
