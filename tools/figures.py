@@ -1,5 +1,5 @@
-"""The tables of README.md and docs/learning.md that compare masks, and their picture, from the plays in
-results/, as results/comparisons.toml lists them.
+"""The rows of the tables in README.md and docs/learning.md that compare masks, and a picture, from the plays
+in results/, as results/comparisons.toml lists them.
 
     python -m tools.figures
 """
@@ -77,7 +77,7 @@ def draw(points: pd.DataFrame, file: Path) -> None:
         half = of_task["high"] - of_task["difference"]
         # Tasks of as many texts stand beside each other.
         x = of_task["text"] * 1.06**i
-        ax.errorbar(x, of_task["difference"], yerr=half, fmt="o-", capsize=3, label=task)
+        ax.errorbar(x, of_task["difference"], yerr=half, fmt="o", capsize=3, label=task)
     ticks = sorted(points["text"].unique())
     ax.set_xscale("log")
     ax.set_xticks(ticks, [f"{n:,.0f}" for n in ticks])

@@ -129,8 +129,7 @@ def check_maskers(study: Study) -> None:
         except UserError as e:
             raise UserError(f"{study.file}: {e}; and {', '.join(LEARNED)}, untrained") from None
     others = [row for row in study.rows if row != "random"]
-    # One random, and no other twice.
-    if len({*others, "random"}) < len(study.rows) or len(others) == len(study.rows):
+    if "random" not in study.rows or len({*study.rows}) < len(study.rows):
         raise UserError(f"{study.file}: maskers={study.plan.maskers}: must hold random, and none twice")
     primary = study.plan.primary
     if primary not in others:
