@@ -15,6 +15,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,7 @@ from support.runs import UserError
 class Config(train_nmg.Config):
     updates: str = "80,200,640"     # updates_per_episode to compare, separated by commas
     seeds: int = 3                  # how many learners of each run, with seeds from --seed on
+    out: str = "runs/foretell.jsonl"    # every correlation, a line each
 
 
 # The highest share of a block's maskable tokens. With --p=0.05 a policy draws mostly from it.
@@ -79,7 +81,7 @@ def judged(source: str, played: dict[str, list], hidden_size: int, cfg: Config) 
     for target in played:
         if target != source:
             for way, r in foretold(policy, played[target], cfg.metric).items():
-                yield {"way": way, "source": source, "target": target, "seed": cfg.seed, "r": r}
+                yield {"source": source, "target": target, "seed": cfg.seed, "way": way, "r": r}
 
 
 def main(cfg: Config) -> None:
@@ -99,12 +101,15 @@ def main(cfg: Config) -> None:
 
     print(f"{'updates':>8}  {'liked by':<14} mean   the first run's policy on the others, the second's, ...")
     first_seed = cfg.seed
+    every = []
     for updates in cfg.updates.split(","):
         cfg.updates_per_episode = int(updates)
         rows = []
         for source, seed in itertools.product(folders, range(first_seed, first_seed + cfg.seeds)):
             cfg.seed = seed
             rows += judged(source, played, lm.config.hidden_size, cfg)
+        every += [{"metric": cfg.metric, "updates": int(updates), **row} for row in rows]
+        runs.write_rows(Path(cfg.out), every)
         for way, found in pd.DataFrame(rows).groupby("way"):
             each = "  ".join(f"{r:.2f}" for r in found.groupby(["source", "target"], sort=False)["r"].mean())
             of_seeds = "  ".join(f"{r:.3f}" for r in found.groupby("seed")["r"].mean())

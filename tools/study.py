@@ -281,6 +281,7 @@ def run(study: Study) -> None:
     """Learns the policies and plays all maskers, as far as that is not done."""
     divide(study)
     plan, log = study.plan, study.log
+    # A copy, as open_task fills in flags that were left open.
     cfg = replace(study.play)
     data, lm, task = train_nmg.open_task(cfg, plan.spacy_model)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)

@@ -6,11 +6,11 @@
 
 The policy is shown twice: masks drawn from it, and its most probable tokens (greedy).
 """
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 import data_prep
 import finetune_cls
@@ -27,7 +27,7 @@ class Config:
     maskers: str | None = None          # comma-separated; None: random, what NMG learned, oracle
     seeds: int = 1                      # how many; a seed names the policy and draws masks, order and head
     seed: int = 0                       # the first of them
-    out: str = "runs/toy.png"           # the picture
+    out: str = "runs/toy.png"           # the picture; the scores lie beside it, in runs/toy.jsonl
 
 
 def score_on_test(data: Data, masker: str, seed: int) -> float:
@@ -81,20 +81,21 @@ def what_was_learned(seed: int, masked: np.ndarray, text: np.ndarray) -> str:
     return f"{said}{kind} {masked[most]:.0f} % of the time; they are {text[most]:.0f} % of the text."
 
 
-def draw(scores: dict[str, list[float]], file: Path) -> None:
-    """Bars: the mean score of each masker in percent; dots: its seeds."""
+def draw(rows: pd.DataFrame, file: Path) -> None:
+    """Bars: the mean score of each masker in percent; dots: its seeds. rows: columns masker, accuracy"""
+    scores = rows.groupby("masker", sort=False)["accuracy"]
     fig = plots.figure(7, 0.55 * len(scores) + 1.1)
     ax = fig.subplots()
-    for i, each in enumerate(scores.values()):
-        ax.barh(i, np.mean(each), color="#9db8d2", height=0.6)
+    for i, (_, each) in enumerate(scores):
+        ax.barh(i, each.mean(), color="#9db8d2", height=0.6)
         ax.plot(each, [i] * len(each), "o", color=plots.BLUE, markersize=5, alpha=0.8)
-        ax.text(112, i, f"{np.mean(each):.1f}", va="center", ha="right")
+        ax.text(112, i, f"{each.mean():.1f}", va="center", ha="right")
     chance = 100 / len(toy.CLASSES)
     ax.axvline(chance, color="grey", linestyle=":", linewidth=1)
     for x, label in ((chance, "chance"), (109, "mean")):
         ax.text(x, -0.72, label, color="grey", fontsize=8, va="center", ha="center")
     ax.set(xlim=(0, 112), xlabel="test accuracy, % (bar: mean, dots: seeds)")
-    ax.set_yticks(range(len(scores)), scores)
+    ax.set_yticks(range(len(scores)), [name for name, _ in scores])
     ax.set_xticks(range(0, 101, 20))
     ax.invert_yaxis()
     plots.save(fig, file)
@@ -114,32 +115,34 @@ def main(cfg: Config) -> None:
             jobs.append((seed, name, masker))
 
     # 2. Pre-train, fine-tune, score, seed by seed.
-    scores, shares = defaultdict(list), defaultdict(list)
-    learned = []
+    rows, learned = [], []
     tokens = toy.kind_of_token()[data.corpus.input_ids]
     text = 100 * np.bincount(tokens, minlength=len(toy.KINDS)) / len(tokens)
     width = max(len(name) for _, name, _ in jobs)
     for seed, name, masker in jobs:
-        score = score_on_test(data, masker, seed)
-        scores[name].append(score)
+        row = {"seed": seed, "masker": name, "accuracy": score_on_test(data, masker, seed)}
         if masker != "none":
             kinds = shares_of_kinds(data, masker)
-            shares[name].append(kinds[0])
+            row["attributes"] = kinds[0]
         if name == "NMG, drawn":
             learned.append(what_was_learned(seed, kinds, text))
-        print(f"seed {seed}  {name:{width}} {score:6.2f}", flush=True)
+        rows.append(row)
+        print(f"seed {seed}  {name:{width}} {row['accuracy']:6.2f}", flush=True)
+    picture = Path(cfg.out)
+    runs.write_rows(picture.with_suffix(".jsonl"), rows)
 
     # 3. The table, the picture, and what was learned.
     columns = "mean; each seed" if cfg.seeds > 1 else "%"
     print(f"\ntoycls, test accuracy, {columns}; attributes among the masked, %")
-    for name, each in scores.items():
-        line = f"{name:{width}} {np.mean(each):6.2f}"
+    table = pd.DataFrame(rows)
+    for name, found in table.groupby("masker", sort=False):
+        line = f"{name:{width}} {found['accuracy'].mean():6.2f}"
         if cfg.seeds > 1:
-            line += "  " + "".join(f"{score:7.2f}" for score in each)
-        if shares[name]:
-            line += "     " + " ".join(f"{share:.0f}" for share in shares[name])
+            line += "  " + "".join(f"{score:7.2f}" for score in found["accuracy"])
+        if name != "none":
+            line += "     " + " ".join(f"{share:.0f}" for share in found["attributes"])
         print(line)
-    draw(scores, Path(cfg.out))
+    draw(table, picture)
     print(f"picture: {cfg.out}")
     for said in learned:
         print(said)
