@@ -123,7 +123,7 @@ def main(cfg: Config) -> None:
         row = {"seed": seed, "masker": name, "accuracy": score_on_test(data, masker, seed)}
         if masker != "none":
             kinds = shares_of_kinds(data, masker)
-            row["attributes"] = kinds[0]
+            row["attributes"] = float(kinds[0])
         if name == "NMG, drawn":
             learned.append(what_was_learned(seed, kinds, text))
         rows.append(row)
