@@ -1,5 +1,7 @@
-"""The rows of the tables in README.md and docs/learning.md that compare masks, and a picture, from the plays
-in results/, as results/comparisons.toml lists them.
+"""The tables of README.md and docs/learning.md, and their pictures, from what lies in results/.
+
+Comparisons of masks are listed in results/comparisons.toml. The toy world's scores are those that
+tools.toy_compare writes, and what policies foretell is what tools.foretell writes.
 
     python -m tools.figures
 """
@@ -9,8 +11,10 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
+import report
 from support import plots, runs
 from support.runs import UserError
+from tools import toy_compare
 
 HEAD = """| minus random masks | seeds | points | 95 % interval | p | better on | macro F1 | 95 % interval |
 |---|---|---|---|---|---|---|---|"""
@@ -20,6 +24,8 @@ HEAD = """| minus random masks | seeds | points | 95 % interval | p | better on 
 class Config:
     comparisons: str = "results/comparisons.toml"   # plays lie beside it
     picture: str = "docs/gain.png"      # gain against the amount of text
+    toy: str = "results/toy.jsonl"      # of tools.toy_compare
+    toy_picture: str = "docs/toy.png"
 
 
 def scores_of(plays: pd.DataFrame, masks: str, metric: str) -> pd.Series:
@@ -66,6 +72,31 @@ def interval(found: pd.Series) -> str:
     return f"{found['low']:.2f} to {found['high']:.2f}"
 
 
+def toy_table(rows: pd.DataFrame) -> str:
+    """rows: of tools.toy_compare, columns seed, masker, accuracy, attributes"""
+    accuracy, attributes = (rows.groupby("masker", sort=False)[name] for name in ("accuracy", "attributes"))
+    lowest, highest = (report.formatted(shares, "{:.0f}") for shares in (attributes.min(), attributes.max()))
+    table = pd.DataFrame({
+        "mean accuracy, %": report.formatted(accuracy.mean(), "{:.1f}"),
+        f"lowest of {rows['seed'].nunique()} seeds": report.formatted(accuracy.min(), "{:.1f}"),
+        "attributes among the masked tokens, %": lowest + " to " + highest})
+    return report.markdown_table(table)
+
+
+def foretold_table(folder: Path) -> str:
+    """The means of the correlations that tools.foretell wrote to foretell-PLAYS.jsonl."""
+    rows = []
+    for file in sorted(folder.glob("foretell-*.jsonl")):
+        plays = file.stem.removeprefix("foretell-").replace("-", " ")
+        rows += [{"plays": plays, **row} for row in runs.read_rows(file)]
+    settings = ["plays", "metric", "judged_by", "updates"]
+    means = pd.DataFrame(rows).pivot_table("r", settings, "way").reset_index()
+    for way in ("all words", "highest tenth"):
+        means[way] = report.formatted(means[way], "{:.2f}")
+    names = {"metric": "learned by", "judged_by": "foretold"}
+    return report.markdown_table(means.rename(columns=names).astype(str).set_index("plays"))
+
+
 def draw(points: pd.DataFrame, file: Path) -> None:
     """The gain of learned masks over random ones, with its interval, against the amount of text.
 
@@ -99,9 +130,13 @@ def main(cfg: Config) -> None:
             print(table_line(row["what"], found, macro_f1))
             if "text" in row:
                 points.append({"task": row["task"], "text": row["text"]} | found.to_dict())
-    if points:
-        draw(pd.DataFrame(points), Path(cfg.picture))
-        print(f"\npicture: {cfg.picture}")
+    draw(pd.DataFrame(points), Path(cfg.picture))
+
+    toy_rows = pd.DataFrame(runs.read_rows(Path(cfg.toy)))
+    print(f"\nWhat masks are worth in the toy world\n\n{toy_table(toy_rows)}")
+    toy_compare.draw(toy_rows, Path(cfg.toy_picture))
+    print(f"\nWhat policies foretell\n\n{foretold_table(file.parent)}")
+    print(f"\npictures: {cfg.picture}, {cfg.toy_picture}")
 
 
 if __name__ == "__main__":

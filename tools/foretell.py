@@ -2,6 +2,7 @@
 
     python -m tools.foretell --lm=MINILM --metric=likelihood --plays=runs/a,runs/b,runs/c
     python -m tools.foretell ... --updates=20,80,320 --minibatch=32         # other settings of the learner
+    python -m tools.foretell ... --judged_by=macro_f1                       # another score than the reward
 
 A policy is learned anew from each run's plays (train_nmg.Learner). Of every play of the other runs it then
 says how much it likes the mask, in two ways: by all words, the mean standardised logit of the masked tokens,
@@ -34,6 +35,7 @@ from support.runs import UserError
 class Config(train_nmg.Config):
     updates: str = "80,200,640"     # updates_per_episode to compare, separated by commas
     seeds: int = 3                  # how many learners of each run, with seeds from --seed on
+    judged_by: str | None = None    # the score that is foretold; None: --metric, that they are learned by
     out: str = "runs/foretell.jsonl"    # every correlation, a line each
 
 
@@ -80,7 +82,7 @@ def judged(source: str, played: dict[str, list], hidden_size: int, cfg: Config) 
     policy = learned_from(played[source], hidden_size, cfg)
     for target in played:
         if target != source:
-            for way, r in foretold(policy, played[target], cfg.metric).items():
+            for way, r in foretold(policy, played[target], cfg.judged_by).items():
                 yield {"source": source, "target": target, "seed": cfg.seed, "way": way, "r": r}
 
 
@@ -94,9 +96,13 @@ def main(cfg: Config) -> None:
     lm = load_lm(cfg.lm, cfg.seed).to(device())
     if cfg.metric is None:
         cfg.metric = "accuracy"
+    cfg.judged_by = cfg.judged_by or cfg.metric
     played = {}
     for folder in folders:
         episodes = train_nmg.plays_of_others(folder, lm, cfg)
+        scores = episodes[0].plays["learner"].scores
+        if cfg.judged_by not in scores:
+            raise UserError(f"--judged_by={cfg.judged_by}: plays of {folder} have {', '.join(scores)}")
         played[folder] = [(episode, encode(lm, episode)) for episode in tqdm(episodes, folder)]
 
     print(f"{'updates':>8}  {'liked by':<14} mean   the first run's policy on the others, the second's, ...")
@@ -108,7 +114,8 @@ def main(cfg: Config) -> None:
         for source, seed in itertools.product(folders, range(first_seed, first_seed + cfg.seeds)):
             cfg.seed = seed
             rows += judged(source, played, lm.config.hidden_size, cfg)
-        every += [{"metric": cfg.metric, "updates": int(updates), **row} for row in rows]
+        same = {"metric": cfg.metric, "judged_by": cfg.judged_by, "updates": int(updates)}
+        every += [same | row for row in rows]
         runs.write_rows(Path(cfg.out), every)
         for way, found in pd.DataFrame(rows).groupby("way"):
             each = "  ".join(f"{r:.2f}" for r in found.groupby(["source", "target"], sort=False)["r"].mean())
