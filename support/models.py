@@ -2,9 +2,6 @@
 import copy
 import hashlib
 import inspect
-import json
-import os
-import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -14,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from huggingface_hub import ModelCard, ModelCardData
-from safetensors import SafetensorError
 from tokenizers import Encoding, Tokenizer
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 from transformers.utils import find_adapter_config_file, logging
@@ -55,58 +51,31 @@ def open_lm(name: str, auto_class: type, **options: object):
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        check_adapter(name, place)
         check_folder(name, place)
         # Code that a model folder brings along is never run.
         return auto_class.from_pretrained(str(place), trust_remote_code=False, **options)
     except UserError:
         raise
     except Exception as e:
-        reason = advice_on(e, place)
+        reason = str(e).strip().split("\n")[0][:300]
+        advice = "if a file of it is cut short, or a pointer of Git LFS, fetch it again"
         if not place.exists():
-            reason = (f"no such folder here; {reason} (allowed: 'tiny', a Hugging Face folder, or a hub "
-                      "name)")
-        raise UserError(f"--lm={name}: cannot be opened: {reason}") from e
+            advice = "there is no such folder; allowed are 'tiny', a Hugging Face folder, or a hub name"
+        raise UserError(f"--lm={name}: cannot be opened: {reason} ({advice})") from e
 
 
 def check_folder(name: str, place: Path) -> None:
     """Raises UserError if an LM's folder is not what from_pretrained may open."""
-    if (place / "policy.json").exists():
-        raise UserError(f"--lm={name}: this is a policy, for pretrain.py --masker=sampled:{name}; an LM is "
-                        "needed here")
+    # transformers opens an LM without its adapter, and says nothing.
+    if find_adapter_config_file(str(place)):
+        raise UserError(f"--lm={name}: holds an adapter (adapter_config.json), as LoRA makes them, which is "
+                        "not read here; put it into its LM with merge_and_unload() of the library peft, and "
+                        "save that in a folder of its own")
     if (place / "started.json").exists() and not (place / "run.json").exists():
         raise UserError(f"--lm={name}: the run that makes it has not finished; start its command again")
     if place.exists() and not (place / "config.json").exists():
         raise UserError(f"--lm={name}: no config.json in it; allowed are 'tiny', a Hugging Face folder, or "
                         "a hub name")
-
-
-def check_adapter(name: str, place: Path) -> None:
-    """Raises UserError if an LM, in a folder or on the hub, is an adapter or has one."""
-    # transformers opens the LM without its adapter, and says nothing.
-    if find_adapter_config_file(str(place)):
-        raise UserError(f"--lm={name}: holds an adapter (adapter_config.json), as LoRA makes them, which is "
-                        "not read here; put it into its LM with merge_and_unload() of the library peft, and "
-                        "save that in a folder of its own")
-
-
-def advice_on(error: Exception, place: Path) -> str:
-    """What to do about an error of from_pretrained; its first line, where that says it."""
-    for file in sorted(place.glob("*")):
-        if file.is_file() and os.access(file, os.R_OK) and runs.is_lfs_pointer(file):
-            return f"{file.name} is only a pointer of Git LFS; `git lfs pull` there fetches the file"
-    message = str(error).strip()
-    # Of torch, where a pytorch_model.bin is cut short.
-    from_torch = "Invalid argument" in message or "PytorchStreamReader" in message
-    if from_torch or isinstance(error, SafetensorError | EOFError | json.JSONDecodeError):
-        return "a file of it is damaged or cut short; copy or download it again"
-    if isinstance(error, pickle.UnpicklingError):
-        return ("its pytorch_model.bin is not a plain dict of tensors, and no other pickle is read; save the "
-                "LM with save_pretrained, as safetensors")
-    if "tiktoken" in message:
-        return ("its SentencePiece model cannot be read: `pip install sentencepiece protobuf`, or, where "
-                "these are installed, copy the file again")
-    return message.split("\n")[0][:300]
 
 
 def open_config(name: str):
