@@ -66,6 +66,9 @@ def open_lm(name: str, auto_class: type, **options: object):
 
 def check_folder(name: str, place: Path) -> None:
     """Raises UserError if an LM's folder is not what from_pretrained may open."""
+    if (place / "policy.json").exists():
+        raise UserError(f"--lm={name}: this is a policy, for pretrain.py --masker=sampled:{name}; an LM is "
+                        "needed here")
     # transformers opens an LM without its adapter, and says nothing.
     if find_adapter_config_file(str(place)):
         raise UserError(f"--lm={name}: holds an adapter (adapter_config.json), as LoRA makes them, which is "
