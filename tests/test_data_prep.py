@@ -10,7 +10,6 @@ import os
 import re
 import tempfile
 import time
-import tracemalloc
 import unicodedata
 from pathlib import Path
 
@@ -28,9 +27,8 @@ from transformers import PreTrainedTokenizerFast
 
 import data_prep
 from data_prep import load
-from nmg import loop
-from support import models, sources
-from support.data import ARRAYS, Split, blocks, collate, truncated, windows
+from support import sources
+from support.data import blocks, collate, truncated, windows
 from support.runs import UserError
 from support.sources import DataFlags
 
@@ -148,9 +146,6 @@ def test_shards_are_read_in_order_and_all_of_them(tmp_path, tok):
     write_rows(tmp_path / "dev.jsonl", [{"text": "a", "label": "pos"}])
     assert texts_of(load(str(tmp_path), tok)["train"]) == [
         "text 0 of 1", "text 0 of 2", "text 1 of 2", "text 0 of 3", "text 1 of 3", "text 2 of 3"]
-    (tmp_path / "train-00001-of-00003-1a2b3c4d.parquet").unlink()
-    with pytest.raises(UserError, match=r"train-00000-of-00003-.* is one of 3 files, but here are 2"):
-        load(str(tmp_path), tok)
 
 
 def test_files_that_are_no_split_are_named(tmp_path, tok, capsys):
@@ -268,14 +263,6 @@ def test_which_column_is_the_text(row, columns, text, tmp_path, tok):
     data = load(str(tmp_path), tok, columns=DataFlags(**columns))
     assert texts_of(data["train"]) == [text]
     assert hasattr(data["train"], "question_text") == ("guid" in row)
-
-
-@pytest.mark.parametrize(("name", "content", "n"), [
-    ("a.csv", "text,label\na,x\n,\nb,y\n\n ,\n", 2), ("corpus.jsonl", '{"text": "a"}\n{"text": null}\n', 1)])
-def test_empty_rows_are_skipped_and_counted(name, content, n, tmp_path, tok, capsys):
-    (tmp_path / name).write_text(content)
-    load(str(tmp_path / name), tok)
-    assert f"{name}: {n} empty rows are skipped, the first at" in capsys.readouterr().out
 
 
 def test_labels_that_cannot_be_used_are_told_to_who_needs_them(tmp_path, tok):
@@ -585,20 +572,6 @@ def test_truncated_is_hugging_faces_truncation(tmp_path, tok):
         assert (batch.input_ids == theirs["input_ids"]).all()
 
 
-def test_what_a_run_keeps_in_memory_of_a_corpus(tmp_path):
-    """At most 24 bytes a block, order included (2.4 GB for 10^8)."""
-    special = data_prep.SpecialTokens.of(fast_tokenizer("wordpiece"))
-    n = 100_000
-    arrays = {"token_start": np.arange(n + 1) * 9, "doc": np.arange(n), "input_ids": np.zeros(9 * n)}
-    for name, values in arrays.items():
-        values.astype(ARRAYS[name]).tofile(tmp_path / f"{name}.bin")
-    tracemalloc.start()
-    pieces = blocks(Split(tmp_path, special, [], None), 8)
-    next(loop.batches(pieces.length, 16, 1, seed=0))
-    assert len(pieces) == 2 * n and tracemalloc.get_traced_memory()[0] < 24 * len(pieces)
-    tracemalloc.stop()
-
-
 def test_punctuation(tmp_path, tok):
     def signs(text, tokenizer):
         (tmp_path / "c.txt").write_text(text)
@@ -673,27 +646,6 @@ def test_the_counts_of_real_data(name, counts):
             assert hashlib.sha256(content).hexdigest() == sha256
     for split, count in zip(("train", "dev", "test"), counts, strict=True):
         assert sum(len(record.get("qas", [1])) for record in source.records(split)) == count
-
-
-# ---------------------------------------------------------------- tokenizer and LM by name
-
-def test_folders_that_are_no_lm(tmp_path, lm_folder):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"no config\.json"):
-        models.load_tokenizer(str(tmp_path / "empty"))
-    (tmp_path / "empty/policy.json").touch()
-    with pytest.raises(UserError, match="this is a policy"):
-        models.load_tokenizer(str(tmp_path / "empty"))
-    # Of a run, the LM counts when run.json stands.
-    (lm_folder / "started.json").write_text("{}")
-    with pytest.raises(UserError, match="has not finished"):
-        models.load_tokenizer(str(lm_folder))
-    (lm_folder / "run.json").write_text("{}")
-    assert len(models.load_tokenizer(str(lm_folder))) > 50
-    for file in lm_folder.glob("*token*"):
-        file.unlink()
-    with pytest.raises(UserError, match="its tokenizer knows no words"):
-        models.load_tokenizer(str(lm_folder))
 
 
 # ---------------------------------------------------------------- bad input: one sentence
@@ -802,6 +754,7 @@ LOOKS = [
     ("rows.csv", table(ROWS) + "\n\n", (40, 2), "rows.csv: 40 rows in 43 lines, 2 of them blank"),
     ("breaks.csv", 'text,label\n' + '"Dear all,\nfine, thanks\n\nBye,\nMary",a\n' * 3, (3, 1),
      "breaks.csv: quoted cells run over several lines; if its texts have no line breaks"),
+    ("empty.csv", "text,label\na,x\n,\nb,y\n\n ,\n", (2, 2), "empty.csv: 2 empty rows are skipped"),
     ("reject.jsonl", jsonl(*stories(["a"], answer=["accept", "reject", "a", "ignore"])), (20, 1),
      "reject.jsonl: 20 rejected rows are skipped, the first at"),
     ("scores.jsonl", jsonl(*stories([0.5, 1.5, 2, "-3e-1"])), (40, 4), SCORES),
@@ -861,14 +814,17 @@ def test_equal_texts_without_labels_are_one_document(name, tmp_path, tok):
     assert not {*map(str.strip, texts_of(data["dev"]))} & {*map(str.strip, texts_of(data["train"]))}
 
 
-def test_names_that_cannot_be_opened_are_one_sentence(tmp_path, tok):
+def test_names_that_cannot_be_opened_are_one_sentence(tmp_path, tok, monkeypatch):
     """What the system refuses is told with the path."""
     (tmp_path / "a/train.csv").mkdir(parents=True)
     (tmp_path / "b").mkdir()
     (tmp_path / "b/train.jsonl").symlink_to(tmp_path / "gone.jsonl")
     for name in ("two/train.jsonl", "two/train.txt"):
         write_rows(tmp_path / name, [GOOD])
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe/train.csv")
     cases = [
+        (tmp_path / "pipe", "train.csv: is no regular file"),
         (tmp_path / "a", "no file named train, dev, test or corpus"),
         (tmp_path / "b", f"No such file or directory: '{tmp_path}/b/train.jsonl'"),
         (tmp_path / "two", "train.jsonl and train.txt could be train"),
@@ -880,15 +836,10 @@ def test_names_that_cannot_be_opened_are_one_sentence(tmp_path, tok):
             load(str(name), tok)
     with pytest.raises(UserError, match="holds 'cls' data, not 'qa'"):
         load(str(tmp_path / "two/train.txt"), tok, kind="qa")
-
-
-def test_a_cache_that_cannot_be_written(tmp_path, tok, monkeypatch):
-    (tmp_path / "file").touch()
-    for module in (data_prep, sources):
-        monkeypatch.setattr(module, "CACHE", tmp_path / "file")
-    for name in ("toycls", "imdb"):
-        with pytest.raises(UserError, match=f"NMG_CACHE={tmp_path}/file: .*Not a directory"):
-            load(name, tok)
+    file = tmp_path / "two/train.txt"
+    monkeypatch.setattr(data_prep, "CACHE", file)
+    with pytest.raises(UserError, match=f"NMG_CACHE={file}: .*Not a directory"):
+        load("toycls", tok)
 
 
 def test_odd_but_good_input(tmp_path, tok):
@@ -941,7 +892,7 @@ def test_odd_but_good_questions(tmp_path, tok):
     assert len(data["train"]) == len(data["dev"]) == 2 and len(set(data["dev"].doc)) == 1
 
 
-def test_documents_by_number(tmp_path, tok, monkeypatch):
+def test_documents_by_number(tmp_path, tok):
     """A `doc` in the records says which texts belong together, and joins a corpus to train; without it each
     text is its own."""
     numbered = [{"text": f"alpha {i}", "label": "xy"[i % 2], "doc": 7 + i // 4} for i in range(16)]
@@ -954,16 +905,6 @@ def test_documents_by_number(tmp_path, tok, monkeypatch):
     assert set(a["train"].doc) | set(a["dev"].doc) == {7, 8, 9, 10}
     assert a.corpus.doc.tolist() == [7, 7, 7]
     assert not b.shared_doc_ids and b.corpus.doc.tolist() == [0, 1, 2]
-    # A source in memory, whose records stay as they are.
-    rows = {"train": [{"text": "alpha", "label": "x"}], "corpus": [{"text": "beta"}]}
-    monkeypatch.setitem(sources.DATASETS, "in_memory", lambda: sources.Source(rows))
-    assert not load("in_memory", tok).shared_doc_ids and set(rows["corpus"][0]) == {"text"}
-
-
-def test_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "train.csv")
-    with pytest.raises(UserError, match=r"train\.csv: is no regular file"):
-        list(sources.read(tmp_path / "train.csv", DataFlags()))
 
 
 def test_a_gzipped_line_may_not_fill_the_memory(tmp_path, monkeypatch):

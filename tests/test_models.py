@@ -245,6 +245,10 @@ def test_a_saved_classifier_is_for_one_label(tmp_path, lm_folder, cls_folder):
     (lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
      r"holds an adapter \(adapter_config.json\).*merge_and_unload"),
     (shutil.rmtree, "no such folder here"),
+    (lambda folder: (folder / "config.json").unlink(), r"no config\.json"),
+    (lambda folder: (folder / "config.json").rename(folder / "policy.json"), "this is a policy"),
+    (lambda folder: (folder / "started.json").touch(), "has not finished"),
+    (lambda folder: [file.unlink() for file in folder.glob("*token*")], "its tokenizer knows no words"),
     (lambda folder: edit_config(folder, quantization_config={"quant_method": "bitsandbytes"}),
      "its weights are quantized"),
 ])
