@@ -196,11 +196,8 @@ def test_columns_by_their_names(tmp_path, tok):
         assert data["train"].labels == sorted(map(str, range(12)))
         user, = set(data["dev"].doc)
         assert texts_of(data["dev"]) == [row["review"] for row in rows if row["user"] == user]
-    for columns, said in ((DataFlags(text="reviews"), "a.csv:2: the field 'reviews' is missing, there"),
-                          (DataFlags(label="star"), "--label=star: no row of train has this column"),
-                          (DataFlags(doc="users"), "a.csv:2: the field 'users' is missing, there are")):
-        with pytest.raises(UserError, match=re.escape(said)):
-            load(str(tmp_path / "a.csv"), tok, columns=columns)
+    with pytest.raises(UserError, match="--label=star: no row of train has this column"):
+        load(str(tmp_path / "a.csv"), tok, columns=DataFlags(label="star"))
     with pytest.raises(UserError, match="toycls: is not read from files, so that --text, --label and --doc"):
         load("toycls", tok, columns=DataFlags(label="kind"))
 
@@ -449,7 +446,7 @@ def test_a_cut_stays_as_it_was(tmp_path, tok):
     """Which texts are held out decides about published numbers."""
     rows = [{"text": f"sentence {i}", "label": "xy"[i % 2]} for i in range(40)]
     data = load(str(write_rows(tmp_path / "cut.jsonl", rows)), tok)
-    assert sorted(data["dev"].doc.tolist()) == [0, 9, 12, 14]
+    assert sorted(data["dev"].doc.tolist()) == [0, 9, 12, 14] and data.block_len == 256
 
 
 def test_a_cache_is_keyed_by_file_tokenizer_cut_and_records(tmp_path, tok, monkeypatch):

@@ -48,9 +48,3 @@ def test_few_labels_are_drawn_by_seed(colors):
         likelihoods.append([line["likelihood"] for line in lines])
     assert np.isfinite(likelihoods).all()
     assert likelihoods[0] == likelihoods[1] != likelihoods[2]
-
-
-def test_what_it_cannot_do_is_one_sentence(colors):
-    for flag, said in (("--labelled=1", "at least 2 classes"), ("--save_model=True", "is not kept")):
-        result = call("tools/linear.py", "--dataset=colors", flag, cwd=colors)
-        assert result.returncode == 2 and said in result.stderr
