@@ -79,6 +79,13 @@ def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
 
 
+def succeed(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
+    """`call`, which must end well."""
+    result = call(script, *flags, cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
 def tiny_values_of(script: ModuleType) -> dict | None:
     """What a script uses with --lm=tiny, as its last line says."""
     last_line = inspect.getsource(script).strip().rpartition("\n")[2]

@@ -10,7 +10,7 @@ import pytest
 import sentencepiece
 import torch
 import transformers
-from conftest import TEXTS, call, fast_tokenizer, random_lm
+from conftest import TEXTS, call, fast_tokenizer, random_lm, succeed
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
@@ -221,9 +221,8 @@ def test_a_saved_classifier_is_for_one_label(tmp_path, lm_folder, cls_folder):
     """Whatever the LM was before."""
     edit_config(lm_folder, problem_type="multi_label_classification", id2label={i: f"L{i}" for i in range(6)},
                 label2id={f"L{i}": i for i in range(6)})
-    done = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=1", "--out=o",
-                cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=1", "--out=o",
+            cwd=tmp_path)
     config = json.loads((tmp_path / "o/config.json").read_text())
     assert config["problem_type"] == "single_label_classification"
     assert set(config["label2id"]) == {"cat", "dog", "long", "short"}

@@ -9,7 +9,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import ROOT, TEXTS, call, fast_tokenizer, kill_when, names, random_lm, same, torchrun, weights
+from conftest import (
+    ROOT,
+    TEXTS,
+    call,
+    fast_tokenizer,
+    kill_when,
+    names,
+    random_lm,
+    same,
+    succeed,
+    torchrun,
+    weights,
+)
 from safetensors.torch import load_file
 
 import data_prep
@@ -305,9 +317,9 @@ def test_every_architecture_end_to_end(kind, tmp_path, cls_folder, qa_folder):
     tokenizer = fast_tokenizer("bpe" if kind in ("roberta", "modernbert", "longformer") else "wordpiece")
     random_lm(kind, len(tokenizer), 0.1).save_pretrained(tmp_path / "lm")
     tokenizer.save_pretrained(tmp_path / "lm")
-    done = call("pretrain.py", f"--dataset={cls_folder}", "--lm=lm", "--masker=whole", "--lr=1e-3",
-                "--max_len=32", "--out=out", cwd=tmp_path)
-    assert done.returncode == 0 and "NEWLY" not in done.stdout, done.stderr
+    done = succeed("pretrain.py", f"--dataset={cls_folder}", "--lm=lm", "--masker=whole", "--lr=1e-3",
+                   "--max_len=32", "--out=out", cwd=tmp_path)
+    assert "NEWLY" not in done.stdout
     before = weights(transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "lm"))
     lm = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
     assert not same(before, weights(lm))
@@ -333,8 +345,7 @@ def flags(lm_folder, cls_folder):
 
 @pytest.mark.training
 def test_what_a_run_leaves(tmp_path, flags, lm_folder):
-    done = call("pretrain.py", *flags, "--masker=whole", "--out=o", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("pretrain.py", *flags, "--masker=whole", "--out=o", cwd=tmp_path)
     assert names(tmp_path / "o") == ["README.md", "config.json", "model.safetensors", "run.json",
                                      "tokenizer.json", "tokenizer_config.json"]
     facts = runs.read_run(tmp_path / "o")
@@ -441,8 +452,7 @@ def test_killed_and_started_again(tmp_path, flags):
     """SIGKILL in the midst of pre-training; the same command again gives the same bytes as an undisturbed
     run. Until then the run does not count as done."""
     flags += ["--epochs=10", "--eval_every=10"]
-    clean = call("pretrain.py", *flags, "--out=clean", cwd=tmp_path)
-    assert clean.returncode == 0, clean.stderr
+    succeed("pretrain.py", *flags, "--out=clean", cwd=tmp_path)
     (tmp_path / "often.py").write_text(OFTEN)
     checkpoint = tmp_path / "killed/checkpoint.pt"
     kill_when(checkpoint.exists, str(tmp_path / "often.py"), *flags, "--out=killed", cwd=tmp_path,
@@ -470,8 +480,7 @@ def test_looks_on_the_way_change_nothing(tmp_path, flags):
     (tmp_path / "looked/started.json").write_text("{}")
     (tmp_path / "looked/metrics.jsonl").write_text('{"step": 4, "held_out_loss": 9.9}\n')
     for out, more in (("plain", []), ("looked", ["--eval_every=3"])):
-        done = call("pretrain.py", *flags, "--max_steps=8", *more, f"--out={out}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        succeed("pretrain.py", *flags, "--max_steps=8", *more, f"--out={out}", cwd=tmp_path)
     one, two = ((tmp_path / out / "model.safetensors").read_bytes() for out in ("plain", "looked"))
     assert one == two
     rows = [json.loads(line) for line in (tmp_path / "looked/metrics.jsonl").read_text().splitlines()]
@@ -491,8 +500,7 @@ def test_the_script_in_two_processes(tmp_path, flags, lm_folder):
     (lm_folder / "config.json").write_text(json.dumps(config))
     # 36 blocks: the last batch has one, for two processes
     flags += ["--batch_size=7", "--epochs=2", "--fast=False"]
-    alone = call("pretrain.py", *flags, "--out=alone", cwd=tmp_path)
-    assert alone.returncode == 0, alone.stderr
+    succeed("pretrain.py", *flags, "--out=alone", cwd=tmp_path)
     both = torchrun(2, "pretrain.py", *flags, "--out=both", cwd=tmp_path)
     assert both.returncode == 0, both.stderr
     for said in ("saved both: 12 steps", "blocks of at most", "tokens of a block", "the first of them"):
@@ -512,9 +520,8 @@ def test_the_script_in_two_processes(tmp_path, flags, lm_folder):
 def test_words_longer_than_what_may_be_masked(masker, warned, tmp_path, lm_folder):
     """As in languages without spaces: whole words mask nothing, which is said."""
     (tmp_path / "c.txt").write_text("electroencephalographicelectroencephalographicelectro\n" * 20)
-    done = call("pretrain.py", "--dataset=c.txt", f"--lm={lm_folder}", f"--masker={masker}", "--max_len=64",
-                cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("pretrain.py", "--dataset=c.txt", f"--lm={lm_folder}", f"--masker={masker}",
+                   "--max_len=64", cwd=tmp_path)
     assert (f"WARNING: in 16 blocks {masker} masks 0 tokens" in done.stdout) == warned
     nothing = f"{masker} masks 0.0 tokens of a block at p = 0.15"
     assert (nothing in done.stdout) == (masker != "random")

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, SHARED, call, needs_shared
+from conftest import ROOT, SHARED, call, needs_shared, succeed
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -263,8 +263,7 @@ def test_a_metric_that_only_some_lines_have(tmp_path):
     """As after a fork has added one: it has a table, whichever line comes first."""
     add(tmp_path, "random")
     add(tmp_path, "whole", metrics=["accuracy", "mcc"], mcc=12.0)
-    made = call("report.py", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
+    made = succeed("report.py", cwd=tmp_path)
     for metric in ("accuracy", "macro_f1", "mcc"):
         assert f"| reviews, minilm | {metric} |" in made.stdout
     assert "| whole | 12.00 |" in made.stdout
@@ -325,8 +324,7 @@ def test_the_papers_layout(tmp_path):
             add(tmp_path, masker, seed, (em + seed, f1), "squad", "bert", {"data": "a"})
         add(tmp_path, "none", seed, (70.0, 80.0), "newsqa", "distil", {"data": "b"})
         add(tmp_path, "whole", seed, 75.0, "chemprot", "bert", {"data": "c"})
-    made = call("report.py", "--paper", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
+    made = succeed("report.py", "--paper", cwd=tmp_path)
     title = "## em / f1, as the paper prints it\n\n"
     assert made.stdout.partition(title)[2].partition("\n\n")[0].splitlines() == [
         "|   | squad | newsqa |",
@@ -487,8 +485,7 @@ def test_names_are_text_in_markdown(tmp_path):
     for seed in range(2):
         add(tmp_path, "random", seed, 70.0, dataset="us$_$.csv", lm="$\\frac{$")
         add(tmp_path, "a|b$_$.py:f", seed, 71.0 + seed, dataset="us$_$.csv", lm="$\\frac{$")
-    result = call("report.py", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = succeed("report.py", cwd=tmp_path)
     for said in (r"## us\$\_\$.csv, \$\\frac\{\$", r"| a\|b\$\_\$.py:f | ", r"of a\|b\$\_\$.py:f: fewer"):
         assert said in result.stdout
     assert [file.name for file in tmp_path.glob("report/*.png")] == ["forest-us-_-.csv--frac-.png"]
@@ -645,8 +642,7 @@ def test_planned_seeds_find_the_difference(tmp_path, rng):
 # ---------------------------------------------------------------- the script
 
 def test_the_script(study):
-    result = call("report.py", "--results=results.jsonl", "--out=some/where", cwd=study)
-    assert result.returncode == 0, result.stderr
+    result = succeed("report.py", "--results=results.jsonl", "--out=some/where", cwd=study)
     page = (study / "some/where/results.md").read_text()
     picture = "forest-chemprot-bert-base-uncased.png"
     text, _, last = result.stdout.strip().rpartition("\n")
@@ -660,8 +656,7 @@ def test_the_script(study):
 
 def test_the_committed_report_is_made_from_the_committed_results(tmp_path):
     flags = ["--results=results/study-chemprot-1000.jsonl", "--plan=0.5", "--primary=sampled"]
-    made = call("report.py", *flags, f"--out={tmp_path}", cwd=ROOT)
-    assert made.returncode == 0, made.stderr
+    succeed("report.py", *flags, f"--out={tmp_path}", cwd=ROOT)
     here = (ROOT / "docs/results.md").read_text().splitlines()
     now = (tmp_path / "results.md").read_text().splitlines()
     # The first line names --out.

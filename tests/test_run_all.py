@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, call
+from conftest import ROOT, succeed
 
 import maskers
 from tools import cost
@@ -455,8 +455,7 @@ def test_rows_are_run(tmp_path):
     for command in listed(**asked):
         for part in command.split(" && "):
             _, script, *flags = shlex.split(part)
-            done = call(Path(script).name, *flags, cwd=tmp_path)
-            assert done.returncode == 0, done.stderr
+            succeed(Path(script).name, *flags, cwd=tmp_path)
     assert listed(**asked) == []
     result = run_all(cwd=tmp_path, **asked)
     assert result.returncode == 0, result.stderr

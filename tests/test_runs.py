@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest import call, names
+from conftest import names, succeed
 
 from nmg import loop
 from support import runs
@@ -152,8 +152,7 @@ def test_a_defect_of_the_program_keeps_its_traceback(monkeypatch):
 @pytest.mark.parametrize("script", ["pretrain.py", "finetune_cls.py", "finetune_qa.py", "train_nmg.py"])
 def test_every_script_has_help(script, tmp_path):
     """Its docstring, all flags with their advice, and the toy world's values."""
-    shown = call(script, "--lm=broken", "--help", cwd=tmp_path)
-    assert shown.returncode == 0
+    shown = succeed(script, "--lm=broken", "--help", cwd=tmp_path)
     assert f"python {script} --" in shown.stdout and "seed: int = 0" in shown.stdout
     assert "With --lm=tiny: --" in shown.stdout
     assert not list(tmp_path.iterdir())

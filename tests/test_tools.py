@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import spacy
 import torch
-from conftest import ROOT, call, fast_tokenizer, random_lm, squad, write_rows
+from conftest import ROOT, call, fast_tokenizer, random_lm, squad, succeed, write_rows
 from scipy import stats
 
 import data_prep
@@ -233,8 +233,7 @@ def test_preferences_are_differences_within_documents():
 
 def test_show_masks_on_the_toy_world(tmp_path):
     """`punct` masks one mark in each text, and nothing is more of a mark. Scores are standardized."""
-    result = call("tools/show_masks.py", "--maskers=none,punct", "--out=o", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = succeed("tools/show_masks.py", "--maskers=none,punct", "--out=o", cwd=tmp_path)
     assert {file.name for file in (tmp_path / "o").iterdir()} == {"masks.html", "preferences.csv"}
     table = pd.read_csv(tmp_path / "o/preferences.csv").set_index(["masker", "feature"])
     assert set(table.index.get_level_values("masker")) == {"punct"}
@@ -253,16 +252,14 @@ def test_show_masks_on_the_toy_world(tmp_path):
 def test_the_oracle_beats_no_masking_by_far(tmp_path, monkeypatch):
     """After one epoch. And pretrain.py and finetune_cls.py, with their defaults, give the same score."""
     monkeypatch.setitem(toy.PRETRAIN, "epochs", 1)
-    result = call("tools/toy_compare.py", "--maskers=none,oracle", "--out=toy.png", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = succeed("tools/toy_compare.py", "--maskers=none,oracle", "--out=toy.png", cwd=tmp_path)
     score = dict(re.findall(r"seed 0  (\w+) +([\d.]+)", result.stdout))
     assert float(score["oracle"]) > float(score["none"]) + 20
     assert re.search(r"oracle .* 100\n", result.stdout)
     assert (tmp_path / "toy.png").read_bytes()[:4] == PNG
     for command in (["pretrain.py", "--masker=oracle", "--out=o"], ["finetune_cls.py", "--lm=o"]):
         command = [*command, "--fast=False"]
-        result = call(*command, cwd=tmp_path)
-        assert result.returncode == 0, result.stderr
+        succeed(*command, cwd=tmp_path)
     row = json.loads((tmp_path / "results.jsonl").read_text())
     assert row["masker"] == "oracle" and row["lm"] == "tiny"
     assert f"{row['accuracy']:.2f}" == score["oracle"]
@@ -283,8 +280,7 @@ def test_what_nmg_learned_is_compared_by_seed(tmp_path, monkeypatch):
     monkeypatch.setattr(toy_compare, "score_on_test", lambda data, masker, seed: seed + len(masker) % 2)
     monkeypatch.setattr(toy_compare, "shares_of_kinds",
                         lambda data, masker: np.array([60, 10, 10, 10, len(masker), 0, 0, 0, 0]))
-    result = call("tools/toy_compare.py", "--seed=7", "--seeds=2", "--out=toy.png", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = succeed("tools/toy_compare.py", "--seed=7", "--seeds=2", "--out=toy.png", cwd=tmp_path)
     names = ["random", "NMG, drawn", "NMG, greedy", "oracle"]
     lines = result.stdout.split("among the masked, %\n")[1].splitlines()
     assert [re.split(r"  | \d", line)[0] for line in lines[:4]] == names
@@ -303,8 +299,7 @@ def test_words_of_wordfreq_are_counted_among_a_billion(tmp_path, monkeypatch):
     fake = SimpleNamespace(top_n_list=lambda language, n: {"de": list(frequency)}[language][:n],
                            word_frequency=lambda word, language: {"de": frequency}[language][word])
     monkeypatch.setitem(sys.modules, "wordfreq", fake)
-    result = call("tools/general_words.py", "--language=de", "--words=3", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    succeed("tools/general_words.py", "--language=de", "--words=3", cwd=tmp_path)
     assert (tmp_path / "general_words.txt").read_text("utf-8") == "die\t39800000\nstraße\t123\n"
 
 

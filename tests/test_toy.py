@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import call
+from conftest import succeed
 
 import data_prep
 from pretrain import held_out_loss
@@ -134,8 +134,7 @@ def test_the_lm_can_be_made_again(tmp_path, monkeypatch):
     though less than the committed ones."""
     general_text = toy.general_text
     monkeypatch.setattr(toy, "general_text", lambda seed: general_text(seed)[:600])
-    result = call("tools/make_tiny.py", "--out=again", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    succeed("tools/make_tiny.py", "--out=again", cwd=tmp_path)
     for file in ("config.json", "tokenizer.json"):
         assert (tmp_path / "again" / file).read_text() == (toy.TINY / file).read_text()
     lms = [load_lm("tiny"), load_lm(str(tmp_path / "again")), untrained()]
