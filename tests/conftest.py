@@ -175,6 +175,11 @@ def fast_tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
                                                 model_max_length=64, **SPECIAL)
 
 
+@pytest.fixture(scope="session")
+def tok():
+    return fast_tokenizer("wordpiece")
+
+
 def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0, layers: int = 2) -> torch.nn.Module:
     """A small masked LM with random weights, of one of the architectures that people adapt. Hidden size
     32."""

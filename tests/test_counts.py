@@ -30,11 +30,6 @@ MARKED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tok():
-    return fast_tokenizer("wordpiece")
-
-
 @pytest.fixture
 def data(tmp_path, tok):
     """Labelled texts, and a corpus of other texts."""

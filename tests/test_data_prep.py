@@ -33,11 +33,6 @@ from support.runs import UserError
 from support.sources import DataFlags
 
 
-@pytest.fixture(scope="module")
-def tok():
-    return fast_tokenizer("wordpiece")
-
-
 def texts_of(split):
     return [split.text(i) for i in range(len(split))]
 

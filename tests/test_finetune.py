@@ -44,11 +44,6 @@ TRAINING = {"epochs": 60, "lr": 3e-3, "warmup": 0.1, "batch_size": 24}
 TASKS = {"cls": finetune_cls, "qa": finetune_qa}
 
 
-@pytest.fixture(scope="module")
-def tok():
-    return fast_tokenizer("wordpiece")
-
-
 @pytest.fixture
 def texts(cls_folder, tok):
     """Labelled texts; text i has class i % 4."""

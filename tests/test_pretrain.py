@@ -38,24 +38,19 @@ from support.runs import UserError
 KINDS = ["bert", "distilbert", "roberta", "electra", "deberta", "modernbert", "albert", "mpnet", "longformer"]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return fast_tokenizer("wordpiece")
-
-
-def blocks_of(lines, tokenizer, folder, max_len=32):
+def blocks_of(lines, tok, folder, max_len=32):
     (folder / "corpus.txt").write_text("\n".join(lines))
-    return blocks(data_prep.load(str(folder / "corpus.txt"), tokenizer).corpus, max_len)
+    return blocks(data_prep.load(str(folder / "corpus.txt"), tok).corpus, max_len)
 
 
 @pytest.fixture
-def pieces(tmp_path, tokenizer):
+def pieces(tmp_path, tok):
     """60 blocks of up to 32 tokens."""
-    return blocks_of([f"{TEXTS[i % 4]} {i}" for i in range(40)], tokenizer, tmp_path)
+    return blocks_of([f"{TEXTS[i % 4]} {i}" for i in range(40)], tok, tmp_path)
 
 
-def bert(tokenizer, dropout=0.0):
-    return random_lm("bert", len(tokenizer), dropout)
+def bert(tok, dropout=0.0):
+    return random_lm("bert", len(tok), dropout)
 
 
 def train(model, pieces, masker="random", **changed):
@@ -102,10 +97,10 @@ def gradients(model, loss):
 # ---------------------------------------------------------------- the loss
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_loss_is_hugging_faces_own(kind, tokenizer, pieces):
+def test_loss_is_hugging_faces_own(kind, tok, pieces):
     """The sum over the masked tokens, for every architecture, though the head runs on these alone; and so
     are the gradients. Maskers that read the LM can read it, too."""
-    model = random_lm(kind, len(tokenizer)).eval()
+    model = random_lm(kind, len(tok)).eval()
     masked = mask_batch(pieces, "random")
     tensors = pretrain.mlm_tensors(*masked)
     count = masked[1].sum()
@@ -117,11 +112,11 @@ def test_loss_is_hugging_faces_own(kind, tokenizer, pieces):
     assert lm(masked[0]).shape == (*shape, 32) and lm.per_token(masked[0], surprise).shape == shape
 
 
-def test_the_loss_on_held_out_text_is_the_mean_over_masked_tokens(tokenizer, pieces):
+def test_the_loss_on_held_out_text_is_the_mean_over_masked_tokens(tok, pieces):
     """Of a thousand blocks at most, without dropout, in a model that was in training."""
     many = pieces.take(np.arange(1500) % len(pieces))
     some = many.take(np.linspace(0, 1499, 1000).astype(int))
-    model = bert(tokenizer, dropout=0.3).train()
+    model = bert(tok, dropout=0.3).train()
     ours = pretrain.held_out_loss(model, many)
     theirs = huggingface_loss(model.cpu().eval(), *mask_batch(some, "random", n=1000))
     assert ours == pytest.approx(theirs.item(), rel=1e-5)
@@ -171,10 +166,10 @@ def test_a_masker_cannot_change_the_batch(name, pieces):
         mask_batch(pieces, masker)
 
 
-def test_a_batch_with_nothing_to_mask_is_no_loss(tokenizer, tmp_path):
+def test_a_batch_with_nothing_to_mask_is_no_loss(tok, tmp_path):
     """One word of many pieces and a budget of fewer tokens: `whole` takes nothing, and nothing breaks."""
-    pieces = blocks_of(["electroencephalographicelectro"] * 5, tokenizer, tmp_path)
-    model = bert(tokenizer)
+    pieces = blocks_of(["electroencephalographicelectro"] * 5, tok, tmp_path)
+    model = bert(tok)
     before = weights(model)
     train(model, pieces, "whole", batch_size=2)
     assert same(before, weights(model))
@@ -215,10 +210,10 @@ def surprise(logits, input_ids):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_masker_reads_the_lm_without_dropout(training, tokenizer, pieces):
+def test_a_masker_reads_the_lm_without_dropout(training, tok, pieces):
     """Its states and its logits; and leaves it in training, or in evaluation, as it was."""
     batch = mask_batch(pieces, "random")[0]
-    model = bert(tokenizer, dropout=0.5).train(training)
+    model = bert(tok, dropout=0.5).train(training)
     lm = models.LMReader(model)
     hidden, scores = lm(batch), lm.per_token(batch, surprise)
     assert model.training == training
@@ -231,12 +226,12 @@ def test_a_masker_reads_the_lm_without_dropout(training, tokenizer, pieces):
 
 
 @pytest.mark.parametrize("score", ["loss", "entropy"])
-def test_scores_that_read_logits_hold_a_few_rows_of_them(score, tokenizer, pieces, monkeypatch):
+def test_scores_that_read_logits_hold_a_few_rows_of_them(score, tok, pieces, monkeypatch):
     """Two rows of 8 here, and the scores are those of all rows at once."""
     batch = mask_batch(pieces, "random")[0]
-    lm, rows = models.LMReader(bert(tokenizer)), []
+    lm, rows = models.LMReader(bert(tok)), []
     once = maskers.SCORES[score](batch, lm)
-    monkeypatch.setattr(models, "MOST_LOGITS", 2 * batch.input_ids.shape[1] * len(tokenizer) + 1)
+    monkeypatch.setattr(models, "MOST_LOGITS", 2 * batch.input_ids.shape[1] * len(tok) + 1)
     lm.model.register_forward_hook(lambda module, args, output: rows.append(len(output.logits)))
     np.testing.assert_allclose(maskers.SCORES[score](batch, lm), once, rtol=1e-4)
     assert max(rows) == 2 and sum(rows) == len(batch.input_ids)
@@ -244,12 +239,12 @@ def test_scores_that_read_logits_hold_a_few_rows_of_them(score, tokenizer, piece
 
 # ---------------------------------------------------------------- common random numbers
 
-def test_another_masker_leaves_order_and_dropout_untouched(tokenizer, pieces, spied):
+def test_another_masker_leaves_order_and_dropout_untouched(tok, pieces, spied):
     """What differs between two maskers' runs is their masks; also where one of them reads the LM."""
     def trained(masker):
         """(order of the pieces, dropped elements of the embeddings, weights)"""
         spied.clear()
-        dropped, model = [], bert(tokenizer, dropout=0.1)
+        dropped, model = [], bert(tok, dropout=0.1)
 
         def count_zeros(module, args, output):
             if module.training:
@@ -269,8 +264,8 @@ def test_another_masker_leaves_order_and_dropout_untouched(tokenizer, pieces, sp
 
 # ---------------------------------------------------------------- the LM
 
-def test_a_lm_in_half_precision_is_trained_in_full(tmp_path, tokenizer):
-    bert(tokenizer).bfloat16().save_pretrained(tmp_path)
+def test_a_lm_in_half_precision_is_trained_in_full(tmp_path, tok):
+    bert(tok).bfloat16().save_pretrained(tmp_path)
     assert {weight.dtype for weight in models.load_lm(str(tmp_path)).parameters()} == {torch.float32}
 
 
@@ -279,9 +274,9 @@ MOST = dict.fromkeys(KINDS, 66) | {"roberta": 65, "mpnet": 64, "longformer": 65}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_most_tokens_that_a_lm_takes(kind, tokenizer, capsys):
+def test_the_most_tokens_that_a_lm_takes(kind, tok, capsys):
     """The model runs on that many, and is never given more, which is said."""
-    model, most = random_lm(kind, len(tokenizer)).eval(), MOST[kind]
+    model, most = random_lm(kind, len(tok)).eval(), MOST[kind]
     model(input_ids=torch.full((1, most), 7))
     for wanted, given in ((20, 20), (most, most), (most + 1, most)):
         assert models.max_len_of(model, wanted, "ft_max_len") == given
@@ -290,10 +285,10 @@ def test_the_most_tokens_that_a_lm_takes(kind, tokenizer, capsys):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_dropout_in_any_layer(kind, tokenizer):
-    model = random_lm(kind, len(tokenizer), 0.3).train()
+def test_no_dropout_in_any_layer(kind, tok):
+    model = random_lm(kind, len(tok), 0.3).train()
     config = model.config.to_dict()
-    ids = torch.randint(7, len(tokenizer), (2, 16), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(7, len(tok), (2, 16), generator=torch.Generator().manual_seed(0))
 
     def difference_of_two_passes():
         logits = []

@@ -231,7 +231,7 @@ def test_preferences_are_differences_within_documents():
     assert table["masked minus text"].is_monotonic_decreasing
 
 
-def test_show_masks_on_the_toy_world(tmp_path):
+def test_show_masks_on_the_toy_world(lm_folder, tmp_path):
     """`punct` masks one mark in each text, and nothing is more of a mark. Scores are standardized."""
     result = succeed("tools/show_masks.py", "--maskers=none,punct", "--out=o", cwd=tmp_path)
     assert {file.name for file in (tmp_path / "o").iterdir()} == {"masks.html", "preferences.csv"}
@@ -244,8 +244,10 @@ def test_show_masks_on_the_toy_world(tmp_path):
     q = 1 / (1 + mean**2)
     assert q == pytest.approx(2 / 9, abs=0.01)
     spacy.blank("en").to_disk(tmp_path / "blank")
-    result = call("tools/show_masks.py", "--maskers=punct", "--spacy_model=blank", cwd=tmp_path)
-    assert result.returncode == 2 and "this pipeline tells no parts of speech" in result.stderr
+    for flags, said in ((["--spacy_model=blank"], "this pipeline tells no parts of speech"),
+                        (["--maskers=oracle", f"--lm={lm_folder}"], "toy world only")):
+        result = call("tools/show_masks.py", *flags, cwd=tmp_path)
+        assert result.returncode == 2 and said in result.stderr
 
 
 @pytest.mark.slow

@@ -537,22 +537,12 @@ def test_an_agent_learns_the_value_of_a_context():
     np.testing.assert_allclose(value_of(agent, memory), [-1, 1, 1], atol=0.1)
 
 
-def test_actions_are_drawn_by_priority(monkeypatch):
-    agent, memory = small_agent(1e-3)
+def test_actions_are_drawn_by_priority():
+    agent, _ = small_agent(1e-3)
     agent.replay = np.zeros(4, paper_form.ACTION)
-    agent.replay["position"], agent.replay["inv_sqrt_frequency"] = range(4), [1, 2, 5, 0]
-    agent.replay["R"] = 1
-    drawn, zero = [], torch.zeros((), requires_grad=True)
-
-    def watch(logits, value, action, log_prob_old, R, entropy_coef):
-        assert entropy_coef == cfg.entropy_coef
-        drawn.extend(action.tolist())
-        return zero * 1, zero * 1
-
-    monkeypatch.setattr(paper_form, "policy_forward", lambda policy, contexts: (None, torch.zeros(1)))
-    monkeypatch.setattr(paper_form, "losses", watch)
-    cfg = Config(updates_per_episode=1000, minibatch=1, paper=True, entropy_coef=0.2)
-    agent.learn(memory, np.random.default_rng(0), cfg)
+    agent.replay["inv_sqrt_frequency"], agent.replay["R"] = [1, 2, 5, 0], 1
+    rng = np.random.default_rng(0)
+    drawn = [agent.draw(rng, 1)[0] for _ in range(1000)]
     np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 1000, np.array([1, 2, 5, 0]) / 8, atol=0.06)
 
 
@@ -577,6 +567,7 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     damaged.write_bytes((other / "plays/00001.npz").read_bytes()[:-200])
     cases = [(f"{tmp_path}/other/o", f"--out={tmp_path}/0", "holds another run (plays_checksum="),
              (other, "--dataset=toyqa --metric=em", "its plays have no score em"),
+             ("nowhere", "", "--plays=nowhere: holds no plays"),
              ("damaged", "", "00001.npz: is no episode of train_nmg.py")]
     for folder, flags, said in cases:
         command = [*SMALL, "--episodes=0", f"--plays={folder}", *flags.split()]
