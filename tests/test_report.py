@@ -276,14 +276,17 @@ def test_a_metric_that_only_some_lines_have(tmp_path):
     ({"pretraining": {"masker_file": "a"}}, {"pretraining": {"masker_file": "b"}}, "pretraining.masker_file"),
     ({"policy": {"checksum": "a"}}, {"policy": {"checksum": "b"}}, "pretraining.policy.checksum")])
 def test_a_run_that_was_repeated_with_other_settings(before, after, name, tmp_path):
-    """None is a setting like any other; so are the code of a masker, and a policy. The same may be said
-    again."""
+    """None is a setting like any other; so are the code of a masker, and a policy."""
     add(tmp_path, "nmg:a", 0, **before)
-    add(tmp_path, "nmg:a", 0, **before, row="nmg", seconds={"pretrain": 1.0, "train": 2.0, "score": 3.0})
-    assert table_of(tmp_path)["nmg"]["seeds"] == "1 of 1"
     add(tmp_path, "nmg:a", 0, **after)
     said = refused(tmp_path)
     assert "results.jsonl:1): both nmg:a on reviews with seed 0, but differ in " + name + ";" in said
+
+
+def test_the_same_may_be_said_again_of_another_folder(tmp_path):
+    add(tmp_path, "whole")
+    add(tmp_path, "whole", config={"lm": "elsewhere/whole-0", "out": "elsewhere"})
+    assert len(read(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(("one", "other", "names"), [

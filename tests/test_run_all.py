@@ -220,14 +220,6 @@ def test_the_price_of_one_row(masker, env, policies, rows):
     assert seconds[False] == pytest.approx(rows * 0.049 / 16, rel=0.02)
 
 
-def test_nothing_is_said_of_what_the_users_own_data_cost():
-    said = run_all("--list", CLS="my.csv", LMS="x", MASKERS="none").stderr
-    # QA is empty, which is said.
-    assert said == "question answering: nothing (QA is not set); classification: my.csv; rows: none\n"
-    said = run_all("--list", CLS="my.csv chemprot", LMS="bert-base-uncased", MASKERS="none").stderr
-    assert said.endswith("\n3 commands have a data set or an LM whose cost is not known here\n")
-
-
 @pytest.mark.parametrize(("env", "said"), [
     ({"SEEDS": "0 1 2 3 4 5"}, "6 seeds can show nothing: a comparison of 3 rows needs 7 "),
     ({"SEEDS": "0 1 2 3 4 5 6", "POLICIES": "7"}, None),

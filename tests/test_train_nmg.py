@@ -851,11 +851,3 @@ def test_a_learning_rate_of_the_policy_without_sense(tmp_path):
     result = call("train_nmg.py", *flags, cwd=tmp_path)
     assert result.returncode == 2 and "became infinite or NaN; a smaller learning rate" in result.stderr
     assert not (tmp_path / "o/policy.safetensors").exists() and not (tmp_path / "o/metrics.jsonl").exists()
-
-
-def test_a_checkpoint_can_be_read_whatever_a_fork_has_logged(tmp_path):
-    """Numbers of numpy, which torch.load refuses with weights_only, among them."""
-    metrics, file = [{"episode": 1, "learner_balanced": np.mean([0.5, 1.0])}], tmp_path / "checkpoint.pt"
-    agents = paper_form.Agents(32, Config(paper=True, self_play=False))
-    agents.save_checkpoint(file, None, metrics)
-    assert agents.load_checkpoint(file, random_lm("bert")) == metrics
