@@ -249,15 +249,6 @@ def test_none_masks_nothing():
     assert not mask_of("none", plain_batch(rows=3), 0.5).any()
 
 
-def test_whole_takes_words_whole():
-    batch = plain_batch(n=42, words_of=3)
-    mask = mask_of("whole", batch, 0.15)
-    words = mask[:, 1:-1].reshape(4000, 14, 3)
-    assert (words.all(2) == words.any(2)).all()
-    assert (mask.sum(1) == 6).all()
-    assert len(np.unique(mask, axis=0)) > 50
-
-
 # SpanBERT's lengths of 1 to 10 words: geometric (0.2), cut off at 10.
 SPAN_LENGTHS = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)
 
@@ -496,5 +487,3 @@ def test_a_saved_policy_is_the_same_or_refused(tmp_path):
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(UserError, match="no policy"):
         load_policy(tmp_path)
-
-

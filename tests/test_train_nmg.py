@@ -594,7 +594,7 @@ def test_what_an_episode_of_the_paper_hands_on(continual, cls_folder, lm_folder,
     monkeypatch.setattr(train_nmg, "inner_loop", inner_loop)
     flags = {"paper": True, "episodes": 3, "contexts": 12, "val_share": 0.3, "p": 0.3, "mlm_epochs": 2,
              "mlm_lr": 1e-4, "ft_epochs": 4, "ft_lr": 2e-4, "batch_size": 6, "max_len": 32, "ft_max_len": 24,
-             "metric": "likelihood", "continual": continual}
+             "metric": "likelihood", "continual": continual, "updates_per_episode": 1}
     train_nmg.main(Config(dataset=str(cls_folder), lm=str(lm_folder), out=str(tmp_path / "o"), **flags))
     # The LM that the learner of each episode before has adapted.
     assert starts == ([0, 0, 0, 1, 1, 1, 2, 2, 2] if continual else [0] * 9)
@@ -817,7 +817,7 @@ def test_switches(flags, tmp_path):
     settings = runs.read_run(folder)["settings"]
     assert "preset" not in settings
     if "--preset=small_tasks" in flags:
-        assert settings == settings | train_nmg.PRESETS["small_tasks"] | {"contexts": 16, "ft_max_len": 64}
+        assert settings == settings | train_nmg.PRESETS["small_tasks"] | {"contexts": 16}
 
 
 def test_defaults_are_the_papers():
