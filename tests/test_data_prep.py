@@ -813,10 +813,7 @@ def test_names_that_cannot_be_opened_are_one_sentence(tmp_path, tok, monkeypatch
     (tmp_path / "b/train.jsonl").symlink_to(tmp_path / "gone.jsonl")
     for name in ("two/train.jsonl", "two/train.txt"):
         write_rows(tmp_path / name, [GOOD])
-    (tmp_path / "pipe").mkdir()
-    os.mkfifo(tmp_path / "pipe/train.csv")
     cases = [
-        (tmp_path / "pipe", "train.csv: is no regular file"),
         (tmp_path / "a", "no file named train, dev, test or corpus"),
         (tmp_path / "b", f"No such file or directory: '{tmp_path}/b/train.jsonl'"),
         (tmp_path / "two", "train.jsonl and train.txt could be train"),
@@ -828,6 +825,10 @@ def test_names_that_cannot_be_opened_are_one_sentence(tmp_path, tok, monkeypatch
             load(str(name), tok)
     with pytest.raises(UserError, match="holds 'cls' data, not 'qa'"):
         load(str(tmp_path / "two/train.txt"), tok, kind="qa")
+    # A pipe is not waited for.
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(UserError, match=r"pipe\.csv: is no regular file"):
+        list(sources.read(tmp_path / "pipe.csv", DataFlags()))
     file = tmp_path / "two/train.txt"
     monkeypatch.setattr(data_prep, "CACHE", file)
     with pytest.raises(UserError, match=f"NMG_CACHE={file}: .*Not a directory"):
