@@ -830,7 +830,8 @@ def test_names_that_cannot_be_opened_are_one_sentence(tmp_path, tok, monkeypatch
     with pytest.raises(UserError, match=r"pipe\.csv: is no regular file"):
         list(sources.read(tmp_path / "pipe.csv", DataFlags()))
     file = tmp_path / "two/train.txt"
-    monkeypatch.setattr(data_prep, "CACHE", file)
+    for module in (data_prep, sources):
+        monkeypatch.setattr(module, "CACHE", file)
     with pytest.raises(UserError, match=f"NMG_CACHE={file}: .*Not a directory"):
         load("toycls", tok)
 

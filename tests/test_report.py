@@ -280,7 +280,7 @@ def test_a_run_that_was_repeated_with_other_settings(before, after, name, tmp_pa
     add(tmp_path, "nmg:a", 0, **before)
     add(tmp_path, "nmg:a", 0, **after)
     said = refused(tmp_path)
-    assert "results.jsonl:1): both nmg:a on reviews with seed 0, but differ in " + name + ";" in said
+    assert "results.jsonl:1): both nmg on reviews with seed 0, but differ in " + name + ";" in said
 
 
 def test_the_same_may_be_said_again_of_another_folder(tmp_path):
