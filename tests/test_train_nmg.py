@@ -699,20 +699,6 @@ def test_a_small_run(finished):
     assert other.returncode == 2 and "seed=0 there, 1 here" in other.stderr
 
 
-@pytest.mark.parametrize(("seconds", "pictures"), [(0, [1, 2, 3]), (300, [2, 3])])
-def test_slow_episodes_have_more_pictures(seconds, pictures, tmp_path, monkeypatch):
-    """And in the paper's form as many checkpoints."""
-    shown = []
-    monkeypatch.setattr(train_nmg, "SAVE_SECONDS", seconds)
-    monkeypatch.setattr(train_nmg, "curves", lambda metrics, _: shown.append(len(metrics)))
-    saved = []
-    monkeypatch.setattr(paper_form.Agents, "save_checkpoint", lambda *args: saved.append(len(args[3])))
-    result = call("train_nmg.py", *FORMS["paper"], "--episodes=3", "--save_every=2", "--out=o", cwd=tmp_path)
-    assert shown == saved == pictures
-    last = runs.read_rows(tmp_path / "o/metrics.jsonl")[-1]
-    assert f"learner {last['learner_score']:.4g}; learner won" in result.stderr
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_finished_run_made_longer_is_the_longer_run(form, finished, tmp_path):
     """Byte for byte."""
