@@ -540,7 +540,7 @@ def test_an_agent_learns_the_value_of_a_context():
 def test_actions_are_drawn_by_priority():
     agent, _ = small_agent(1e-3)
     agent.replay = np.zeros(4, paper_form.ACTION)
-    agent.replay["inv_sqrt_frequency"], agent.replay["R"] = [1, 2, 5, 0], 1
+    agent.replay["inv_sqrt_frequency"], agent.replay["R"] = [1, 2, 5, 0], [1, -1, 1, 1]
     rng = np.random.default_rng(0)
     drawn = [agent.draw(rng, 1)[0] for _ in range(1000)]
     np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 1000, np.array([1, 2, 5, 0]) / 8, atol=0.06)
