@@ -74,7 +74,8 @@ def test_every_row_of_the_papers_tables():
     ({"QA": "newsqa", "CLS": "my.csv", "LMS": "x y", "MASKERS": "linear random", "SEEDS": "3"}, 2 * 2 + 2),
     # One kind of task alone
     ({"QUICK": "1", "CLS": "my.csv", "MASKERS": "random"}, 3),
-    ({"QA": "my.json", "LMS": "x", "MASKERS": "random", "QUICK": "0"}, 3),
+    ({"QA": "my.json", "LMS": "x", "MASKERS": "random"}, 3),
+    ({"QUICK": "0", "LMS": "x", "MASKERS": "none", "SEEDS": "0"}, 4),
     ({"QA": "", "CLS": ""}, 0),
     # A file that is called like a script of ours is not one.
     ({"CLS": "x/train_nmg.py", "LMS": "x", "MASKERS": "none ../train_nmg.py:f", "SEEDS": "0"}, 2),
