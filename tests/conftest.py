@@ -1,16 +1,13 @@
 """Fixtures: a cache of its own for the whole run, tiny random LMs of several architectures, small data
 files."""
 import contextlib
-import gzip
 import importlib
 import inspect
 import io
 import json
 import os
-import random
 import re
 import signal
-import stat
 import string
 import subprocess
 import sys
@@ -80,6 +77,13 @@ def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
         sys.argv = argv
         os.chdir(place)
     return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
+
+
+def succeed(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
+    """`call`, which must end well."""
+    result = call(script, *flags, cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    return result
 
 
 def tiny_values_of(script: ModuleType) -> dict | None:
@@ -171,6 +175,11 @@ def fast_tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
                                                 model_max_length=64, **SPECIAL)
 
 
+@pytest.fixture(scope="session")
+def tok():
+    return fast_tokenizer("wordpiece")
+
+
 def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0, layers: int = 2) -> torch.nn.Module:
     """A small masked LM with random weights, of one of the architectures that people adapt. Hidden size
     32."""
@@ -229,17 +238,6 @@ def lm_folder(tmp_path):
     return folder
 
 
-# ---------------------------------------------------------------- devices
-
-def device_of(path: Path, minor: int) -> Path:
-    """A device of the test's own, as a line that is broken replaces it: 3 is like /dev/null, 7 /dev/full."""
-    try:
-        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, minor))
-    except OSError:
-        pytest.skip("only root makes devices, and not everywhere")
-    return path
-
-
 # ---------------------------------------------------------------- data
 
 def names(folder: Path) -> list[str]:
@@ -283,21 +281,3 @@ def qa_folder(tmp_path):
         answers = [["purred", "big ones", "many pieces"][i % 3] for i in range(len(part))]
         (folder / f"{split}.json").write_text(json.dumps(squad(part, answers)))
     return folder
-
-
-def mrqa_files(folder: Path, name: str, train: int = 30) -> None:
-    """Small files of MRQA in the place of a data set's downloads."""
-    rng = random.Random(0)
-    (folder / name).mkdir(parents=True)
-    for split, n in (("train", train), ("test", 6)):
-        rows = [{"header": {"dataset": name, "split": split}}]
-        for i in range(n):
-            words = rng.choices(" ".join(TEXTS).split(), k=40)
-            context = f"Story {i} of {split}: " + " ".join(words)
-            begin = context.index(words[5])
-            answer = {"text": words[5], "char_spans": [[begin, begin + len(words[5]) - 1]]}
-            qa = {"qid": f"{split}{i}", "question": "What sat?", "answers": [words[5]],
-                  "detected_answers": [answer]}
-            rows.append({"context": context, "qas": [qa]})
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / name / f"{split}.jsonl.gz").write_bytes(gzip.compress(text.encode()))

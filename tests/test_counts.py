@@ -4,7 +4,6 @@ import math
 import random
 import re
 import string
-import time
 from collections import Counter
 
 import numpy as np
@@ -29,11 +28,6 @@ MARKED = [
     "Short, and short again.",
     "<<the << cat>> and [[unbelievable]] measurements sat on measurements.",
 ]
-
-
-@pytest.fixture(scope="module")
-def tok():
-    return fast_tokenizer("wordpiece")
 
 
 @pytest.fixture
@@ -343,15 +337,6 @@ def test_label_knows_only_the_labels_that_it_may(of_pieces, data):
 
 
 # ---------------------------------------------------------------- places
-
-def test_many_marks_take_no_longer(tmp_path, tok):
-    """100 kB of what nothing closes took 20 s."""
-    corpus = words_corpus(tmp_path, tok, ["<<" * 50_000, "a <<b>> c"])
-    started = time.monotonic()
-    found = counts.in_markers(corpus)
-    assert time.monotonic() - started < 5
-    assert tok.convert_ids_to_tokens(corpus.input_ids[found]) == ["b"]
-
 
 def naive_marked(text):
     """The characters between << and the next >>, and between [[ and the next ]]."""

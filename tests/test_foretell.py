@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import call
+from conftest import succeed
 
 import maskers
 from nmg.plays import Episode, Play, file_of, save_episode
@@ -59,8 +59,7 @@ def test_a_table_for_every_number_of_updates(tmp_path):
                 play.scores["em"] = float((episode.input_ids[play.mask] < 15).mean())
             save_episode(file_of(tmp_path / run, number), episode, {})
     flags = ["--metric=em", "--plays=a,b", "--updates=1,60", "--rl_lr=1e-3", "--seeds=2"]
-    result = call("tools/foretell.py", *flags, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = succeed("tools/foretell.py", *flags, cwd=tmp_path)
     lines = [line.split() for line in result.stdout.splitlines()[-4:]]
     assert [line[0] for line in lines] == ["1", "1", "60", "60"]
     assert [line[1:3] for line in lines] == [["all", "words"], ["highest", "tenth"]] * 2

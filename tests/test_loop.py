@@ -101,22 +101,6 @@ def test_the_optimiser_is_that_of_the_paper(max_steps, steps, warmup, decay):
         torch.testing.assert_close(a.cpu(), b, atol=tolerance, rtol=0)
 
 
-def test_groups_of_parameters_keep_their_own_learning_rates(monkeypatch):
-    """As of a fork that freezes the encoder, or gives each layer a rate."""
-    model, adamw = Tagger(), torch.optim.AdamW
-    before, names = weights(model), [name for name, _ in model.named_parameters()]
-
-    def two_groups(params, lr, **options):
-        params = list(params)
-        return adamw([{"params": params[:1], "lr": 0.0}, {"params": params[1:]}], lr=lr, **options)
-
-    monkeypatch.setattr(torch.optim, "AdamW", two_groups)
-    fit(model)
-    after = weights(model)
-    moved = [not torch.equal(before[name], after[name]) for name in names]
-    assert not moved[0] and any(moved)
-
-
 def test_a_batch_without_labels_changes_nothing():
     model = Tagger()
     before = weights(model)
@@ -240,11 +224,8 @@ def test_seconds_are_those_of_all_processes_of_a_run(tmp_path, monkeypatch):
     state = torch.load(file, weights_only=True)
     assert 0 < state["seconds"] < 100
     torch.save(state | {"seconds": 1000.0}, file)
-    with pytest.raises(Killed):
-        fit(Tagger(), stopping_after(3), checkpoint=file)
+    assert 1000 < fit(Tagger(), checkpoint=file) < 1100
     assert 1000 < torch.load(file, weights_only=True)["seconds"] < 1100
-    seconds = fit(Tagger(), checkpoint=file)
-    assert 1000 < seconds < 1100
 
 
 # ---------------------------------------------------------------- micro-batches, fp16
@@ -421,9 +402,6 @@ def test_the_encoder_under_a_head_is_a_copy():
     for name, weight in lm.base_model.state_dict().items():
         copy = model.base_model.state_dict()[name]
         assert torch.equal(weight, copy) and weight.data_ptr() != copy.data_ptr()
-    # On its device: of weights on the device "meta", which hold nothing, the CPU can get no copy.
-    model = with_head(random_lm("bert").to("meta"), 0)
-    assert {weight.device.type for weight in model.parameters()} == {"meta"}
 
 
 def test_a_head_depends_on_the_seed_alone():

@@ -2,14 +2,13 @@
 numbers; the policy network."""
 import functools
 import random
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import TEXTS, fast_tokenizer, same
+from conftest import fast_tokenizer, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -250,15 +249,6 @@ def test_none_masks_nothing():
     assert not mask_of("none", plain_batch(rows=3), 0.5).any()
 
 
-def test_whole_takes_words_whole():
-    batch = plain_batch(n=42, words_of=3)
-    mask = mask_of("whole", batch, 0.15)
-    words = mask[:, 1:-1].reshape(4000, 14, 3)
-    assert (words.all(2) == words.any(2)).all()
-    assert (mask.sum(1) == 6).all()
-    assert len(np.unique(mask, axis=0)) > 50
-
-
 # SpanBERT's lengths of 1 to 10 words: geometric (0.2), cut off at 10.
 SPAN_LENGTHS = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)
 
@@ -485,25 +475,6 @@ def test_a_policy_starts_from_small_weights_and_no_biases():
             assert abs(weight.mean().item()) < 0.005
 
 
-def test_padding_changes_no_logit():
-    torch.manual_seed(0)
-    policy, hidden = wide_policy(), torch.randn(2, 9, 16)
-    real = torch.arange(9).expand(2, 9) < torch.tensor([[9], [6]])
-    logits, values = policy(hidden, real, real)
-    alone, value = policy(hidden[1:, :6], real[1:, :6], real[1:, :6])
-    torch.testing.assert_close(logits[1:, :6], alone)
-    torch.testing.assert_close(values[1:], value)
-    assert (logits[1, 6:] == -torch.inf).all()
-
-
-def test_the_policy_is_that_of_the_paper():
-    """Section 3.3 at the size of BERT-base: 12 heads, Linear(768, 128), Linear(128, 1)."""
-    policy = Policy(768)
-    assert policy.attention.num_heads == 12
-    shapes = [tuple(layer.weight.shape) for layer in policy.token_head if hasattr(layer, "weight")]
-    assert shapes == [(128, 768), (1, 128)]
-
-
 def test_a_saved_policy_is_the_same_or_refused(tmp_path):
     policy = Policy(32)
     policy.save(tmp_path)
@@ -516,23 +487,3 @@ def test_a_saved_policy_is_the_same_or_refused(tmp_path):
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(UserError, match="no policy"):
         load_policy(tmp_path)
-
-
-# ---------------------------------------------------------------- on real tokenizers
-
-
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram", "characters"])
-def test_whole_words_are_those_of_the_text(kind, tmp_path):
-    """Under every family of tokenizers: what is hidden begins and ends where a word, or a sign, does."""
-    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
-    split = data_prep.load(str(tmp_path / "corpus.txt"), fast_tokenizer(kind)).corpus
-    batch = collate(blocks(split, 128), np.arange(len(TEXTS)))
-    mask = mask_of("whole", batch, 0.3)
-    assert mask.any()
-    for b, text in enumerate(TEXTS):
-        hidden = np.zeros(len(text), bool)
-        for token in batch.token_at[b, mask[b]]:
-            hidden[split.char_begin[token]:split.char_end[token]] = True
-        for word in re.finditer(r"\w+('\w+)?", text):
-            letters = hidden[word.start():word.end()]
-            assert letters.all() or not letters.any()

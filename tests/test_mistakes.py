@@ -1,4 +1,6 @@
 """What a user may get wrong at the command line, of all scripts: one sentence each, and exit code 2."""
+import sys
+
 import pytest
 from conftest import TEXTS, call, names, write_rows
 
@@ -22,6 +24,11 @@ WRONG = [
     ("finetune_qa.py --max_len=3", "a window of 3 tokens leaves no room for a question"),
     ("train_nmg.py --ft_max_len=2", "a length of 2 leaves no room for text"),
     ("train_nmg.py --max_len=2", "a length of 2 leaves no room for text"),
+    ("train_nmg.py --metric=f1", "--metric=f1: allowed are accuracy, macro_f1, likelihood"),
+    ("train_nmg.py --uniform_episodes=5", "--uniform_episodes: is not read with --paper=False"),
+    ("train_nmg.py --paper --exploration=3", "--exploration: is not read with --paper=True"),
+    ("train_nmg.py --dataset=full/c.txt", "has no labelled examples to learn a policy from"),
+    ("train_nmg.py --episodes=0", "nothing is played, so --plays=FOLDER must name plays"),
     ("finetune_cls.py --dataset=toyqa", "finetune_qa.py"),
     ("finetune_qa.py --dataset=toycls", "finetune_cls.py"),
     ("finetune_qa.py --max_answer=0", "--max_answer=0: must be 1 or more"),
@@ -32,6 +39,15 @@ WRONG = [
     ("finetune_cls.py --results=full/c.txt/results.jsonl", "results.jsonl: cannot be written to ("),
     ("report.py --results=no.jsonl", "--results=no.jsonl: no such file; the finetune scripts write it"),
     ("report.py --results=,", "--results=: no such file"),
+    ("report.py --plan=0", "--plan=0.0: must be above 0, in points"),
+    ("tools/show_masks.py --dataset=two.jsonl --split=test", "no test split. Allowed: "),
+    ("tools/show_masks.py --spacy_model=en_nothing", "python -m spacy download en_nothing"),
+    ("tools/toy_compare.py --seed=3", "runs/nmg-toycls-tiny-3: no policy"),
+    ("tools/toy_compare.py --out=results.jsonl", "is the picture, and must end with .png"),
+    ("tools/general_words.py --out=results.jsonl", "is a list of words, and must end with .txt"),
+    ("tools/general_words.py", "needs the package wordfreq: pip install wordfreq"),
+    ("tools/make_tiny.py --out=full", "--out=full: is there already; choose another folder"),
+    ("tools/linear.py --dataset=two.jsonl --save_model=True", "is not kept; leave out --save_model"),
     ("tools/study.py", "--plan=FILE.toml is needed"),
     ("tools/study.py --plan=no.toml", "--plan=no.toml: cannot be read (No such file or directory)"),
     ("tools/study.py --plan=a,b --dataset=toyqa", "--dataset=toyqa: is for one plan, and --plan has 2"),
@@ -43,8 +59,10 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("command", "said"), WRONG, ids=[command for command, _ in WRONG])
-def test_wrong_flags(command, said, tmp_path):
+def test_wrong_flags(command, said, tmp_path, monkeypatch):
     """Nothing is written but an empty file of results."""
+    # Whether it is installed or not.
+    monkeypatch.setitem(sys.modules, "wordfreq", None)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/c.txt").write_text("bird\n" * 20)
     write_rows(tmp_path / "one.jsonl", [{"text": text, "label": "a"} for text in TEXTS * 5])

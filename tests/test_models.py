@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 import torch
 import transformers
-from conftest import TEXTS, call, fast_tokenizer, random_lm
+from conftest import TEXTS, call, fast_tokenizer, random_lm, succeed
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
@@ -220,9 +220,8 @@ def test_a_saved_classifier_is_for_one_label(tmp_path, lm_folder, cls_folder):
     """Whatever the LM was before."""
     edit_config(lm_folder, problem_type="multi_label_classification", id2label={i: f"L{i}" for i in range(6)},
                 label2id={f"L{i}": i for i in range(6)})
-    done = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=1", "--out=o",
-                cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--epochs=1", "--out=o",
+            cwd=tmp_path)
     config = json.loads((tmp_path / "o/config.json").read_text())
     assert config["problem_type"] == "single_label_classification"
     assert set(config["label2id"]) == {"cat", "dog", "long", "short"}
@@ -244,6 +243,10 @@ def test_a_saved_classifier_is_for_one_label(tmp_path, lm_folder, cls_folder):
     (lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
      r"holds an adapter \(adapter_config.json\).*merge_and_unload"),
     (shutil.rmtree, "there is no such folder; allowed are 'tiny'"),
+    (lambda folder: (folder / "config.json").unlink(), r"no config\.json"),
+    (lambda folder: (folder / "config.json").rename(folder / "policy.json"), "this is a policy"),
+    (lambda folder: (folder / "started.json").touch(), "has not finished"),
+    (lambda folder: [file.unlink() for file in folder.glob("*token*")], "its tokenizer knows no words"),
     (lambda folder: edit_config(folder, quantization_config={"quant_method": "bitsandbytes"}),
      "its weights are quantized"),
 ])

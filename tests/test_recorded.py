@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import fast_tokenizer, patch_devices, random_lm
+from conftest import patch_devices, random_lm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionMaskInterface
@@ -94,11 +94,6 @@ def not_recorded(monkeypatch, padding):
 
 
 # ---------------------------------------------------------------- recorded and not
-
-@pytest.fixture(scope="module")
-def tok():
-    return fast_tokenizer("wordpiece")
-
 
 def trained(kind, stage, folder, tok, **training):
     """The weights after some steps of a stage with dropout, on pieces of 5 to 48 tokens."""

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import ROOT, call, kill_when, write_rows
+from conftest import ROOT, call, kill_when, succeed, write_rows
 
 import maskers
 import report
@@ -237,8 +237,7 @@ def test_primary_comparisons_of_several_studies(place, monkeypatch):
     monkeypatch.setattr(study, "play", play)
     (place / "other.toml").write_text(PLAYS.replace("seeds = 3", "seeds = 7\nseed = 20"))
     (place / "plays.toml").write_text(PLAYS.replace("seeds = 3", "seeds = 6"))
-    result = call("tools/study.py", "--plan=plays.toml,other.toml", "--out=o", cwd=place)
-    assert result.returncode == 0, result.stderr
+    result = succeed("tools/study.py", "--plan=plays.toml,other.toml", "--out=o", cwd=place)
     p = {}
     for name in ("plays", "other"):
         plays = plays_of(place, name)

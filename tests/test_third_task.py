@@ -3,7 +3,7 @@ import random
 
 import numpy as np
 import pytest
-from conftest import ROOT, call
+from conftest import ROOT, call, succeed
 
 from support import runs, toy
 
@@ -44,8 +44,7 @@ def test_a_policy_is_learned_for_a_third_kind_of_task(ner, tmp_path, monkeypatch
     # Its score is a number of numpy, with which a finished run is made longer all the same.
     monkeypatch.setattr(ner, "summary", lambda lines: {"f1": np.float32(summary(lines)["f1"])})
     for episodes in (1, 2):
-        result = call("train_nmg.py", *flags, f"--episodes={episodes}", cwd=tmp_path)
-        assert result.returncode == 0, result.stderr
+        succeed("train_nmg.py", *flags, f"--episodes={episodes}", cwd=tmp_path)
     rows = runs.read_rows(tmp_path / "o/metrics.jsonl")
     assert [row["episode"] for row in rows] == [1, 2] and rows[0]["learner_f1"] > 50
     wrong = call("train_nmg.py", *flags, "--metric=accuracy", cwd=tmp_path)
@@ -54,9 +53,8 @@ def test_a_policy_is_learned_for_a_third_kind_of_task(ner, tmp_path, monkeypatch
 
 @pytest.mark.training
 def test_an_lm_is_fine_tuned_and_scored(ner, tmp_path):
-    result = call("finetune_ner.py", "--lr=2e-3", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    succeed("finetune_ner.py", "--lr=2e-3", cwd=tmp_path)
     [row] = runs.read_rows(tmp_path / "results.jsonl")
     assert (row["split"], row["examples"]) == ("test", 30) and row["f1"] > 80
-    made = call("report.py", cwd=tmp_path)
-    assert made.returncode == 0 and f"| none | {row['f1']:.2f} |" in made.stdout
+    made = succeed("report.py", cwd=tmp_path)
+    assert f"| none | {row['f1']:.2f} |" in made.stdout

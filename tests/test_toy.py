@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import call
+from conftest import succeed
 
 import data_prep
 from pretrain import held_out_loss
@@ -129,11 +129,15 @@ def test_the_kinds_are_equally_frequent():
 
 
 @pytest.mark.slow
-def test_the_lm_can_be_made_again(tmp_path):
-    """To the same loss on held-out text, though not to the same bytes on every machine."""
-    result = call("tools/make_tiny.py", "--out=again", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+def test_the_lm_can_be_made_again(tmp_path, monkeypatch):
+    """Here from a fortieth of the text: the same architecture and tokenizer, and weights that have learned,
+    though less than the committed ones."""
+    general_text = toy.general_text
+    monkeypatch.setattr(toy, "general_text", lambda seed: general_text(seed)[:600])
+    succeed("tools/make_tiny.py", "--out=again", cwd=tmp_path)
+    for file in ("config.json", "tokenizer.json"):
+        assert (tmp_path / "again" / file).read_text() == (toy.TINY / file).read_text()
+    lms = [load_lm("tiny"), load_lm(str(tmp_path / "again")), untrained()]
     pieces = general_blocks(1)
-    committed, again = (held_out_loss(load_lm(str(lm)), pieces) for lm in ("tiny", tmp_path / "again"))
-    assert again == pytest.approx(committed, abs=0.05)
-    assert committed < held_out_loss(untrained(), pieces) - 1
+    committed, again, at_first = (held_out_loss(lm, pieces) for lm in lms)
+    assert committed < again < at_first - 0.5
