@@ -59,6 +59,9 @@ PROCESSES=${PROCESSES:-1}
     fail "$*: give --list, --download, --help or nothing; all else are environment variables"
 [[ $JOBS:$POLICIES =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "JOBS=$JOBS, POLICIES=$POLICIES: must be 1 or more"
 [[ $PROCESSES = [1-3] ]] || fail "PROCESSES=$PROCESSES: must be 1, 2 or 3, as there are three plays"
+for name in DATASET LM MASKER SEED; do
+    [ -z "${!name}" ] || fail "$name=${!name}: is not read; what is run are QA, CLS, LMS, MASKERS, SEEDS"
+done
 [[ $SEEDS != *[!0-9[:space:]]* ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
 [[ " $MASKERS" != *[[:space:]],* ]] || fail "MASKERS=$MASKERS: a masker is missing before a comma"
 [[ $MASKERS != *,[!-]* ]] || fail "MASKERS=$MASKERS: maskers are separated by spaces; behind a comma are flags"
@@ -107,7 +110,7 @@ if [ "$1" = --download ]; then
 fi
 
 settings="pretrain: $PRETRAIN_FLAGS; finetune: $FINETUNE_FLAGS; nmg: $NMG_FLAGS; policies: $POLICIES"
-mkdir -p $OUT/logs
+mkdir -p $OUT/logs || exit 2
 # What was only listed, or could not be read, leaves no folder of a run.
 ls $OUT | grep -qE "^(policy|pretrain|score)-" || echo "$settings" > $OUT/settings
 [ "$(cat $OUT/settings)" = "$settings" ] ||
@@ -205,8 +208,8 @@ while [[ " ${rows[*]} " = *" random "* ]] && ((2**least < 40 * (${#rows[@]} - 1)
     least=$((least + 1))
 done
 {
-    echo "question answering: ${QA:-nothing (QA is ${QA-not set})}; classification: ${CLS:-nothing (CLS is" \
-        "${CLS-not set})}; rows: ${rows[*]}"
+    echo "question answering: ${QA:-nothing (QA is ${QA+empty}${QA-not set})};" \
+        "classification: ${CLS:-nothing (CLS is ${CLS+empty}${CLS-not set})}; rows: ${rows[*]}"
     [ $n_seeds -ge $least ] || echo "$n_seeds seeds can show nothing: a comparison of ${#rows[@]} rows" \
         "needs $least (docs/results.md says what they cost)"
     [ $n_seeds -le $POLICIES ] || [ -z "$(left "$learns")" ] ||

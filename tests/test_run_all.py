@@ -230,6 +230,8 @@ def test_nothing_is_said_of_what_the_users_own_data_cost():
     said = run_all("--list", CLS="my.csv", LMS="x", MASKERS="none").stderr
     # QA is empty, which is said.
     assert said == "question answering: nothing (QA is not set); classification: my.csv; rows: none\n"
+    said = run_all("--list", QA="my.json", CLS="", LMS="x", MASKERS="none").stderr
+    assert said == "question answering: my.json; classification: nothing (CLS is empty); rows: none\n"
     said = run_all("--list", CLS="my.csv chemprot", LMS="bert-base-uncased", MASKERS="none").stderr
     assert said.endswith("\n3 commands have a data set or an LM whose cost is not known here\n")
     # A mistyped flag is an error of its script.
@@ -284,6 +286,7 @@ def test_learned_rows_carry_their_flags(row, lm, flags):
     ([], {"JOBS": "0"}, "JOBS=0, POLICIES=3: must be 1 or more"),
     (["--list"], {"POLICIES": "0"}, "JOBS=1, POLICIES=0: must be 1 or more"),
     ([], {"PROCESSES": "4"}, "PROCESSES=4: must be 1, 2 or 3, as there are three plays"),
+    ([], {"SEED": "5"}, "SEED=5: is not read; what is run are QA, CLS, LMS, MASKERS, SEEDS"),
     ([], {"SEEDS": "0,1,2"}, "SEEDS=0,1,2: must be numbers: 0 1 2"),
     (["--list"], {"MASKERS": "random ,--p=1"}, "MASKERS=random ,--p=1: a masker is missing before a comma"),
     (["--list"], {"MASKERS": "random,whole"},
