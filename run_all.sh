@@ -63,8 +63,7 @@ for name in DATASET LM MASKER SEED; do
     [ -z "${!name}" ] || fail "$name=${!name}: is not read; what is run are QA, CLS, LMS, MASKERS, SEEDS"
 done
 [[ $SEEDS != *[!0-9[:space:]]* ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
-[[ " $MASKERS" != *[[:space:]],* ]] || fail "MASKERS=$MASKERS: a masker is missing before a comma"
-[[ $MASKERS != *,[!-]* ]] || fail "MASKERS=$MASKERS: maskers are separated by spaces; behind a comma are flags"
+[[ ! " $MASKERS" =~ [[:space:]],|,[^-] ]] || fail "MASKERS=$MASKERS: must be like none random,--p=0.3 whole"
 for list in "$QA" "$CLS" "$LMS"; do
     [[ $list != *[[:space:]]* || ! -e $list ]] || fail "$list: names in lists must be without spaces"
 done

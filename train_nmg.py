@@ -356,8 +356,7 @@ SAVE_SECONDS = 300
 
 
 def log_of(plays: dict[str, Play], metric: str) -> dict[str, float]:
-    """What metrics.jsonl says of the plays of an episode. `score` is the metric that is rewarded; after it
-    come all of them, by name."""
+    """For metrics.jsonl: `score` is the metric that is rewarded; after it come all of them, by name."""
     log = {}
     for name, play in plays.items():
         log |= {f"{name}_score": play.scores[metric], f"{name}_entropy": play.entropy}

@@ -288,9 +288,9 @@ def test_learned_rows_carry_their_flags(row, lm, flags):
     ([], {"PROCESSES": "4"}, "PROCESSES=4: must be 1, 2 or 3, as there are three plays"),
     ([], {"SEED": "5"}, "SEED=5: is not read; what is run are QA, CLS, LMS, MASKERS, SEEDS"),
     ([], {"SEEDS": "0,1,2"}, "SEEDS=0,1,2: must be numbers: 0 1 2"),
-    (["--list"], {"MASKERS": "random ,--p=1"}, "MASKERS=random ,--p=1: a masker is missing before a comma"),
-    (["--list"], {"MASKERS": "random,whole"},
-     "MASKERS=random,whole: maskers are separated by spaces; behind a comma are flags"),
+    (["--list"], {"MASKERS": "random ,--p=1"},
+     "MASKERS=random ,--p=1: must be like none random,--p=0.3 whole"),
+    (["--list"], {"MASKERS": "random,whole"}, "MASKERS=random,whole: must be like none random,--p=0.3 whole"),
     (["--list"], {"QUICK": "yes"}, "QUICK=yes: must be 1 or 0"),
     (["--list"], {"CLS": "my data.csv"}, "my data.csv: names in lists must be without spaces"),
 ])
