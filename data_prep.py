@@ -612,10 +612,11 @@ class Config(DataFlags):
     dataset: str = "toycls"             # chemprot scierc acl_arc scicite imdb squad newsqa emrqa toycls ...
     lm: str = "tiny"                    # whose tokenizer: tiny, a Hugging Face folder, or a hub name
     dev_share: float | None = None      # share of train to cut as dev where there is none; paths: 0.1
+    kind: str | None = None             # cls or qa: a data set of another kind is refused; None: none is
 
 
 def main(cfg: Config) -> None:
-    data = load(cfg.dataset, load_tokenizer(cfg.lm), cfg.dev_share, columns=cfg)
+    data = load(cfg.dataset, load_tokenizer(cfg.lm), cfg.dev_share, kind=cfg.kind, columns=cfg)
     data.check_labels(*data.splits)
 
 

@@ -59,8 +59,11 @@ PROCESSES=${PROCESSES:-1}
     fail "$*: give --list, --download, --help or nothing; all else are environment variables"
 [[ $JOBS:$POLICIES =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "JOBS=$JOBS, POLICIES=$POLICIES: must be 1 or more"
 [[ $PROCESSES = [1-3] ]] || fail "PROCESSES=$PROCESSES: must be 1, 2 or 3, as there are three plays"
+for name in DATASET LM MASKER SEED; do
+    [ -z "${!name}" ] || fail "$name=${!name}: is not read; what is run are QA, CLS, LMS, MASKERS, SEEDS"
+done
 [[ $SEEDS != *[!0-9[:space:]]* ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
-[[ " $MASKERS" != *[[:space:]],* ]] || fail "MASKERS=$MASKERS: a masker is missing before a comma"
+[[ ! " $MASKERS" =~ [[:space:]],|,[^-] ]] || fail "MASKERS=$MASKERS: must be like none random,--p=0.3 whole"
 for list in "$QA" "$CLS" "$LMS"; do
     [[ $list != *[[:space:]]* || ! -e $list ]] || fail "$list: names in lists must be without spaces"
 done
@@ -84,25 +87,31 @@ for row in "${rows[@]}"; do
 done
 qa_lms=${LMS:-bert-base-uncased distilbert-base-uncased} cls_lms=${LMS:-bert-base-uncased}
 
+# What FINETUNE_FLAGS says of data
+columns=$(grep -aoE -e "--(text|label|doc|dev_share)=\S+" <<< "$FINETUNE_FLAGS" || true)
+# KIND LM DATASET: prepares a data set as its rows read it, or says in its last line why it cannot be
+prepare() { $PYTHON $here/data_prep.py "--dataset=$3" "--lm=$2" --kind=$1 $columns; }
+
 if [ "$1" = --download ]; then
-    # LMS DATASETS: fetches them
+    # KIND LMS DATASETS: fetches them
     download() {
-        for lm in $1; do
-            for data in $2; do
-                $PYTHON $here/data_prep.py "--dataset=$data" "--lm=$lm"
+        for lm in $2; do
+            for data in $3; do
+                prepare $1 "$lm" "$data"
             done
-            [ -z "$2" ] || PYTHONPATH=$here $PYTHON -c \
+            [ -z "$3" ] || PYTHONPATH=$here $PYTHON -c \
                 'import sys; from support.models import load_lm; load_lm(sys.argv[1])' "$lm"
         done
     }
-    download "$qa_lms" "$QA"
-    download "$cls_lms" "$CLS"
+    download qa "$qa_lms" "$QA"
+    download cls "$cls_lms" "$CLS"
     exit
 fi
 
 settings="pretrain: $PRETRAIN_FLAGS; finetune: $FINETUNE_FLAGS; nmg: $NMG_FLAGS; policies: $POLICIES"
-mkdir -p $OUT/logs
-[ -e $OUT/settings ] || echo "$settings" > $OUT/settings
+mkdir -p $OUT/logs || exit 2
+# What was only listed, or could not be read, leaves no folder of a run.
+ls $OUT | grep -qE "^(policy|pretrain|score)-" || echo "$settings" > $OUT/settings
 [ "$(cat $OUT/settings)" = "$settings" ] ||
     fail "$OUT/settings has other flags: choose another OUT, or remove $OUT"
 
@@ -198,8 +207,8 @@ while [[ " ${rows[*]} " = *" random "* ]] && ((2**least < 40 * (${#rows[@]} - 1)
     least=$((least + 1))
 done
 {
-    echo "question answering: ${QA:-nothing (QA is ${QA-not set})}; classification: ${CLS:-nothing (CLS is" \
-        "${CLS-not set})}; rows: ${rows[*]}"
+    echo "question answering: ${QA:-nothing (QA is ${QA+empty}${QA-not set})};" \
+        "classification: ${CLS:-nothing (CLS is ${CLS+empty}${CLS-not set})}; rows: ${rows[*]}"
     [ $n_seeds -ge $least ] || echo "$n_seeds seeds can show nothing: a comparison of ${#rows[@]} rows" \
         "needs $least (docs/results.md says what they cost)"
     [ $n_seeds -le $POLICIES ] || [ -z "$(left "$learns")" ] ||
@@ -252,8 +261,23 @@ run_left() {
     wait
     trap - INT TERM HUP
 }
-echo "$(left "$learns" | wc -l) policies and $(left "$scores" | wc -l) rows are left"
 rm -f $OUT/logs/failed
+# KIND LMS DATASETS: prepares what is needed. A data set that cannot be read is said once, and its rows are
+# skipped.
+check() {
+    for lm in $2; do for data in $3; do
+        given="$(quoted --dataset=$data --lm=$lm) "
+        grep -qF -e "$given" <<< "$commands" || continue
+        log=$OUT/logs/data-${data//[\/,:]/-}-${lm//[\/,:]/-}.log
+        echo "$(date +%T) reading $given" | tee $log
+        prepare $1 "$lm" "$data" >> $log 2>&1 && continue
+        echo "FAILED ($?): $log, and all rows of these data: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2
+        commands=$(grep -vF -e "$given" <<< "$commands" || true)
+    done; done
+}
+check qa "$qa_lms" "$QA"
+check cls "$cls_lms" "$CLS"
+echo "$(left "$learns" | wc -l) policies and $(left "$scores" | wc -l) rows are left"
 # Policies first, as rows mask with them.
 run_left "$learns" policy
 run_left "$scores" row

@@ -54,7 +54,7 @@ def scores_of(pieces: Pieces, lm: LMReader) -> tuple[np.ndarray, dict[str, np.nd
 def main(cfg: Config) -> None:
     devices.use_fast_path(cfg.fast)
     lm = load_lm(cfg.lm, cfg.seed)
-    data = data_prep.load(cfg.dataset, load_tokenizer(cfg.lm))
+    data = data_prep.load(cfg.dataset, load_tokenizer(cfg.lm), columns=cfg)
     pieces = blocks(data.corpus, cfg.max_len)
     some = pieces.evenly_spaced(1500)
     held_out, pool = pieces.take(some[::5]), pieces.take(np.setdiff1d(some, some[::5]))

@@ -324,13 +324,16 @@ def shared(jobs: Iterable[Hashable], done: Callable[[], set], locks: Path,
 
 
 def read_toml(file: Path, flag: str) -> dict:
-    """What a TOML file holds. Raises UserError; flag: the flag that names the file."""
+    """What a TOML file holds. Raises UserError, also if it is empty; flag: the flag that names it."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
         raise UserError(f"--{flag}={file}: cannot be read ({e.strerror})") from None
     except ValueError as e:
         raise UserError(f"{file}: is not TOML ({e})") from None
+    if not found:
+        raise UserError(f"--{flag}={file}: is empty")
+    return found
 
 
 def read_rows(file: Path) -> list[dict]:

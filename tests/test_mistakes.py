@@ -50,9 +50,11 @@ WRONG = [
     ("tools/linear.py --dataset=two.jsonl --save_model=True", "is not kept; leave out --save_model"),
     ("tools/study.py", "--plan=FILE.toml is needed"),
     ("tools/study.py --plan=no.toml", "--plan=no.toml: cannot be read (No such file or directory)"),
+    ("tools/study.py --plan=empty.toml", "--plan=empty.toml: is empty"),
     ("tools/study.py --plan=a,b --dataset=toyqa", "--dataset=toyqa: is for one plan, and --plan has 2"),
     ("tools/figures.py --comparisons=no.toml", "--comparisons=no.toml: cannot be read (No such file"),
-    ("tools/foretell.py --plays=a", "--plays=A,B: the plays of at least two runs are needed"),
+    ("tools/figures.py --comparisons=wrong.toml", "wrong.toml: the field 'row' is missing"),
+    ("tools/foretell.py --plays=a,a", "--plays=A,B: the plays of at least two runs are needed"),
     ("tools/foretell.py --plays=a,b", "--plays=a: holds no plays"),
     ("tools/foretell.py --plays=a,b --updates=0", "--updates=0: must be numbers above 0"),
 ]
@@ -67,6 +69,8 @@ def test_wrong_flags(command, said, tmp_path, monkeypatch):
     (tmp_path / "full/c.txt").write_text("bird\n" * 20)
     write_rows(tmp_path / "one.jsonl", [{"text": text, "label": "a"} for text in TEXTS * 5])
     write_rows(tmp_path / "two.jsonl", [{"text": text, "label": text[:1]} for text in TEXTS * 5])
+    (tmp_path / "empty.toml").touch()
+    (tmp_path / "wrong.toml").write_text("[[table]]\nname = 'x'\n")
     before = names(tmp_path)
     script, *flags = command.split()
     result = call(script, *flags, cwd=tmp_path)

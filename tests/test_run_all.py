@@ -114,6 +114,8 @@ def test_a_name_is_no_code(name, stub, tmp_path):
             assert f"{flag}={name}" in pretrained
         assert f"--masker={name}:f" in pretrained
         assert f"--dataset={name}" in scored and f"--doc={name}" in scored
+    data, = (tmp_path / "log-data").read_text().splitlines()
+    assert data.endswith(f" --dataset={name} --lm={name} --kind=cls --doc={name}")
     assert not list(tmp_path.rglob("PWNED*"))
 
 
@@ -217,6 +219,11 @@ def test_the_price_of_one_row(masker, env, policies, rows):
     assert seconds[False] == pytest.approx(rows * 0.049 / 16, rel=0.02)
 
 
+def test_what_is_not_known_is_said():
+    said = run_all("--list", QA="my.json", CLS="", LMS="x", MASKERS="none").stderr
+    assert said == "question answering: my.json; classification: nothing (CLS is empty); rows: none\n"
+    # A mistyped flag is an error of its script.
+    assert listed(CLS="chemprot", LMS="bert-base-uncased", MASKERS="nmg", NMG_FLAGS="--episodes=x")
 @pytest.mark.parametrize(("env", "said"), [
     ({"SEEDS": "0 1 2 3 4 5"}, "6 seeds can show nothing: a comparison of 3 rows needs 7 "),
     ({"SEEDS": "0 1 2 3 4 5 6", "POLICIES": "7"}, None),
@@ -256,8 +263,11 @@ def test_learned_rows_carry_their_flags(row, lm, flags):
     ([], {"JOBS": "0"}, "JOBS=0, POLICIES=3: must be 1 or more"),
     (["--list"], {"POLICIES": "0"}, "JOBS=1, POLICIES=0: must be 1 or more"),
     ([], {"PROCESSES": "4"}, "PROCESSES=4: must be 1, 2 or 3, as there are three plays"),
+    ([], {"SEED": "5"}, "SEED=5: is not read; what is run are QA, CLS, LMS, MASKERS, SEEDS"),
     ([], {"SEEDS": "0,1,2"}, "SEEDS=0,1,2: must be numbers: 0 1 2"),
-    (["--list"], {"MASKERS": "random ,--p=1"}, "MASKERS=random ,--p=1: a masker is missing before a comma"),
+    (["--list"], {"MASKERS": "random ,--p=1"},
+     "MASKERS=random ,--p=1: must be like none random,--p=0.3 whole"),
+    (["--list"], {"MASKERS": "random,whole"}, "MASKERS=random,whole: must be like none random,--p=0.3 whole"),
     (["--list"], {"QUICK": "yes"}, "QUICK=yes: must be 1 or 0"),
     (["--list"], {"CLS": "my data.csv"}, "my data.csv: names in lists must be without spaces"),
 ])
@@ -278,10 +288,12 @@ def test_what_download_imports_is_there():
 def test_download_fetches_and_runs_nothing_else(stub, tmp_path):
     result = run_all("--download", **stub | {"QA": "q", "CLS": "c d", "LMS": "x"})
     assert result.returncode == 0, result.stderr
+    kinds = ["qa", "cls", "cls"]
+    prepared = (tmp_path / "log-data").read_text().splitlines()
+    wanted = [f"--dataset={data} --lm=x --kind={kind}" for data, kind in zip("qcd", kinds, strict=True)]
+    assert [line.partition("/data_prep.py ")[2] for line in prepared] == wanted
     fetched = (tmp_path / "log").read_text().splitlines()
-    assert [line.split("/")[-1] for line in fetched if "data_prep" in line] == [
-        f"data_prep.py --dataset={data} --lm=x" for data in "qcd"]
-    assert len(fetched) == 3 + 2 and sum("load_lm" in line and line.endswith(" x") for line in fetched) == 2
+    assert len(fetched) == 2 and sum("load_lm" in line and line.endswith(" x") for line in fetched) == 2
     assert not (tmp_path / "out").exists()
 
 
@@ -290,6 +302,10 @@ def test_download_fetches_and_runs_nothing_else(stub, tmp_path):
 STUB = """#!/usr/bin/env bash
 case "$*" in
     *cost.py*) exit ;;
+    *data_prep.py*)
+        echo "$@" >> "$STUB_LOG-data"
+        case "$*" in *--dataset=unreadable*) echo "error: no column"; exit 2 ;; esac
+        exit ;;
     *report.py*) [ -z "$REAL_PYTHON" ] || exec $REAL_PYTHON "$@"; exit ;;
     *train_nmg.py*) sleep 0.5 ;;
 esac
@@ -336,6 +352,22 @@ def test_a_failed_row_says_so_and_the_rest_go_on(stub, tmp_path):
     assert len((tmp_path / "log").read_text().splitlines()) == 2 + 3
 
 
+def test_a_data_set_that_cannot_be_read_is_said_once(stub, tmp_path):
+    """Its rows and policies are not tried, and those of others are."""
+    asked = stub | {"CLS": "unreadable good", "QA": "unreadable2", "MASKERS": "none nmg", "LMS": "x y"}
+    result = run_all(**asked | {"SEEDS": "0 1", "FINETUNE_FLAGS": "--epochs=3 --label=stars"})
+    assert result.returncode == 1 and "4 policies and 8 rows are left" in result.stdout
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len(lines) == 4 + 4 + 8 and not any("unreadable" in line for line in lines)
+    tried = (tmp_path / "log-data").read_text().splitlines()
+    assert len(tried) == 6 and tried[0].endswith("--dataset=unreadable2 --lm=x --kind=qa --label=stars")
+    failed = [line for line in result.stderr.splitlines() if line.startswith("FAILED")]
+    # At once, and at the end, together.
+    assert len(failed) == 2 * 4 and failed[:4] == failed[4:]
+    log = tmp_path / "out/logs/data-unreadable2-x.log"
+    assert failed[0] == f"FAILED (2): {log}, and all rows of these data: error: no column"
+
+
 def test_the_finished_is_skipped_and_the_unfinished_is_run_again(stub, tmp_path):
     def ran(**env):
         (tmp_path / "log").write_text("")
@@ -358,12 +390,14 @@ def test_the_finished_is_skipped_and_the_unfinished_is_run_again(stub, tmp_path)
 
 @pytest.mark.parametrize("changed", ["PRETRAIN_FLAGS", "FINETUNE_FLAGS", "NMG_FLAGS", "POLICIES"])
 def test_other_flags_need_another_folder(stub, changed):
-    """The rows that are done there have those of before, also where they were only listed, to be run by a
-    scheduler."""
+    """The rows that are done there have those of before. Where rows were only listed, or no data could be
+    read, the flags may be mended."""
     first = {"PRETRAIN_FLAGS": "--lr=1", "FINETUNE_FLAGS": "--lr=1", "NMG_FLAGS": "--p=1", "POLICIES": "1"}
     asked = stub | {"CLS": "good", "MASKERS": "none"} | first
-    assert run_all("--list", **asked).returncode == 0
     out = stub["OUT"]
+    assert run_all("--list", **asked | {changed: "2"}).returncode == 0
+    assert run_all(**asked | {changed: "2", "CLS": "unreadable"}).returncode == 1
+    assert run_all(**asked).returncode == 0
     for flags in ([], ["--list"]):
         refused = run_all(*flags, **asked | {changed: "2"})
         assert refused.returncode == 2

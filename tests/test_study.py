@@ -211,7 +211,7 @@ def test_a_plan_that_changed_after_the_first_play(place):
     ("['random', 'punct']", "'punct,rare'", "plays.toml: maskers=punct,rare: must hold random, and none"),
     ("primary = 'punct'", "primary = 'random'", "plays.toml: primary=random: is compared with random"),
     ("primary = 'punct'", "splits = 'train,eval'", "splits=train,eval: toycls has no eval split"),
-    ("primary = 'punct'", "new_share = 1", "plays.toml: new_share=1.0: toycls has 24 documents with labels"),
+    ("primary = 'punct'", "new_share = 1", "toycls has 24 documents with labels (label=label), too few"),
 ])
 def test_wrong_plans(old, new, said, place):
     """One sentence that names the key or the value, and no play."""

@@ -98,7 +98,7 @@ def main() -> None:
     for command in dict.fromkeys(sys.stdin.read().splitlines()):
         try:
             data, lm, learns, hours = hours_of(command)
-        except KeyError:
+        except (KeyError, ValueError):
             unknown += 1
             continue
         kind = 0 if learns else 2

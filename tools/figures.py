@@ -14,6 +14,7 @@ from scipy import stats
 import report
 from support import plots, runs
 from support.runs import UserError
+from support.sources import error_context
 from tools import toy_compare
 
 HEAD = """| minus random masks | seeds | points | 95 % interval | p | better on | macro F1 | 95 % interval |
@@ -121,15 +122,17 @@ def draw(points: pd.DataFrame, file: Path) -> None:
 def main(cfg: Config) -> None:
     file = Path(cfg.comparisons)
     points = []
-    for table in runs.read_toml(file, "comparisons").get("table", []):
-        print(f"\n{table['name']}\n\n{HEAD}")
-        for row in table["row"]:
-            plays = plays_of(row, file.parent)
-            found = compared(row, plays, row.get("metric", "accuracy"))
-            macro_f1 = compared(row, plays, "macro_f1") if "macro_f1" in plays else None
-            print(table_line(row["what"], found, macro_f1))
-            if "text" in row:
-                points.append({"task": row["task"], "text": row["text"]} | found.to_dict())
+    # A field that is missing or wrong is said with the file's name.
+    with error_context(file):
+        for table in runs.read_toml(file, "comparisons")["table"]:
+            print(f"\n{table['name']}\n\n{HEAD}")
+            for row in table["row"]:
+                plays = plays_of(row, file.parent)
+                found = compared(row, plays, row.get("metric", "accuracy"))
+                macro_f1 = compared(row, plays, "macro_f1") if "macro_f1" in plays else None
+                print(table_line(row["what"], found, macro_f1))
+                if "text" in row:
+                    points.append({"task": row["task"], "text": row["text"]} | found.to_dict())
     draw(pd.DataFrame(points), Path(cfg.picture))
 
     toy_rows = pd.DataFrame(runs.read_rows(Path(cfg.toy)))

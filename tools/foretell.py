@@ -87,7 +87,7 @@ def judged(source: str, played: dict[str, list], hidden_size: int, cfg: Config) 
 
 
 def main(cfg: Config) -> None:
-    folders = (cfg.plays or "").split(",")
+    folders = [*dict.fromkeys((cfg.plays or "").split(","))]
     if len(folders) < 2:
         raise UserError("--plays=A,B: the plays of at least two runs are needed")
     if not all(number.isdigit() and int(number) > 0 for number in cfg.updates.split(",")):

@@ -191,7 +191,8 @@ def divide(study: Study) -> None:
     is_new = cut_docs(docs, plan.new_share)
     if is_new.all() or not is_new.any():
         raise UserError(f"{study.file}: new_share={plan.new_share}: {plan.dataset} has "
-                        f"{len(np.unique(docs))} documents with labels, too few for two parts")
+                        f"{len(np.unique(docs))} documents with labels (label={plan.label}), too few for "
+                        "two parts")
     parts = {"learn": list(itertools.compress(gold, ~is_new)), "new": list(itertools.compress(gold, is_new))}
     # Where documents have numbers, two of them may hold the same text.
     known = {data_prep.plain(record["text"]) for record in parts["learn"]}
