@@ -224,6 +224,8 @@ def test_what_is_not_known_is_said():
     assert said == "question answering: my.json; classification: nothing (CLS is empty); rows: none\n"
     # A mistyped flag is an error of its script.
     assert listed(CLS="chemprot", LMS="bert-base-uncased", MASKERS="nmg", NMG_FLAGS="--episodes=x")
+
+
 @pytest.mark.parametrize(("env", "said"), [
     ({"SEEDS": "0 1 2 3 4 5"}, "6 seeds can show nothing: a comparison of 3 rows needs 7 "),
     ({"SEEDS": "0 1 2 3 4 5 6", "POLICIES": "7"}, None),
