@@ -355,15 +355,6 @@ class Learner:
 SAVE_SECONDS = 300
 
 
-def log_of(plays: dict[str, Play], metric: str) -> dict[str, float]:
-    """For metrics.jsonl: `score` is the metric that is rewarded; after it come all of them, by name."""
-    log = {}
-    for name, play in plays.items():
-        log |= {f"{name}_score": play.scores[metric], f"{name}_entropy": play.entropy}
-        log |= {f"{name}_{scored_by}": score for scored_by, score in play.scores.items()}
-    return log
-
-
 def won_lost(metrics: list[dict]) -> str:
     """The record of the learner's plays, in which it explores (its policy plus the episode's direction),
     against random, where it played, too."""
@@ -434,12 +425,8 @@ def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Mo
         for number, (episode, log) in enumerate(load_episodes(folder)):
             learner.store(number, episode, encode(lm, episode))
             metrics.append(log)
-        losses = learner.learn(len(metrics) - 1)
-        if metrics and "seconds" not in metrics[-1]:
-            # The run ended after these plays were saved, and before the policy had learned from them.
-            metrics[-1] |= losses
-            if runs.is_main_process():
-                save_episode(file_of(folder, len(metrics)), episode, metrics[-1])
+        if learner.replay:
+            learner.learn(len(metrics) - 1)
     log = folder / "metrics.jsonl"
     if runs.is_main_process() and (metrics or log.exists()):
         # After a kill, the log may have more or less than was saved, or a line that is cut short.
@@ -481,21 +468,22 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         if is_main:
             # 4. Outer loop: what was masked is rewarded by how its player did against the others, and stored.
-            # The plays, which took minutes, are saved before, as an edited `rewards` may fail.
             episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
-            log = {"episode": number + 1} | log_of(plays, cfg.metric)
-            save_episode(file_of(folder, number + 1), episode, log)
             learner.store(number, episode, states)
 
             # 5. Outer loop: the policy learns from replay.
-            log |= learner.learn(number)
+            losses = learner.learn(number)
 
         # 6. Continual adaptation, only with --paper: the next episode starts from the learner's LM.
         if learners_weights:
             lm.load_state_dict(learners_weights)
 
-        # 7. Log and save.
+        # 7. Log and save. `score` is the metric that was rewarded; after it come all of them, by name.
         if is_main:
+            log = {"episode": number + 1} | losses
+            for name, play in plays.items():
+                log |= {f"{name}_score": play.scores[cfg.metric], f"{name}_entropy": play.entropy}
+                log |= {f"{name}_{metric}": score for metric, score in play.scores.items()}
             metrics.append(log | {"seconds": time.monotonic() - started})
             save_episode(file_of(folder, number + 1), episode, metrics[-1])
             runs.append_row(folder / "metrics.jsonl", metrics[-1])
