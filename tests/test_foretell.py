@@ -1,5 +1,6 @@
 """tools/foretell.py: what a policy foretells, against a naive transcription, and as a command."""
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import succeed
@@ -7,6 +8,7 @@ from conftest import succeed
 import maskers
 from nmg.plays import Episode, Play, file_of, save_episode
 from nmg.policies import Policy, load_policy
+from support import runs
 from tools import foretell
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -57,6 +59,7 @@ def test_a_table_for_every_number_of_updates(tmp_path):
                 cut = rng.integers(8, 36)
                 play.mask[:] = (episode.input_ids < cut) & (rng.random(play.mask.shape) < 0.5)
                 play.scores["em"] = float((episode.input_ids[play.mask] < 15).mean())
+                play.scores["wrong"] = -play.scores["em"]
             save_episode(file_of(tmp_path / run, number), episode, {})
     flags = ["--metric=em", "--plays=a,b", "--updates=1,60", "--rl_lr=1e-3", "--seeds=2"]
     result = succeed("tools/foretell.py", *flags, cwd=tmp_path)
@@ -69,6 +72,15 @@ def test_a_table_for_every_number_of_updates(tmp_path):
     assert len(pairs) == 2 and mean == pytest.approx(np.mean(pairs), abs=0.006)
     assert len(set(seeds)) == 2 and mean == pytest.approx(np.mean(seeds), abs=0.001)
     assert min(pairs) > 0.5
+    rows = pd.DataFrame(runs.read_rows(tmp_path / "runs/foretell.jsonl"))
+    of_table = rows.groupby(["updates", "way"])["r"].mean()
+    assert len(rows) == 16 and of_table[60, "all words"] == pytest.approx(mean, abs=0.001)
+
+    # Another score than the reward.
+    flags += ["--updates=60", "--judged_by=wrong", "--out=o.jsonl"]
+    succeed("tools/foretell.py", *flags, cwd=tmp_path)
+    opposite = pd.DataFrame(runs.read_rows(tmp_path / "o.jsonl")).groupby(["updates", "way"])["r"].mean()
+    assert opposite[60, "all words"] == pytest.approx(-mean, abs=0.001)
 
 
 # ---------------------------------------------------------------- several policies as one masker

@@ -100,9 +100,9 @@ def main(cfg: Config) -> None:
     played = {}
     for folder in folders:
         episodes = train_nmg.plays_of_others(folder, lm, cfg)
-        scores = episodes[0].plays["learner"].scores
-        if cfg.judged_by not in scores:
-            raise UserError(f"--judged_by={cfg.judged_by}: plays of {folder} have {', '.join(scores)}")
+        first, *_ = episodes[0].plays.values()
+        if cfg.judged_by not in first.scores:
+            raise UserError(f"--judged_by={cfg.judged_by}: plays of {folder} have {', '.join(first.scores)}")
         played[folder] = [(episode, encode(lm, episode)) for episode in tqdm(episodes, folder)]
 
     print(f"{'updates':>8}  {'liked by':<14} mean   the first run's policy on the others, the second's, ...")
