@@ -89,15 +89,15 @@ qa_lms=${LMS:-bert-base-uncased distilbert-base-uncased} cls_lms=${LMS:-bert-bas
 
 # What FINETUNE_FLAGS says of data
 columns=$(grep -aoE -e "--(text|label|doc|dev_share)=\S+" <<< "$FINETUNE_FLAGS" || true)
-# KIND LM DATASET: prepares a data set as its rows read it, or says in its last line why it cannot be
+# KIND LM DATASET: prepares a data set as its rows read it, or ends with the reason why it cannot
 prepare() { $PYTHON $here/data_prep.py "--dataset=$3" "--lm=$2" --kind=$1 $columns; }
 
 if [ "$1" = --download ]; then
-    # KIND LMS DATASETS: fetches them
+    # KIND LMS DATASETS: fetches what can be fetched
     download() {
         for lm in $2; do
             for data in $3; do
-                prepare $1 "$lm" "$data"
+                prepare $1 "$lm" "$data" || status=2
             done
             [ -z "$3" ] || PYTHONPATH=$here $PYTHON -c \
                 'import sys; from support.models import load_lm; load_lm(sys.argv[1])' "$lm"
@@ -105,12 +105,12 @@ if [ "$1" = --download ]; then
     }
     download qa "$qa_lms" "$QA"
     download cls "$cls_lms" "$CLS"
-    exit
+    exit ${status:-0}
 fi
 
 settings="pretrain: $PRETRAIN_FLAGS; finetune: $FINETUNE_FLAGS; nmg: $NMG_FLAGS; policies: $POLICIES"
 mkdir -p $OUT/logs || exit 2
-# What was only listed, or could not be read, leaves no folder of a run.
+# Settings may change until the first run has a folder.
 ls $OUT | grep -qE "^(policy|pretrain|score)-" || echo "$settings" > $OUT/settings
 [ "$(cat $OUT/settings)" = "$settings" ] ||
     fail "$OUT/settings has other flags: choose another OUT, or remove $OUT"

@@ -1,7 +1,8 @@
 """The tables of README.md and docs/learning.md, and their pictures, from what lies in results/.
 
 Comparisons of masks are listed in results/comparisons.toml. The toy world's scores are those that
-tools.toy_compare writes, and what policies foretell is what tools.foretell writes.
+tools.toy_compare writes, and what policies foretell is what tools.foretell writes; foretell-PLAYS.jsonl there
+hold its rows, or those of earlier measurements by the same equations.
 
     python -m tools.figures
 """
@@ -30,7 +31,7 @@ class Config:
 
 
 def scores_of(plays: pd.DataFrame, masks: str, metric: str) -> pd.Series:
-    """The score of each seed, in points: the mean over the maskers whose name is like the expression."""
+    """The score of each seed, in points: the mean over the maskers whose name matches the expression."""
     found = plays[plays["masker"].str.fullmatch(masks)]
     if found.empty:
         raise UserError(f"masks={masks}: no such masker in these plays "
@@ -85,7 +86,7 @@ def toy_table(rows: pd.DataFrame) -> str:
 
 
 def foretold_table(folder: Path) -> str:
-    """The means of the correlations that tools.foretell wrote to foretell-PLAYS.jsonl."""
+    """The means of the correlations in foretell-PLAYS.jsonl, rows of tools.foretell."""
     rows = []
     for file in sorted(folder.glob("foretell-*.jsonl")):
         plays = file.stem.removeprefix("foretell-").replace("-", " ")
@@ -94,7 +95,7 @@ def foretold_table(folder: Path) -> str:
     means = pd.DataFrame(rows).pivot_table("r", settings, "way").reset_index()
     for way in ("all words", "highest tenth"):
         means[way] = report.formatted(means[way], "{:.2f}")
-    names = {"metric": "learned by", "judged_by": "foretold"}
+    names = {"metric": "reward", "judged_by": "score"}
     return report.markdown_table(means.rename(columns=names).astype(str).set_index("plays"))
 
 
@@ -107,7 +108,7 @@ def draw(points: pd.DataFrame, file: Path) -> None:
     ax.axhline(0, color="grey", linestyle=":", linewidth=1)
     for i, (task, of_task) in enumerate(points.sort_values("text").groupby("task")):
         half = of_task["high"] - of_task["difference"]
-        # Tasks of as many texts stand beside each other.
+        # Tasks with equally many texts are shifted apart.
         x = of_task["text"] * 1.06**i
         ax.errorbar(x, of_task["difference"], yerr=half, fmt="o", capsize=3, label=task)
     ticks = sorted(points["text"].unique())

@@ -1,16 +1,16 @@
-"""What a policy that was learned from the plays of one run foretells of the plays of other runs.
+"""How well a policy that was learned from one run's plays foretells the scores of other runs' plays.
 
     python -m tools.foretell --lm=MINILM --metric=likelihood --plays=runs/a,runs/b,runs/c
     python -m tools.foretell ... --updates=20,80,320 --minibatch=32         # other settings of the learner
     python -m tools.foretell ... --judged_by=macro_f1                       # another score than the reward
 
-A policy is learned anew from each run's plays (train_nmg.Learner). Of every play of the other runs it then
-says how much it likes the mask, in two ways: by all words, the mean standardised logit of the masked tokens,
-and by the words that it would mask itself, the share of the masked tokens that are in the highest tenth of
-their block. Printed is the correlation of that with the score, both minus their mean over the plays of the
-episode, for every pair of runs and averaged over seeds. So a setting of the learner is judged by plays that
-it has not seen, without playing. Choose by the highest tenth: a policy can be right about most words and
-wrong about the few that it masks.
+A policy is learned anew from each run's plays (train_nmg.Learner). For every play of the other runs we then
+compute how much it likes the mask, in two ways: over all words, as the mean standardised logit of the masked
+tokens, and by the highest tenth, as the share of the masked tokens that are among the tenth of their block
+with the highest logits. Printed is the correlation of that with the score, both minus their mean over the
+plays of the episode: the mean of all, of each pair of runs, and of each seed. So a setting of the learner is
+judged by plays that it has not seen, without playing. Choose by the highest tenth: a policy can be right
+about most words and wrong about the few that it masks.
 """
 import itertools
 from collections import defaultdict
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 from tqdm import tqdm
 
 import train_nmg
@@ -35,19 +36,20 @@ from support.runs import UserError
 class Config(train_nmg.Config):
     updates: str = "80,200,640"     # updates_per_episode to compare, separated by commas
     seeds: int = 3                  # how many learners of each run, with seeds from --seed on
-    judged_by: str | None = None    # the score that is foretold; None: --metric, that they are learned by
+    judged_by: str | None = None    # the score that is foretold; None: --metric
     out: str = "runs/foretell.jsonl"    # every correlation, a line each
 
 
-# The highest share of a block's maskable tokens. With --p=0.05 a policy draws mostly from it.
+# The share of a block's maskable tokens that counts as highest. With --p=0.05 a policy draws mostly from it.
 HIGHEST = 0.1
 
 
+@torch.no_grad()
 def likings(policy: Policy, states: list[State]) -> dict[str, np.ndarray]:
     """How much a policy likes the tokens of N blocks, (N, L) each, in two ways: their standardised logits,
     and whether they are in the highest tenth of their block."""
     logits, _ = policy_forward(policy, states)
-    logits = sharpened(logits.detach().cpu().numpy(), 1.0)
+    logits = sharpened(logits.cpu().numpy(), 1.0)
     rank = (-logits).argsort(1).argsort(1)                      # 0 for the highest logit of a block
     n_maskable = np.isfinite(logits).sum(1, keepdims=True)
     return {"all words": logits, "highest tenth": rank < HIGHEST * n_maskable}
@@ -87,7 +89,7 @@ def judged(source: str, played: dict[str, list], hidden_size: int, cfg: Config) 
 
 
 def main(cfg: Config) -> None:
-    folders = [*dict.fromkeys((cfg.plays or "").split(","))]
+    folders = [*dict.fromkeys(filter(None, (cfg.plays or "").split(",")))]
     if len(folders) < 2:
         raise UserError("--plays=A,B: the plays of at least two runs are needed")
     if not all(number.isdigit() and int(number) > 0 for number in cfg.updates.split(",")):
@@ -105,7 +107,7 @@ def main(cfg: Config) -> None:
             raise UserError(f"--judged_by={cfg.judged_by}: plays of {folder} have {', '.join(first.scores)}")
         played[folder] = [(episode, encode(lm, episode)) for episode in tqdm(episodes, folder)]
 
-    print(f"{'updates':>8}  {'liked by':<14} mean   the first run's policy on the others, the second's, ...")
+    print(f"{'updates':>8}  {'liked':<14} mean   the first run's policy on the others, the second's, ...")
     first_seed = cfg.seed
     every = []
     for updates in cfg.updates.split(","):

@@ -1,7 +1,7 @@
 """What masks are worth in the toy world: test accuracy after each way of masking, and a picture.
 
     python -m tools.toy_compare                                 # with what `python train_nmg.py` learned
-    python -m tools.toy_compare --seeds=5                       # and with `--seed=1`, ... `--seed=4`
+    python -m tools.toy_compare --seeds=5                       # after `train_nmg.py --seed=1`, ...
     python -m tools.toy_compare --maskers=none,random,whole,oracle --seeds=5
 
 The policy is shown twice: masks drawn from it, and its most probable tokens (greedy).
