@@ -47,3 +47,5 @@ def test_a_comparison_is_of_pairs_of_seeds(tmp_path, capsys):
         figures.compared(row | {"masks": "nmg"}, plays, "accuracy")
     with pytest.raises(runs.UserError, match=r"plays=no\.jsonl: no such file"):
         figures.plays_of(row | {"plays": ["no.jsonl"]}, tmp_path)
+    with pytest.raises(runs.UserError, match=r"--toy=no\.jsonl: no such file"):
+        figures.rows_of(tmp_path / "no.jsonl", "--toy")

@@ -39,13 +39,18 @@ def scores_of(plays: pd.DataFrame, masks: str, metric: str) -> pd.Series:
     return found.groupby("seed")[metric].mean()
 
 
+def rows_of(file: Path, what: str) -> list[dict]:
+    """The lines of a file. Raises UserError if it is not there; what: how it is named"""
+    if not file.is_file():
+        raise UserError(f"{what}={file.name}: no such file in {file.parent}")
+    return runs.read_rows(file)
+
+
 def plays_of(row: dict, folder: Path) -> pd.DataFrame:
     """The plays of a comparison, a row each. Raises UserError if a file is not there."""
     lines = []
     for name in row["plays"]:
-        if not (folder / name).is_file():
-            raise UserError(f"plays={name}: no such file in {folder}")
-        lines += runs.read_rows(folder / name)
+        lines += rows_of(folder / name, "plays")
     return pd.DataFrame(lines)
 
 
@@ -136,7 +141,7 @@ def main(cfg: Config) -> None:
                     points.append({"task": row["task"], "text": row["text"]} | found.to_dict())
     draw(pd.DataFrame(points), Path(cfg.picture))
 
-    toy_rows = pd.DataFrame(runs.read_rows(Path(cfg.toy)))
+    toy_rows = pd.DataFrame(rows_of(Path(cfg.toy), "--toy"))
     print(f"\nWhat masks are worth in the toy world\n\n{toy_table(toy_rows)}")
     toy_compare.draw(toy_rows, Path(cfg.toy_picture))
     print(f"\nWhat policies foretell\n\n{foretold_table(file.parent)}")

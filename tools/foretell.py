@@ -85,7 +85,8 @@ def judged(source: str, played: dict[str, list], hidden_size: int, cfg: Config) 
     for target in played:
         if target != source:
             for way, r in foretold(policy, played[target], cfg.judged_by).items():
-                yield {"source": source, "target": target, "seed": cfg.seed, "way": way, "r": r}
+                yield {"metric": cfg.metric, "judged_by": cfg.judged_by, "updates": cfg.updates_per_episode,
+                       "source": source, "target": target, "seed": cfg.seed, "way": way, "r": r}
 
 
 def main(cfg: Config) -> None:
@@ -99,12 +100,14 @@ def main(cfg: Config) -> None:
     if cfg.metric is None:
         cfg.metric = "accuracy"
     cfg.judged_by = cfg.judged_by or cfg.metric
-    played = {}
-    for folder in folders:
-        episodes = train_nmg.plays_of_others(folder, lm, cfg)
+    episodes_of = {folder: train_nmg.plays_of_others(folder, lm, cfg) for folder in folders}
+    # All are checked before the first is read by the LM, which takes longest.
+    for folder, episodes in episodes_of.items():
         first, *_ = episodes[0].plays.values()
         if cfg.judged_by not in first.scores:
             raise UserError(f"--judged_by={cfg.judged_by}: plays of {folder} have {', '.join(first.scores)}")
+    played = {}
+    for folder, episodes in episodes_of.items():
         played[folder] = [(episode, encode(lm, episode)) for episode in tqdm(episodes, folder)]
 
     print(f"{'updates':>8}  {'liked':<14} mean   the first run's policy on the others, the second's, ...")
@@ -116,8 +119,7 @@ def main(cfg: Config) -> None:
         for source, seed in itertools.product(folders, range(first_seed, first_seed + cfg.seeds)):
             cfg.seed = seed
             rows += judged(source, played, lm.config.hidden_size, cfg)
-        same = {"metric": cfg.metric, "judged_by": cfg.judged_by, "updates": int(updates)}
-        every += [same | row for row in rows]
+        every += rows
         runs.write_rows(Path(cfg.out), every)
         for way, found in pd.DataFrame(rows).groupby("way"):
             each = "  ".join(f"{r:.2f}" for r in found.groupby(["source", "target"], sort=False)["r"].mean())
