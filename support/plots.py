@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 
-from support.runs import atomic_write
+from support.runs import UserError, atomic_write
 
 BLUE = "#1f3b57"
 ORANGE = "#d08c3c"
@@ -20,7 +20,9 @@ def figure(width: float, height: float):
 
 
 def save(fig, file: Path) -> None:
-    """Writes a picture as PNG, its axes without a frame."""
+    """Writes a picture as PNG, its axes without a frame. Raises UserError if the file has another name."""
+    if file.suffix != ".png":
+        raise UserError(f"{file}: is a picture, and must end with .png")
     for ax in fig.axes:
         ax.spines[["top", "right"]].set_visible(False)
     with atomic_write(file) as partial:

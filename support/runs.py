@@ -363,6 +363,12 @@ def write_rows(file: Path, rows: list[dict]) -> None:
         partial.write_text("".join(lines), encoding="utf-8")
 
 
+def check_fields(file: Path, own: set[str]) -> None:
+    """Raises UserError if a file that is to be replaced holds lines with other fields than our own."""
+    if any(row.keys() - own for row in read_rows(file)):
+        raise UserError(f"{file}: holds lines of another kind, which would be lost; choose another --out")
+
+
 def append_row(file: Path, row: dict) -> None:
     """Adds a line to a file that this process alone writes, in a time that does not grow with the file. A
     kill may cut the line short: whoever resumes must write the rows that count anew (write_rows)."""
@@ -371,7 +377,10 @@ def append_row(file: Path, row: dict) -> None:
 
 
 def checksum(file: Path) -> str:
-    """sha256 of a file, in hexadecimal."""
+    """sha256 of a file, in hexadecimal. Raises OSError if it cannot be read."""
+    # A pipe that nobody writes to would be waited for.
+    if file.exists() and not file.is_file():
+        raise OSError(f"{file}: is no regular file")
     with open(file, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 

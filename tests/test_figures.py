@@ -2,7 +2,7 @@
 import pytest
 from conftest import ROOT
 
-from support import runs
+from support import plots, runs
 from tools import figures
 
 
@@ -26,6 +26,9 @@ def test_the_pages_show_what_lies_in_results(tmp_path, capsys, monkeypatch):
         shown |= {row for row in tables((ROOT / page).read_text("utf-8")) if row[0] in heads}
     assert len(heads) == 3 and shown == printed
     assert all(picture.stat().st_size > 10_000 for picture in pictures)
+    # Under another name, such as that of results, nothing is written.
+    with pytest.raises(runs.UserError, match=r"gain\.jsonl: is a picture, and must end with"):
+        plots.save(plots.figure(1, 1), tmp_path / "gain.jsonl")
 
 
 def test_a_comparison_is_of_pairs_of_seeds(tmp_path, capsys):

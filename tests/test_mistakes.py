@@ -37,6 +37,7 @@ WRONG = [
     ("finetune_cls.py --dataset=two.jsonl --split=test", "has no test split"),
     ("finetune_cls.py --dataset=one.jsonl", "all texts of train have the label 'a'; two labels are"),
     ("finetune_cls.py --results=full/c.txt/results.jsonl", "results.jsonl: cannot be written to ("),
+    ("finetune_cls.py --results=/proc/self/x", "--results=/proc/self/x: cannot be written to ("),
     ("report.py --results=no.jsonl", "--results=no.jsonl: no such file; the finetune scripts write it"),
     ("report.py --results=,", "--results=: no such file"),
     ("report.py --plan=0", "--plan=0.0: must be above 0, in points"),
@@ -44,6 +45,7 @@ WRONG = [
     ("tools/show_masks.py --spacy_model=en_nothing", "python -m spacy download en_nothing"),
     ("tools/toy_compare.py --seed=3", "runs/nmg-toycls-tiny-3: no policy"),
     ("tools/toy_compare.py --out=results.jsonl", "is the picture, and must end with .png"),
+    ("tools/toy_compare.py --out=two.png", "two.jsonl: holds lines of another kind, which would be lost"),
     ("tools/general_words.py --out=results.jsonl", "is a list of words, and must end with .txt"),
     ("tools/general_words.py", "needs the package wordfreq: pip install wordfreq"),
     ("tools/make_tiny.py --out=full", "--out=full: is there already; choose another folder"),
@@ -55,6 +57,7 @@ WRONG = [
     ("tools/figures.py --comparisons=no.toml", "--comparisons=no.toml: cannot be read (No such file"),
     ("tools/figures.py --comparisons=wrong.toml", "wrong.toml: the field 'row' is missing"),
     ("tools/foretell.py --plays=a,a", "--plays=A,B: the plays of at least two runs are needed"),
+    ("tools/foretell.py --plays=a,b --out=two.jsonl", "two.jsonl: holds lines of another kind"),
     ("tools/foretell.py --plays=a,b", "--plays=a: holds no plays"),
     ("tools/foretell.py --plays=a,b --updates=0", "--updates=0: must be numbers above 0"),
 ]

@@ -1,5 +1,7 @@
 """Flags, atomic files, and the folder of a run."""
+import io
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -105,6 +107,10 @@ def test_what_an_lm_was_made_from(tmp_path):
         assert runs.base_of(lm) == base
         Run(tmp_path / base[-3:], {"lm": ".../gone"}).finish(base_model=runs.base_of(lm))
         assert runs.base_of(str(tmp_path / base[-3:])) == base
+    # Two folders, each made from the other, as far as they say.
+    for one, other in (("one", "two"), ("two", "one")):
+        Run(tmp_path / one, {"lm": str(tmp_path / other)}).finish()
+    assert runs.base_of(str(tmp_path / "one")) == ".../one"
 
 
 def test_a_preset_comes_after_what_is_given_and_before_the_toy_worlds(capsys):
@@ -137,6 +143,15 @@ def test_a_mistake_is_one_sentence(error, code, said, monkeypatch, capsys):
     assert stopped.value.code == code
     printed = capsys.readouterr().err
     assert said in printed and printed.strip().count("\n") == 0
+
+
+def test_a_terminal_that_is_not_utf_8_shows_names_in_another_way(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["x.py"])
+    runs.start(lambda cfg: print("é"), Config)
+    out.flush()
+    assert out.buffer.getvalue() == b"\\xe9\n"
 
 
 def test_a_defect_of_the_program_keeps_its_traceback(monkeypatch):
@@ -204,6 +219,15 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=f"{name}: the disk is full; free some space, and start the same"):
             write(tmp_path / name)
         assert (tmp_path / name).read_text() == "old"
+
+
+def test_only_files_are_written_over(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        with pytest.raises(UserError, match=f"{name}: cannot be written to .it is no regular file"):
+            runs.write_rows(tmp_path / name, [])
+    assert names(tmp_path) == ["folder", "pipe"]
 
 
 def test_rows_that_are_none(tmp_path):

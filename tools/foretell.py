@@ -10,7 +10,8 @@ tokens, and by the highest tenth, as the share of the masked tokens that are amo
 with the highest logits. Printed is the correlation of that with the score, both minus their mean over the
 plays of the episode: the mean of all, of each pair of runs, and of each seed. So a setting of the learner is
 judged by plays that it has not seen, without playing. Choose by the highest tenth: a policy can be right
-about most words and wrong about the few that it masks.
+about most words and wrong about the few that it masks. Flags that say how plays are made, such as --contexts
+or --mlm_lr, have no effect, as the plays are there already.
 """
 import itertools
 from collections import defaultdict
@@ -40,6 +41,8 @@ class Config(train_nmg.Config):
     out: str = "runs/foretell.jsonl"    # every correlation, a line each
 
 
+# The fields of a line of --out.
+FIELDS = {"metric", "judged_by", "updates", "source", "target", "seed", "way", "r"}
 # The share of a block's maskable tokens that counts as highest. With --p=0.05 a policy draws mostly from it.
 HIGHEST = 0.1
 
@@ -95,6 +98,7 @@ def main(cfg: Config) -> None:
         raise UserError("--plays=A,B: the plays of at least two runs are needed")
     if not all(number.isdigit() and int(number) > 0 for number in cfg.updates.split(",")):
         raise UserError(f"--updates={cfg.updates}: must be numbers above 0, separated by commas")
+    runs.check_fields(Path(cfg.out), FIELDS)
     devices.use_fast_path(cfg.fast)
     lm = load_lm(cfg.lm, cfg.seed).to(device())
     if cfg.metric is None:

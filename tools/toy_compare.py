@@ -104,6 +104,9 @@ def draw(rows: pd.DataFrame, file: Path) -> None:
 def main(cfg: Config) -> None:
     if not cfg.out.endswith(".png"):
         raise runs.UserError(f"--out={cfg.out}: is the picture, and must end with .png")
+    picture = Path(cfg.out)
+    scores = picture.with_suffix(".jsonl")
+    runs.check_fields(scores, {"seed", "masker", "accuracy", "attributes"})
     devices.use_fast_path(False)
     data = data_prep.load("toycls", load_tokenizer("tiny"))
 
@@ -128,8 +131,7 @@ def main(cfg: Config) -> None:
             learned.append(what_was_learned(seed, kinds, text))
         rows.append(row)
         print(f"seed {seed}  {name:{width}} {row['accuracy']:6.2f}", flush=True)
-    picture = Path(cfg.out)
-    runs.write_rows(picture.with_suffix(".jsonl"), rows)
+    runs.write_rows(scores, rows)
 
     # 3. The table, the picture, and what was learned.
     columns = "mean; each seed" if cfg.seeds > 1 else "%"
