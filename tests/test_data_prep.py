@@ -16,6 +16,8 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import spacy
 from conftest import SHARED, TEXTS, fast_tokenizer, needs_shared, squad, write_rows
@@ -199,7 +201,7 @@ def test_columns_by_their_names(tmp_path, tok):
 
 @pytest.mark.parametrize(("given", "names"), [
     ([10, 9, -1], ["-1", "10", "9"]), ([True, False], ["false", "true"]), ([0.5, 1.0], ["0.5", "1.0"]),
-    ([" b", "a "], ["a", "b"])])
+    ([" b", "a "], ["a", "b"]), (["\ud800", "\ud801"], ["\\ud800", "\\ud801"])])
 def test_labels_are_named_as_they_were_written(given, names, tmp_path, tok):
     rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(given)]
     write_rows(tmp_path / "train.jsonl", rows)
@@ -682,11 +684,14 @@ LINES = "a quoted cell holds lines that look like rows: 'pos,the end'"
 TORN = "a quoted cell is torn apart at"
 LABELS_AND_TEXTS = "looks like a label and a text per line (as fastText has them), but a .txt file is text"
 NO_ANSWER = "question '1' has no answer"
+TWICE = io.BytesIO()
+pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), TWICE)
 NUL = "holds NUL bytes, so that it is no UTF-8 text"
 BAD = [
     ("empty.jsonl", "", "empty.jsonl, train: there is no text in it"),
     ("conll.txt", CONLL, "conll.txt: looks like CoNLL"),
     ("windows.csv", "text,label\na,b\n".encode("utf-16"), "windows.csv: is not UTF-8 text; save it as"),
+    ("no_mark.txt", "a cat\n".encode("utf-16-le"), f"no_mark.txt: {NUL}"),
     ("cut.parquet", b"PAR1", "cut.parquet: Parquet file size is 4 bytes, smaller than"),
     ("train-00000-of-00002.jsonl", jsonl(GOOD), "00002.jsonl is one of 2 files, but here are 1"),
     ("cut.jsonl.gz", gzip.compress(jsonl(*[GOOD] * 500).encode())[:60], "cut.jsonl.gz: Compressed file"),
@@ -710,6 +715,9 @@ BAD = [
     ("header.csv", "text,label\na,x\ntext,label\nb,y\n", "header.csv:3: the header is repeated here"),
     ("inch.csv", 'label,text\nneg,a river\npos,"quoted\npos,the end\nneg,a city 12"\n', f"csv:3: {LINES}"),
     ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: the name 'text' appears 2 times; rename"),
+    ("twice.parquet", TWICE.getvalue(), "twice.parquet: the name 'text' appears 2 times; rename"),
+    ("deep.json", 100_000 * "[", "deep.json: "),
+    ("digits.jsonl", '{"text": "a", "label": ' + 5000 * "1" + "}\n", "digits.jsonl:1: Exceeds the limit"),
     ("list.jsonl", jsonl(GOOD | {"label": ["x", "y"]}), "a label must be text, a number, or true or"),
     ("zero.jsonl", jsonl({"text": 0}), "zero.jsonl:1: the field 'text' must be text and not empty, not 0"),
     ("doc.jsonl", jsonl(GOOD | {"doc": -1}), "doc.jsonl:1: the field 'doc' must be a number from 0"),
@@ -826,9 +834,12 @@ def test_names_that_cannot_be_opened_are_one_sentence(tmp_path, tok, monkeypatch
     with pytest.raises(UserError, match="holds 'cls' data, not 'qa'"):
         load(str(tmp_path / "two/train.txt"), tok, kind="qa")
     # A pipe is not waited for.
-    os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(UserError, match=r"pipe\.csv: is no regular file"):
-        list(sources.read(tmp_path / "pipe.csv", DataFlags()))
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe/train.csv")
+    for read in (lambda: load(str(tmp_path / "pipe"), tok),
+                 lambda: list(sources.read(tmp_path / "pipe/train.csv", DataFlags()))):
+        with pytest.raises(UserError, match=r"pipe/train\.csv: is no regular file"):
+            read()
     file = tmp_path / "two/train.txt"
     for module in (data_prep, sources):
         monkeypatch.setattr(module, "CACHE", file)

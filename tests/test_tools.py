@@ -7,6 +7,7 @@ from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -180,6 +181,13 @@ def test_parts_of_speech_against_a_naive_count(lm_folder, policy, pipeline, tmp_
         expected = [f"{tag} {100 * count[tag] / total:.1f} %" for tag in (*top, "other")]
         assert line.removeprefix(name).strip().split("  ") == expected
     assert (tmp_path / "out" / "parts_of_speech.png").read_bytes()[:4] == PNG
+
+
+def test_a_dollar_in_a_title_begins_no_formula(tmp_path, monkeypatch):
+    monkeypatch.setitem(matplotlib.rcParams, "text.parse_math", True)
+    percent = pd.DataFrame({"random": [50.0, 50.0], show_masks.ALL: [40.0, 60.0]}, index=["NOUN", "VERB"])
+    show_masks.draw(percent, "us$_$.csv", tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes()[:4] == PNG
 
 
 # ---------------------------------------------------------------- toy_compare

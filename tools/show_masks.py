@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from scipy import stats
 
 import data_prep
@@ -190,7 +189,7 @@ def shares(counts: pd.DataFrame) -> pd.DataFrame:
 
 def draw(percent: pd.DataFrame, title: str, file: Path) -> None:
     """The paper's figure: a group of bars for each part of speech, and a line for the text as a whole."""
-    fig = Figure(figsize=(8, 3.8), layout="constrained")
+    fig = plots.figure(8, 3.8)
     ax = fig.subplots()
     percent.drop(columns=ALL).plot.bar(ax=ax, width=0.8, color=COLORS, rot=0, legend=False)
     x = np.arange(len(percent))
