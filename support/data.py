@@ -293,6 +293,10 @@ def windows(split: Split, max_len: int, overlap: int, max_question: int, max_ans
                         f"an overlap of {overlap}; longer windows are needed (--max_len, in train_nmg.py "
                         "--ft_max_len)")
     tokens = np.diff(split.token_start)[split.question_text]                                    # (Q,)
+    if not tokens.all():
+        asked = split.questions[tokens.argmin()]
+        raise UserError(f"question {asked['id']!r}: the tokenizer drops every character of its context; "
+                        "remove it")
     count = 1 + np.ceil(np.maximum(0, tokens - room) / step).astype(np.int64)                   # (Q,) windows
     question_ids, nth = number_pieces(count)
     text_ids = split.question_text[question_ids]

@@ -582,6 +582,10 @@ def test_new_questions_are_answered(lm_folder, qa_folder, tmp_path):
         assert all(0 < row["probability"] < 1 for row in found)
         assert found[1] == found[1] | own
         (tmp_path / "p.jsonl").unlink()
+    # A context of which the tokenizer keeps nothing.
+    write_rows(tmp_path / "none.jsonl", [rows[0], rows[1] | {"id": "b", "context": "\u200b"}])
+    result = call("finetune_qa.py", "--predict=none.jsonl", "--lm=o", cwd=tmp_path)
+    assert result.returncode == 2 and "question 'b': the tokenizer drops every character" in result.stderr
 
 
 @pytest.mark.parametrize(("script", "flags", "said"), [
