@@ -81,13 +81,13 @@ def check_folder(name: str, place: Path) -> None:
                         "a hub name")
 
 
-def open_config(name: str):
-    """The config of an LM, with the settings of ENCODER; a setting that was another is printed."""
+def open_config(name: str, settings: dict = ENCODER):
+    """The config of an LM, with the given settings; a setting that was another is printed."""
     config = open_lm(name, AutoConfig)
     if getattr(config, "quantization_config", None):
         raise UserError(f"--lm={name}: its weights are quantized, so that they cannot be trained; its "
                         "original is needed")
-    for setting, value in ENCODER.items():
+    for setting, value in settings.items():
         found = getattr(config, setting, value)
         if found != value:
             there = f"{setting.removeprefix('_')}={found} in its config.json"
@@ -196,7 +196,9 @@ def load_finetuned(name: str, auto_class: type) -> torch.nn.Module:
     if config.problem_type not in (None, "single_label_classification") or config.num_labels < 2:
         raise UserError(f"--lm={name}: does not choose one of several labels ({config.problem_type}, "
                         f"{config.num_labels} labels), so that --predict cannot use it")
-    model, info = open_lm(name, auto_class, dtype=torch.float32, output_loading_info=True)
+    # The kind of its labels stays as it is.
+    config = open_config(name, ENCODER | {"problem_type": config.problem_type})
+    model, info = open_lm(name, auto_class, config=config, dtype=torch.float32, output_loading_info=True)
     if info["missing_keys"]:
         raise UserError(f"--lm={name}: lacks the weights {', '.join(sorted(info['missing_keys'])[:3])}; copy "
                         "it again, or fine-tune again")

@@ -216,6 +216,13 @@ def test_settings_that_change_what_is_computed(setting, value, tmp_path, capsys)
     assert not capsys.readouterr().out
 
 
+def test_a_fine_tuned_model_fetches_no_code(tmp_path, capsys):
+    transformers.BertForSequenceClassification(random_lm("bert").config).save_pretrained(tmp_path)
+    edit_config(tmp_path, attn_implementation="kernels-community/flash-attn")
+    models.load_finetuned(str(tmp_path), transformers.AutoModelForSequenceClassification)
+    assert "attn_implementation=kernels-community/flash-attn in its config.json" in capsys.readouterr().out
+
+
 def test_a_saved_classifier_is_for_one_label(tmp_path, lm_folder, cls_folder):
     """Whatever the LM was before."""
     edit_config(lm_folder, problem_type="multi_label_classification", id2label={i: f"L{i}" for i in range(6)},
