@@ -4,6 +4,7 @@ import math
 import random
 import re
 import string
+import time
 from collections import Counter
 
 import numpy as np
@@ -365,6 +366,14 @@ def test_marked_tokens_stand_inside_of_markers(max_len, data):
         return FIRST * (set(range(split.char_begin[t], split.char_end[t])) <= inside)
 
     check("marked", batch, expected)
+
+
+def test_markers_that_nothing_closes_take_no_time(tmp_path, tok):
+    """A loop over them that reads on to the end of the text each time takes 20 seconds."""
+    split = words_corpus(tmp_path, tok, [50_000 * "<<"])
+    began = time.process_time()
+    assert not counts.in_markers.__wrapped__(split).any()
+    assert time.process_time() - began < 5
 
 
 def test_subwords_are_second_and_later_tokens_of_words(data, tok):
