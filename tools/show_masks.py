@@ -10,6 +10,7 @@ differ from the text in each score; and parts_of_speech.png.
 All maskers choose with the LM as it is now and with the same budget: the masks of the first epoch of
 pretrain.py with this seed and p (of a learned masker as long as training has not moved the LM).
 """
+import itertools
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -123,6 +124,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1rem }
 dt { color: gray; overflow-wrap: anywhere; max-width: 12rem }
 dd { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere }
 mark { background: #ffd54a; color: black; border-radius: .2em }
+b { font-weight: inherit; border-block: 2px solid #d08c3c }
 """
 
 
@@ -148,17 +150,27 @@ def page(title: str, about: str, split: Split, texts: np.ndarray, masked: dict[s
 
 
 def marked(split: Split, i: int, mask: np.ndarray) -> str:
-    """Text i as HTML; mask (T,) bool: the tokens whose characters are marked."""
+    """Text i as HTML; mask (T,) bool: the tokens whose characters are marked. Answers are boxed."""
     text = split.text(i)
-    html, done = "", 0
     start, stop = split.token_start[i:i + 2]
+    in_mark, in_box = np.zeros((2, len(text)), bool)
     for token in start + np.flatnonzero(mask[start:stop]):
-        # Several tokens may share a character.
-        begin, end = max(done, split.char_begin[token]), split.char_end[token]
-        html += f"{escape(text[done:begin])}<mark>{escape(text[begin:end])}</mark>"
-        done = max(done, end)
+        in_mark[split.char_begin[token]:split.char_end[token]] = True
+    if hasattr(split, "answer"):
+        answers = split.answer[split.question_text == i]
+        for first, last in start + answers[answers[:, 0] >= 0]:
+            in_box[split.char_begin[first]:split.char_end[last]] = True
     # Pieces of one word are one mark.
-    return (html + escape(text[done:])).replace("</mark><mark>", "")
+    changes = np.flatnonzero(np.diff(in_mark) | np.diff(in_box)) + 1
+    html = ""
+    for begin, end in itertools.pairwise([0, *changes, len(text)]):
+        part = escape(text[begin:end])
+        if in_mark[begin]:
+            part = f"<mark>{part}</mark>"
+        if in_box[begin]:
+            part = f"<b>{part}</b>"
+        html += part
+    return html
 
 
 # ---------------------------------------------------------------- parts of speech
@@ -233,7 +245,8 @@ def main(cfg: Config) -> None:
         raise UserError(f"--maskers={cfg.maskers}: none of them masks anything")
     title = f"{Path(data.name).name}, {Path(cfg.lm).name}"
     about = (f"{len(texts)} of {len(order):,} texts; {100 * cfg.p:g} % of the tokens masked, in blocks "
-             f"as in pre-training; seed {cfg.seed}")
+             f"as in pre-training; seed {cfg.seed}. Yellow: masked; between two lines: an answer. All "
+             "maskers are given the same random numbers.")
     with runs.atomic_write(Path(cfg.out) / "masks.html") as partial:
         partial.write_text(page(title, about, split, texts, masked), "utf-8")
     print(f"page: {cfg.out}/masks.html")
