@@ -10,11 +10,13 @@ import sentencepiece
 import torch
 import transformers
 from conftest import TEXTS, call, fast_tokenizer, random_lm, succeed
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 
 import data_prep
+import finetune_cls
 from support import devices, models
 from support.data import SpecialTokens
 from support.runs import UserError
@@ -419,3 +421,18 @@ def test_special_tokens_written_in_a_text_are_text(kind, tmp_path):
     assert {i for i, c in enumerate(text) if c != " "} <= covered
     # The tokenizer itself is as it was.
     assert tokenizer("[SEP]", add_special_tokens=False)["input_ids"] == [tokenizer.sep_token_id]
+
+
+@pytest.mark.parametrize(("lm", "dataset", "said", "base"), [
+    ("a/b", "hf:c/d:sst2", "# a/b, fine-tuned on c/d\n", "a/b"),
+    # What lies on this machine is nothing on the hub.
+    ("lm", "x/my.csv", "# lm, fine-tuned on my.csv\n", None),
+])
+def test_a_card_names_what_the_hub_has(lm, dataset, said, base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lm").mkdir()
+    cfg = finetune_cls.Config(lm=lm, dataset=dataset)
+    models.write_card(tmp_path, "finetune_cls.py", cfg, "fine-tuned", "Scores", library_name="transformers")
+    card = ModelCard.load(tmp_path / "README.md")
+    assert said in card.text and f"--lm={lm} " in card.text
+    assert (card.data.base_model, card.data.datasets) == (base, base and ["c/d"])

@@ -281,6 +281,12 @@ def test_mistakes(flags, env, message, tmp_path):
     assert result.stderr == f"error: {message}\n" and not (tmp_path / "runs").exists()
 
 
+def test_help_is_the_comment_at_the_top():
+    shown = run_all("--help").stdout
+    assert shown.startswith("Every row of the paper's tables") and "LMS, SEEDS     LMs and seeds" in shown
+    assert "set -ef" not in shown and "#" not in shown
+
+
 def test_what_download_imports_is_there():
     """Python is a stand-in in the test below."""
     code = re.search(r"-c .*\n +'import sys; (from .*); load_lm", (ROOT / "run_all.sh").read_text())[1]
@@ -410,7 +416,9 @@ def test_other_flags_need_another_folder(stub, changed):
 def test_what_logs_warn_of_is_counted_at_the_end(stub, tmp_path):
     """Of the last run of each row."""
     asked = stub | {"CLS": "odd good", "MASKERS": "none", "SEEDS": "0 1 2"}
-    assert run_all(**asked).returncode == 0
+    result = run_all(**asked)
+    assert result.returncode == 0
+    assert " row 1 of 6: " in result.stdout and " row 6 of 6, about 0 min left: " in result.stdout
     # A row that is run again, and two that are not.
     (tmp_path / "out/score-odd-x-none-1/run.json").unlink()
     result = run_all(**asked)
