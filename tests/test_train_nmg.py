@@ -593,10 +593,13 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
 
 # ---------------------------------------------------------------- whole episodes
 
-@pytest.mark.parametrize("continual", [True, False])
-def test_what_an_episode_of_the_paper_hands_on(continual, cls_folder, lm_folder, tmp_path, monkeypatch):
-    """Whose LM an episode starts from, seeds, flags."""
-    starts, seeds = [], []
+@pytest.mark.parametrize(("continual", "seconds", "pictures"), [(True, 0, [1, 2, 3]), (False, 300, [3])])
+def test_what_an_episode_of_the_paper_hands_on(continual, seconds, pictures, cls_folder, lm_folder, tmp_path,
+                                               monkeypatch):
+    """Whose LM an episode starts from, seeds, flags; where episodes are slow, each draws its picture."""
+    starts, seeds, drawn = [], [], []
+    monkeypatch.setattr(train_nmg, "SAVE_SECONDS", seconds)
+    monkeypatch.setattr(train_nmg, "curves", lambda metrics, file: drawn.append(len(metrics)))
 
     def inner_loop(lm, subtask, mask, task, cfg):
         assert vars(cfg) == vars(cfg) | flags
@@ -614,7 +617,7 @@ def test_what_an_episode_of_the_paper_hands_on(continual, cls_folder, lm_folder,
     train_nmg.main(Config(dataset=str(cls_folder), lm=str(lm_folder), out=str(tmp_path / "o"), **flags))
     # The LM that the learner of each episode before has adapted.
     assert starts == ([0, 0, 0, 1, 1, 1, 2, 2, 2] if continual else [0] * 9)
-    assert seeds[0] == seeds[1] == seeds[2] and len(set(seeds)) == 3
+    assert seeds[0] == seeds[1] == seeds[2] and len(set(seeds)) == 3 and drawn == pictures
 
 
 @pytest.mark.slow
