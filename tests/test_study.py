@@ -272,7 +272,9 @@ def test_the_plans_of_the_repository(tmp_path, monkeypatch):
     scored."""
     # Some compare policies that were learned before.
     monkeypatch.chdir(tmp_path)
-    for name in ("chemprot-0", "chemprot-1", "chemprot-2", "scierc-200/policy-0", "scierc-200/policy-1"):
+    learned = ["chemprot-0", "chemprot-1", "chemprot-2"]
+    learned += [f"{task}-200/policy-{i}" for task in ("scierc", "acl_arc") for i in (0, 1)]
+    for name in learned:
         Policy(8).save(tmp_path / "runs/studies" / name)
     plans = sorted((ROOT / "results/plans").glob("*.toml"))
     learning = [file for file in plans if file.stem.endswith("-200")]
