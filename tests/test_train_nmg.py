@@ -822,7 +822,7 @@ def test_switches(flags, tmp_path):
     settings = runs.read_run(folder)["settings"]
     assert "preset" not in settings
     if "--preset=small_tasks" in flags:
-        assert settings == settings | train_nmg.PRESETS["small_tasks"] | {"contexts": 16}
+        assert settings == settings | train_nmg.PRESETS["small_tasks"] | {"contexts": 16, "episodes": 1}
 
 
 def test_defaults_are_the_papers():
