@@ -95,8 +95,8 @@ class Config(PlayConfig):
     preset: str | None = None       # small_tasks, the values of PRESETS below; flags that are given win
     # the outer loop
     paper: bool = False             # True: the paper's exploration, reward and loss; nothing learned so far
-    episodes: int = 16              # 36 plays. On ChemProt three policies of 48 plays all gained, and one of
-                                    # two of 25 (the paper has at most 200). A finished run can be made longer
+    episodes: int = 16              # 36 plays; small_tasks has 48, as the policies that gained on ChemProt
+                                    # (the paper: 200 episodes at most). A finished run can be made longer
     plays: str | None = None        # folders of other runs, comma-separated: their plays teach, too
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     rl_lr: float = 1e-4             # Adam's; in a simulation 2e-4 with half the updates learned less
@@ -121,7 +121,7 @@ class Config(PlayConfig):
 
 
 # What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. Policies that were
-# learned with these values, from 48 plays, beat random masks; of two with 25 plays one did not
+# learned from 48 plays with these values beat random masks; of two from 25 plays one did not
 # (docs/learning.md).
 PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "val_share": 0.5,
                            "mlm_lr": 3e-4, "ft_lr": 2e-4, "ft_max_len": 128, "batch_size": 8,

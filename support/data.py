@@ -296,7 +296,7 @@ def windows(split: Split, max_len: int, overlap: int, max_question: int, max_ans
     if not tokens.all():
         asked = split.questions[tokens.argmin()]
         raise UserError(f"question {asked['id']!r}: the tokenizer drops every character of its context; "
-                        "remove it")
+                        "remove the question")
     count = 1 + np.ceil(np.maximum(0, tokens - room) / step).astype(np.int64)                   # (Q,) windows
     question_ids, nth = number_pieces(count)
     text_ids = split.question_text[question_ids]

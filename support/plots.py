@@ -20,7 +20,8 @@ def figure(width: float, height: float):
 
 
 def save(fig, file: Path) -> None:
-    """Writes a picture as PNG, its axes without a frame. Raises UserError if the file has another name."""
+    """Writes a picture as PNG, its axes without a frame. Raises UserError if the file does not end
+    with .png."""
     if file.suffix != ".png":
         raise UserError(f"{file}: is a picture, and must end with .png")
     for ax in fig.axes:

@@ -453,9 +453,8 @@ def is_question(row: dict, columns: DataFlags) -> bool:
 
 
 def label_of(value: object) -> object:
-    """The name of a class. Numbers, true and false become text, as JSON writes them, and so does half of a
-    character (a lone surrogate); what cannot be a label, such as a list, stays as it is. None if there is
-    none."""
+    """The name of a class. Numbers, true and false become text, as JSON writes them; a lone surrogate becomes
+    its escape; what cannot be a label, such as a list, stays as it is. None if there is none."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, str):

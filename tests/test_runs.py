@@ -176,7 +176,7 @@ def test_every_script_has_help(script, tmp_path):
 # ---------------------------------------------------------------- files
 
 def test_help_of_which_a_pipe_reads_nothing(monkeypatch):
-    """As `--help | head` may end before the help does."""
+    """`--help | head` may close the pipe early."""
     read, write = os.pipe()
     os.close(read)
     with open(write, "w") as out:

@@ -150,7 +150,8 @@ def page(title: str, about: str, split: Split, texts: np.ndarray, masked: dict[s
 
 
 def marked(split: Split, i: int, mask: np.ndarray) -> str:
-    """Text i as HTML; mask (T,) bool: the tokens whose characters are marked. Answers are boxed."""
+    """Text i as HTML; mask (T,) bool: the tokens whose characters are marked. Answers have a line above
+    and below."""
     text = split.text(i)
     start, stop = split.token_start[i:i + 2]
     in_mark, in_box = np.zeros((2, len(text)), bool)
@@ -245,8 +246,10 @@ def main(cfg: Config) -> None:
         raise UserError(f"--maskers={cfg.maskers}: none of them masks anything")
     title = f"{Path(data.name).name}, {Path(cfg.lm).name}"
     about = (f"{len(texts)} of {len(order):,} texts; {100 * cfg.p:g} % of the tokens masked, in blocks "
-             f"as in pre-training; seed {cfg.seed}. Yellow: masked; between two lines: an answer. All "
-             "maskers are given the same random numbers.")
+             f"as in pre-training; seed {cfg.seed}. Yellow: masked. All maskers are given the same "
+             "random numbers.")
+    if hasattr(split, "answer"):
+        about += " With lines above and below: an answer."
     with runs.atomic_write(Path(cfg.out) / "masks.html") as partial:
         partial.write_text(page(title, about, split, texts, masked), "utf-8")
     print(f"page: {cfg.out}/masks.html")
