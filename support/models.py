@@ -187,7 +187,10 @@ def made_as(config) -> str:
 def load_finetuned(name: str, auto_class: type) -> torch.nn.Module:
     """A model that finetune_*.py saved, or another one with all weights of the same task (an AutoModelFor...
     class). Raises UserError if it is none."""
-    config = open_lm(name, AutoConfig)
+    # The kind of its labels stays as it is.
+    settings = {**ENCODER}
+    del settings["problem_type"]
+    config = open_config(name, settings)
     wanted = auto_class.__name__.removeprefix("AutoModel")
     made = made_as(config)
     if not made.endswith(wanted):
@@ -196,8 +199,6 @@ def load_finetuned(name: str, auto_class: type) -> torch.nn.Module:
     if config.problem_type not in (None, "single_label_classification") or config.num_labels < 2:
         raise UserError(f"--lm={name}: does not choose one of several labels ({config.problem_type}, "
                         f"{config.num_labels} labels), so that --predict cannot use it")
-    # The kind of its labels stays as it is.
-    config = open_config(name, ENCODER | {"problem_type": config.problem_type})
     model, info = open_lm(name, auto_class, config=config, dtype=torch.float32, output_loading_info=True)
     if info["missing_keys"]:
         raise UserError(f"--lm={name}: lacks the weights {', '.join(sorted(info['missing_keys'])[:3])}; copy "
