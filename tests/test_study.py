@@ -101,8 +101,11 @@ def test_two_processes_share_a_study(place):
 
 
 def test_a_play_is_an_inner_loop_under_the_masks_of_its_masker(place):
+    (place / "plays.toml").write_text(PLAYS.replace("['random'", "['whole', 'random'"))
     result = study_of(place)
     assert result.returncode == 0, result.stderr
+    # What is compared first of all is played first.
+    assert [line["row"] for line in lines_of(place)] == 3 * ["random", "punct"] + 3 * ["whole"]
     plan = study.read_plan(place / "plays.toml", study.Config(out=str(place / "o")))
     study.divide(plan)
     data, lm, task = train_nmg.open_task(plan.play)
