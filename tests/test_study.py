@@ -149,6 +149,13 @@ def test_parts_share_no_document_and_no_text(tmp_path):
     assert {row["text"] for row in learn} & {row["text"] for row in new} == set()
     assert len({row["doc"] for row in learn + new}) == 60 and len(learn) == 80 and len(new) >= 30
 
+    # What other policies know is left out of the second part only.
+    made.plan.known = "train"
+    study.divide(made)
+    assert sources.DATASETS["s-learn"]().splits["train"] == learn
+    unknown = [row for row in new if row["text"].startswith("test ")]
+    assert 0 < len(unknown) < len(new) and sources.DATASETS["s-new"]().splits["train"] == unknown
+
 
 @pytest.mark.slow
 def test_a_killed_study_goes_on(place):
@@ -215,6 +222,7 @@ def test_a_plan_that_changed_after_the_first_play(place):
     ("['random', 'punct']", "'punct,rare'", "plays.toml: maskers=punct,rare: must hold random, and none"),
     ("primary = 'punct'", "primary = 'random'", "plays.toml: primary=random: is compared with random"),
     ("primary = 'punct'", "splits = 'train,eval'", "splits=train,eval: toycls has no eval split"),
+    ("primary = 'punct'", "known = 'test'", "plays.toml: known=test: test is not among splits=train"),
     ("primary = 'punct'", "new_share = 1", "toycls has 24 documents with labels (label=label), too few"),
 ])
 def test_wrong_plans(old, new, said, place):

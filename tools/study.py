@@ -63,6 +63,8 @@ class Plan(DataFlags):
     dataset: str = "toycls"         # a name or path (data_prep.py) of labelled texts; a corpus is not read
     splits: str = "train"           # the splits to divide, such as train,dev,test
     new_share: float = 0.5          # the share of their texts, whole documents, on which maskers are compared
+    known: str | None = None        # those splits whose texts are never compared on, as where a masker of the
+                                    # plan is a policy that was learned from them elsewhere
     lm: str = "tiny"
     policies: int = 3               # how many are learned, with the seeds 0, 1, ...
     maskers: str = "random,sampled,nmg,mean,untrained,whole,span,punct,tfidf,label,rare,difference"
@@ -179,13 +181,14 @@ def divide(study: Study) -> None:
     plan = study.plan
     source = sources.find_source(plan.dataset)
     source.columns = DataFlags(plan.text, plan.label, plan.doc)
-    records = []
+    records_of = {}
     for split in plan.splits.split(","):
         if split not in source.splits:
-            known = [name for name in source.splits if name != "corpus"]
+            allowed = [name for name in source.splits if name != "corpus"]
             raise UserError(f"{study.file}: splits={plan.splits}: {plan.dataset} has no {split} split"
-                            f"{runs.nearest(split, known)}")
-        records += source.records(split)
+                            f"{runs.nearest(split, allowed)}")
+        records_of[split] = [*source.records(split)]
+    records = itertools.chain.from_iterable(records_of.values())
     gold = [record for record in data_prep.with_docs(records) if record.get("label") or record.get("qas")]
     docs = np.array([record["doc"] for record in gold])
     is_new = cut_docs(docs, plan.new_share)
@@ -196,13 +199,17 @@ def divide(study: Study) -> None:
     parts = {"learn": list(itertools.compress(gold, ~is_new)), "new": list(itertools.compress(gold, is_new))}
     # Where documents have numbers, two of them may hold the same text.
     known = {data_prep.plain(record["text"]) for record in parts["learn"]}
+    for split in filter(None, (plan.known or "").split(",")):
+        if split not in records_of:
+            raise UserError(f"{study.file}: known={plan.known}: {split} is not among splits={plan.splits}")
+        known |= {data_prep.plain(record["text"]) for record in records_of[split]}
     parts["new"] = [record for record in parts["new"] if data_prep.plain(record["text"]) not in known]
     for name, part in parts.items():
         part_of_study = Source({"train": part}, kind=source.kind)
         sources.DATASETS[f"{study.file.stem}-{name}"] = lambda made=part_of_study: made
     learn, new = len(parts["learn"]), len(parts["new"])
     print(f"{study.file.stem}: {learn:,} texts to learn policies from, and {new:,} of other documents to "
-          f"compare maskers on; {len(gold) - learn - new:,} are left out, as the first part holds them, too")
+          f"compare maskers on; {len(gold) - learn - new:,} are left out, as policies know them")
 
 
 # ---------------------------------------------------------------- a play, and the log of plays
@@ -329,17 +336,16 @@ def run(study: Study) -> None:
 
 def refuse_another_plan(study: Study, settings: dict) -> None:
     """Raises UserError if there are plays, and they were made by another plan or with other data or LM."""
+    now = flat(settings)
     for line in runs.read_rows(study.log)[:1]:
-        there = line.get("config")
-        if there == settings:
-            return
+        before = flat(line["config"])
         changed = []
-        before = flat(there)
-        for name, value in flat(settings).items():
-            if before.get(name) != value:
-                changed.append(f"{name}={before.get(name)} there, {value} here")
-        raise UserError(f"{study.file}: the plan, its data or its LM changed after the first play in "
-                        f"{study.log} ({', '.join(changed)}); undo the change, or choose another --out")
+        for name in before | now:
+            if before.get(name) != now.get(name):
+                changed.append(f"{name}={before.get(name)} there, {now.get(name)} here")
+        if changed:
+            raise UserError(f"{study.file}: the plan, its data or its LM changed after the first play in "
+                            f"{study.log} ({', '.join(changed)}); undo the change, or choose another --out")
 
 
 def flat(settings: dict) -> dict:
