@@ -401,7 +401,8 @@ def plays_of_others(folders: str | None, lm: torch.nn.Module, cfg: Config) -> li
     for folder in folders.split(","):
         found = [episode for episode, _ in load_episodes(Path(folder))]
         if not found:
-            raise UserError(f"--plays={folder}: holds no plays; give a folder that train_nmg.py made")
+            raise UserError(f"--plays={folder}: holds no plays ({folder}/plays/*.npz); give a run that has "
+                            "kept them")
         for episode in found:
             if any(cfg.metric not in play.scores for play in episode.plays.values()):
                 raise UserError(f"--plays={folder}: its plays have no score {cfg.metric}; choose another "

@@ -26,7 +26,8 @@ class Policy(torch.nn.Module):
     """The Neural Mask Generator: BERT's self-attention block (no dropout), then Linear(H, 128) - gelu -
     Linear(128, 1) for each token, the logit of masking it. The value of a block (read with --paper only) is
     that of a separate head of two layers on its mean hidden state. (A policy is never put into eval mode: a
-    network of your own must not need it, either.)
+    network of your own must not need it, either.) `Learner` sets the weight of `token_head[-1]` to 0, so it
+    must be there; the directions in which players explore are newly initialised networks of this class.
 
     hidden_size: H of the LM that it reads
     sharpness: the standard deviation of a block's logits when tokens are drawn from them (`sharpened`); None:

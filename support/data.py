@@ -317,7 +317,7 @@ class Batch:
     input_ids: np.ndarray
     attention_mask: np.ndarray      # bool: not padding
     maskable: np.ndarray            # bool: may be masked; False on padding, special tokens and questions
-    word_ids: np.ndarray            # index of the word within its text, -1 where not maskable
+    word_ids: np.ndarray            # index of the word or sign within its text, -1 where not maskable
     is_punct: np.ndarray            # bool
     token_type_ids: np.ndarray | None   # bool: of the second text of a pair
     indices: np.ndarray             # (B,) which pieces these are

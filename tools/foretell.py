@@ -3,6 +3,7 @@
     python -m tools.foretell --lm=MINILM --metric=likelihood --plays=runs/a,runs/b,runs/c
     python -m tools.foretell ... --updates=20,80,320 --minibatch=32         # other settings of the learner
     python -m tools.foretell ... --judged_by=macro_f1                       # another score than the reward
+    python -m tools.foretell ... --out=runs/mine.jsonl      # after an edit of `rewards`: keep both files
 
 A policy is learned anew from each run's plays (train_nmg.Learner). For every play of the other runs we then
 compute how much it likes the mask, in two ways: over all words, as the mean standardised logit of the masked

@@ -3,6 +3,7 @@
     python -m tools.toy_compare                                 # with what `python train_nmg.py` learned
     python -m tools.toy_compare --seeds=5                       # after `train_nmg.py --seed=1`, ...
     python -m tools.toy_compare --maskers=none,random,whole,oracle --seeds=5
+    python -m tools.toy_compare --maskers=random,my_maskers.py:high_ids     # a masker of your own
 
 The policy is shown twice: masks drawn from it, and its most probable tokens (greedy).
 """
