@@ -312,8 +312,7 @@ class Learner:
         """A network that has learned nothing, and its optimizer."""
         torch_seed(self.cfg.seed, stream)
         self.policy = Policy(self.hidden_size, self.cfg.sharpness).to(device())
-        # At first it prefers nothing: what random weights prefer would be noise in what it learns.
-        torch.nn.init.zeros_(self.policy.token_head[-1].weight)
+        self.policy.prefer_nothing()
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.cfg.rl_lr)
 
     def store(self, number: int, episode: Episode, states: list[State]) -> None:

@@ -26,8 +26,8 @@ class Policy(torch.nn.Module):
     """The Neural Mask Generator: BERT's self-attention block (no dropout), then Linear(H, 128) - gelu -
     Linear(128, 1) for each token, the logit of masking it. The value of a block (read with --paper only) is
     that of a separate head of two layers on its mean hidden state. (A policy is never put into eval mode: a
-    network of your own must not need it, either.) `Learner` sets the weight of `token_head[-1]` to 0, so it
-    must be there; the directions in which players explore are newly initialised networks of this class.
+    network of your own must not need it, either.) The directions in which players explore are newly
+    initialised networks of this class, too, so that another network also explores otherwise.
 
     hidden_size: H of the LM that it reads
     sharpness: the standard deviation of a block's logits when tokens are drawn from them (`sharpened`); None:
@@ -55,6 +55,10 @@ class Policy(torch.nn.Module):
     def two_layers(hidden_size: int) -> torch.nn.Sequential:
         first, second = torch.nn.Linear(hidden_size, 128), torch.nn.Linear(128, 1)
         return torch.nn.Sequential(first, torch.nn.GELU(), second)
+
+    def prefer_nothing(self) -> None:
+        """Makes all logits 0 until it learns: what random weights prefer would be noise in what it learns."""
+        torch.nn.init.zeros_(self.token_head[-1].weight)
 
     def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
                 maskable: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

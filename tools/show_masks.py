@@ -93,7 +93,7 @@ def token_features(pieces: Pieces, indices: np.ndarray, lm: LMReader,
         try:
             features[name] = np.concatenate([score(batch, lm)[batch.maskable] for batch in batches])
         except UserError as e:
-            print(f"preferences without {name}: {e}")
+            print(f"The table of preferences leaves {name} out: {e}")
     if tags is not None:
         features = features.join(pd.get_dummies(pd.Series(tags[tokens], tokens), dtype=float))
     varying = features.loc[:, features.std() > 0]
