@@ -279,6 +279,14 @@ def test_learned_rows_carry_their_flags(row, lm, flags):
     (["--list"], {"MASKERS": "random,whole"}, "MASKERS=random,whole: must be like none random,--p=0.3 whole"),
     (["--list"], {"QUICK": "yes"}, "QUICK=yes: must be 1 or 0"),
     (["--list"], {"CLS": "my data.csv"}, "my data.csv: names in lists must be without spaces"),
+    ([], {"PRETRAIN_FLAGS": "--lr=1 --epoch=3"},
+     "PRETRAIN_FLAGS=--lr=1 --epoch=3: --epoch is no flag of pretrain.py; its --help lists them"),
+    (["--list"], {"FINETUNE_FLAGS": "--p=1"},
+     "FINETUNE_FLAGS=--p=1: --p is no flag of finetune_cls.py; its --help lists them"),
+    ([], {"NMG_FLAGS": "--label=x --episode 9"},
+     "NMG_FLAGS=--label=x --episode 9: --episode is no flag of train_nmg.py; its --help lists them"),
+    ([], {"MASKERS": "none random,--p=1,--epoch=3"},
+     "MASKERS=random --p=1 --epoch=3: --epoch is no flag of pretrain.py; its --help lists them"),
 ])
 def test_mistakes(flags, env, message, tmp_path):
     """Nothing is run, and no folder is made."""
