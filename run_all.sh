@@ -12,7 +12,8 @@
 # A folder with run.json is finished and is skipped: other flags, data, or code need another OUT.
 # Environment variables choose what is run. Lists are separated by spaces:
 #   QA, CLS        data sets of each task, names or paths; if only one of the two is set, the other is empty.
-#                  Without both QA="squad newsqa" CLS="chemprot imdb"; the paper's emrqa needs an agreement
+#                  Without both QA="squad newsqa" CLS="chemprot imdb"; the paper's emrqa needs an agreement,
+#                  and stands before newsqa, as table 3 is made of the last of QA
 #   LMS, SEEDS     LMs and seeds. The paper has three seeds, which can show nothing; docs/results.md says what
 #                  more of them cost
 #   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
