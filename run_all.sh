@@ -12,7 +12,8 @@
 # A folder with run.json is finished and is skipped: other flags, data, or code need another OUT.
 # Environment variables choose what is run. Lists are separated by spaces:
 #   QA, CLS        data sets of each task, names or paths; if only one of the two is set, the other is empty.
-#                  Without both QA="squad newsqa" CLS="chemprot imdb"; the paper's emrqa needs an agreement
+#                  Without both QA="squad newsqa" CLS="chemprot imdb"; the paper's emrqa needs an agreement,
+#                  and stands before newsqa, as table 3 is made of the last of QA
 #   LMS, SEEDS     LMs and seeds. The paper has three seeds, which can show nothing; docs/results.md says what
 #                  more of them cost
 #   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
@@ -85,6 +86,21 @@ for row in "${rows[@]}"; do
             "sampled:FOLDER" $(awk '/^@register/ {getline; print $2}' $here/maskers.py | sed 's/(.*//') ;;
     esac
 done
+# NAME FLAGS SCRIPT...: ends if a flag is a field of none of the scripts. (Rows would say so, but only after
+# the hours of the policies.)
+known() {
+    local where=$1 flags=$2 flag name
+    shift 2
+    for flag in $(grep -aoE -e "(^|\s)--[[:alnum:]_-]+" <<< "$flags"); do
+        name=${flag#--}
+        (cd "$here" && grep -qE "^    ${name//-/_}: " "$@" support/sources.py) ||
+            fail "$where=$flags: $flag is no flag of $1; its --help lists them"
+    done
+}
+known PRETRAIN_FLAGS "$PRETRAIN_FLAGS" pretrain.py
+known FINETUNE_FLAGS "$FINETUNE_FLAGS" finetune_cls.py finetune_qa.py finetune.py
+known NMG_FLAGS "$NMG_FLAGS" train_nmg.py
+for row in "${rows[@]}"; do known MASKERS "${row//,/ }" pretrain.py; done
 qa_lms=${LMS:-bert-base-uncased distilbert-base-uncased} cls_lms=${LMS:-bert-base-uncased}
 
 # What FINETUNE_FLAGS says of data

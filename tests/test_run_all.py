@@ -196,7 +196,14 @@ def test_the_price_of_the_papers_tables_is_that_of_the_docs():
     assert seeds.startswith("3 seeds can show nothing: a comparison of 10 rows needs 9 ")
     page = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
     assert "\n" + "\n".join(table) + "\n" in page
-    assert len(table) == 2 + 6 + 1 and re.fullmatch(r"about \d+ hours of one H100, .*", total)
+    # What the time limit of a job must be above.
+    longest = max(cost.hours_of(command)[3] for command in listed())
+    assert len(table) == 2 + 6 + 1 and re.fullmatch(r"about \d\d hours of one H100 .*", total)
+    assert f" (the longest command: {longest:.1f}), " in total and longest > 3
+    # An hour and less is not rounded to hours.
+    pilot = {"CLS": "chemprot", "MASKERS": "random whole sampled", "SEEDS": "0 1 2 3 4 5 6 7"}
+    said = run_all("--list", **pilot, POLICIES="8").stderr.splitlines()[-1]
+    assert said.startswith("about 0.8 hours of one H100 ")
     # All policies and all rows are in it.
     cells = table[-1].split("|")
     assert [int(cells[3]), int(cells[5])] == [42, 186]
@@ -272,6 +279,14 @@ def test_learned_rows_carry_their_flags(row, lm, flags):
     (["--list"], {"MASKERS": "random,whole"}, "MASKERS=random,whole: must be like none random,--p=0.3 whole"),
     (["--list"], {"QUICK": "yes"}, "QUICK=yes: must be 1 or 0"),
     (["--list"], {"CLS": "my data.csv"}, "my data.csv: names in lists must be without spaces"),
+    ([], {"PRETRAIN_FLAGS": "--lr=1 --epoch=3"},
+     "PRETRAIN_FLAGS=--lr=1 --epoch=3: --epoch is no flag of pretrain.py; its --help lists them"),
+    (["--list"], {"FINETUNE_FLAGS": "--p=1"},
+     "FINETUNE_FLAGS=--p=1: --p is no flag of finetune_cls.py; its --help lists them"),
+    ([], {"NMG_FLAGS": "--label=x --episode 9"},
+     "NMG_FLAGS=--label=x --episode 9: --episode is no flag of train_nmg.py; its --help lists them"),
+    ([], {"MASKERS": "none random,--p=1,--epoch=3"},
+     "MASKERS=random --p=1 --epoch=3: --epoch is no flag of pretrain.py; its --help lists them"),
 ])
 def test_mistakes(flags, env, message, tmp_path):
     """Nothing is run, and no folder is made."""

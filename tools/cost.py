@@ -93,7 +93,7 @@ def hours_of(command: str) -> tuple[str, str, bool, float]:
 def main() -> None:
     # (data set, LM) -> policies, their hours, rows, their hours
     costs = defaultdict(lambda: [0, 0.0, 0, 0.0])
-    unknown = 0
+    unknown, longest = 0, 0.0
     # A policy is listed by each row that needs it.
     for command in dict.fromkeys(sys.stdin.read().splitlines()):
         try:
@@ -104,6 +104,7 @@ def main() -> None:
         kind = 0 if learns else 2
         costs[data, lm][kind] += 1
         costs[data, lm][kind + 1] += hours
+        longest = max(longest, hours)
     # Of nothing but the user's own data there is nothing to say.
     if not costs:
         return
@@ -111,7 +112,10 @@ def main() -> None:
     costs["all", ""] = [sum(column) for column in zip(*costs.values(), strict=True)]
     for (data, lm), (policies, learning, rows, scoring) in costs.items():
         print(f"| {data} | {lm} | {policies} | {learning:.1f} | {rows} | {scoring:.1f} |")
-    print(f"about {learning + scoring:.0f} hours of one H100, estimated as docs/speed.md says")
+    total = learning + scoring
+    digits = 1 if total < 10 else 0
+    print(f"about {total:.{digits}f} hours of one H100 (the longest command: {longest:.1f}), estimated as "
+          "docs/speed.md says")
     if unknown:
         print(f"{unknown} commands have a data set or an LM whose cost is not known here")
 
