@@ -450,6 +450,8 @@ def paper_tables(lines: pd.DataFrame) -> list[str]:
             for row, cells in table.reindex(columns=datasets).fillna("-").iterrows():
                 rows.append([escaped(PAPER_ROWS.get(row, row)), *cells])
         page.append(f"## {escaped(' / '.join(metrics))}, as the paper prints it")
+        page.append("Bold: the best mean; underlined: the second best. That is no evidence: whether a row "
+                    "differs from random, and over how many seeds, stands in the tables below.")
         page.append("\n".join(f"| {' | '.join(cells)} |" for cells in rows))
     return page
 

@@ -121,6 +121,8 @@ if [ "$1" = --download ]; then
     }
     download qa "$qa_lms" "$QA"
     download cls "$cls_lms" "$CLS"
+    # The model that finds named entities
+    [[ " ${rows[*]}" != *" entity"* ]] || $PYTHON -m spacy download en_core_web_sm || status=2
     exit ${status:-0}
 fi
 
@@ -298,7 +300,8 @@ echo "$(left "$learns" | wc -l) policies and $(left "$scores" | wc -l) rows are 
 run_left "$learns" policy
 run_left "$scores" row
 # Tables, also as the paper prints them, and pictures, whose names stand in its last line.
-$PYTHON $here/report.py --results=$OUT/results.jsonl --paper=True || echo "FAILED: report.py" >> $OUT/logs/failed
+$PYTHON $here/report.py --results=$OUT/results.jsonl --paper=True ||
+    echo "FAILED: report.py" >> $OUT/logs/failed
 # Printed last, where one looks first: each warning in the logs, once for all rows of a table, and what
 # failed. (A log begins with its command.)
 find $OUT/logs -name "*.log" -exec awk '

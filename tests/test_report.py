@@ -342,7 +342,9 @@ def test_the_papers_layout(tmp_path):
         add(tmp_path, "whole", seed, 75.0, "chemprot", "bert", {"data": "c"})
     made = succeed("report.py", "--paper", cwd=tmp_path)
     title = "## em / f1, as the paper prints it\n\n"
-    assert made.stdout.partition(title)[2].partition("\n\n")[0].splitlines() == [
+    legend, table, *_ = made.stdout.partition(title)[2].split("\n\n")
+    assert legend.startswith("Bold: the best mean")
+    assert table.splitlines() == [
         "|   | squad | newsqa |",
         "| --- | --- | --- |",
         "| *bert* |   |   |",
@@ -351,7 +353,7 @@ def test_the_papers_layout(tmp_path):
         "| my\\|f | 79.50±.71 / **90.00±.00** | - |",
         "| *distil* |   |   |",
         "| No PT | - | **70.00±.00** / **80.00±.00** |"]
-    assert "## accuracy, as the paper prints it\n\n|   | chemprot |\n" in made.stdout
+    assert f"## accuracy, as the paper prints it\n\n{legend}\n\n|   | chemprot |\n" in made.stdout
     assert "as the paper prints it" not in call("report.py", cwd=tmp_path).stdout
 
 
