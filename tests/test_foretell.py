@@ -48,6 +48,21 @@ def test_what_is_foretold():
     assert foretell.foretold(policy, played, "em") == pytest.approx(expected, abs=1e-4)
 
 
+def test_runs_foretell_each_other_alone_or_joined():
+    assert foretell.what_foretells_what(["a", "b", "c"], joined=False) == [
+        (["a"], ["b", "c"]), (["b"], ["a", "c"]), (["c"], ["a", "b"])]
+    assert foretell.what_foretells_what(["a", "b", "c"], joined=True) == [
+        (["b", "c"], ["a"]), (["a", "c"], ["b"]), (["a", "b"], ["c"])]
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    played = {run: [an_episode(rng, N=2) for _ in range(3)] for run in "abc"}
+    cfg = foretell.Config(metric="em", judged_by="em", updates_per_episode=3)
+    rows = [*foretell.judged(["a", "b"], ["c"], played, 8, cfg)]
+    policy = foretell.learned_from(played["a"] + played["b"], 8, cfg)
+    assert {row["way"]: row["r"] for row in rows} == foretell.foretold(policy, played["c"], "em")
+    assert {(row["source"], row["target"]) for row in rows} == {("a,b", "c")}
+
+
 def test_a_table_for_every_number_of_updates(tmp_path):
     """Where the score of a play is how many tokens of one kind it masked, each run foretells the other."""
     rng = np.random.default_rng(1)

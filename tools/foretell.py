@@ -3,16 +3,18 @@
     python -m tools.foretell --lm=MINILM --metric=likelihood --plays=runs/a,runs/b,runs/c
     python -m tools.foretell ... --updates=20,80,320 --minibatch=32         # other settings of the learner
     python -m tools.foretell ... --judged_by=macro_f1                       # another score than the reward
+    python -m tools.foretell ... --joined=True      # each run is foretold from the plays of all other runs
     python -m tools.foretell ... --out=runs/mine.jsonl      # after an edit of `rewards`: keep both files
 
-A policy is learned anew from each run's plays (train_nmg.Learner). For every play of the other runs we then
-compute how much it likes the mask, in two ways: over all words, as the mean standardised logit of the masked
-tokens, and by the highest tenth, as the share of the masked tokens that are among the tenth of their block
-with the highest logits. Printed is the correlation of that with the score, both minus their mean over the
-plays of the episode: the mean of all, of each pair of runs, and of each seed. So a setting of the learner is
-judged by plays that it has not seen, without playing. Choose by the highest tenth: a policy can be right
-about most words and wrong about the few that it masks. Flags that say how plays are made, such as --contexts
-or --mlm_lr, have no effect, as the plays are there already.
+A policy is learned anew from each run's plays (train_nmg.Learner), or with --joined=True from those of all
+runs but one. For every play of the other runs we then compute how much it likes the mask, in two ways: over
+all words, as the mean standardised logit of the masked tokens, and by the highest tenth, as the share of the
+masked tokens that are among the tenth of their block with the highest logits. Printed is the correlation of
+that with the score, both minus their mean over the plays of the episode: the mean of all, of each pair of
+runs, and of each seed. So a setting of the learner is judged by plays that it has not seen, without playing.
+Choose by the highest tenth: a policy can be right about most words and wrong about the few that it masks.
+Flags that say how plays are made, such as --contexts or --mlm_lr, have no effect, as the plays are there
+already.
 """
 import itertools
 from collections import defaultdict
@@ -37,6 +39,7 @@ from support.runs import UserError
 @dataclass
 class Config(train_nmg.Config):
     updates: str = "80,200,640"     # updates_per_episode to compare, separated by commas
+    joined: bool = False            # learn from the plays of all other runs together; False: of each alone
     seeds: int = 3                  # how many learners of each run, with seeds from --seed on
     judged_by: str | None = None    # the score that is foretold; None: --metric
     out: str = "runs/foretell.jsonl"    # every correlation, a line each
@@ -75,7 +78,7 @@ def foretold(policy: Policy, played: list[tuple[Episode, list[State]]], metric: 
 
 
 def learned_from(played: list[tuple[Episode, list[State]]], hidden_size: int, cfg: Config) -> Policy:
-    """The policy that is learned anew from the plays of one run."""
+    """The policy that is learned anew from the plays of one run, or of several."""
     learner = train_nmg.Learner(hidden_size, cfg)
     for number, (episode, states) in enumerate(played):
         learner.store(number, episode, states)
@@ -83,14 +86,27 @@ def learned_from(played: list[tuple[Episode, list[State]]], hidden_size: int, cf
     return learner.policy
 
 
-def judged(source: str, played: dict[str, list], hidden_size: int, cfg: Config) -> Iterator[dict]:
-    """A row for each other run and way of liking: what the policy of the run `source` foretells there."""
-    policy = learned_from(played[source], hidden_size, cfg)
-    for target in played:
-        if target != source:
-            for way, r in foretold(policy, played[target], cfg.judged_by).items():
-                yield {"metric": cfg.metric, "judged_by": cfg.judged_by, "updates": cfg.updates_per_episode,
-                       "source": source, "target": target, "seed": cfg.seed, "way": way, "r": r}
+def what_foretells_what(folders: list[str], joined: bool) -> list[tuple[list[str], list[str]]]:
+    """Pairs of runs that a policy is learned from, and of runs whose plays it foretells."""
+    pairs = []
+    for folder in folders:
+        others = [other for other in folders if other != folder]
+        pair = [folder], others
+        if joined:
+            pair = others, [folder]
+        pairs.append(pair)
+    return pairs
+
+
+def judged(sources: list[str], targets: list[str], played: dict[str, list], hidden_size: int,
+           cfg: Config) -> Iterator[dict]:
+    """A row for each target and way of liking: what a policy that was learned from the sources foretells."""
+    learned = [*itertools.chain.from_iterable(played[source] for source in sources)]
+    policy = learned_from(learned, hidden_size, cfg)
+    for target in targets:
+        for way, r in foretold(policy, played[target], cfg.judged_by).items():
+            yield {"metric": cfg.metric, "judged_by": cfg.judged_by, "updates": cfg.updates_per_episode,
+                   "source": ",".join(sources), "target": target, "seed": cfg.seed, "way": way, "r": r}
 
 
 def main(cfg: Config) -> None:
@@ -115,15 +131,19 @@ def main(cfg: Config) -> None:
     for folder, episodes in episodes_of.items():
         played[folder] = [(episode, encode(lm, episode)) for episode in tqdm(episodes, folder)]
 
-    print(f"{'updates':>8}  {'liked':<14} mean   the first run's policy on the others, the second's, ...")
+    order = "the first run's policy on the others, the second's, ..."
+    if cfg.joined:
+        order = "the others' policy on the first run, on the second, ..."
+    print(f"{'updates':>8}  {'liked':<14} mean   {order}")
     first_seed = cfg.seed
     every = []
     for updates in cfg.updates.split(","):
         cfg.updates_per_episode = int(updates)
         rows = []
-        for source, seed in itertools.product(folders, range(first_seed, first_seed + cfg.seeds)):
+        pairs = what_foretells_what(folders, cfg.joined)
+        for (sources, targets), seed in itertools.product(pairs, range(first_seed, first_seed + cfg.seeds)):
             cfg.seed = seed
-            rows += judged(source, played, lm.config.hidden_size, cfg)
+            rows += judged(sources, targets, played, lm.config.hidden_size, cfg)
         every += rows
         runs.write_rows(Path(cfg.out), every)
         for way, found in pd.DataFrame(rows).groupby("way"):
