@@ -14,8 +14,8 @@
 #   QA, CLS        data sets of each task, names or paths; if only one of the two is set, the other is empty.
 #                  Without both QA="squad newsqa" CLS="chemprot imdb"; the paper's emrqa needs an agreement,
 #                  and stands before newsqa, as table 3 is made of the last of QA
-#   LMS, SEEDS     LMs and seeds. The paper has three seeds, which can show nothing; docs/results.md says what
-#                  more of them cost
+#   LMS, SEEDS     LMs and seeds. The paper has three seeds, too few for any p below .05; docs/results.md says
+#                  what more of them cost
 #   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
 #                  are masked), sampled (tokens are drawn from the same policy), mean (they are drawn from the
 #                  mean of all POLICIES policies), nmg-paper (the paper's form), nmg-alone and nmg-fresh
@@ -24,7 +24,7 @@
 #                  MASKER,--flag=value gives flags of pretrain.py to one row: random,--p=0.3
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
 #   JOBS=1         commands at once; PYTHON=python runs them
-#   PROCESSES=1    processes that learn one policy (torchrun): 3 run its three plays at once, also on one GPU
+#   PROCESSES=1    processes that learn one policy (torchrun): 2 or 3 run plays of an episode at once, also on one GPU
 #   OUT            where everything goes
 #   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; the flags of a
 #                  row, and those that make a policy nmg-paper, -alone or -fresh, override them

@@ -63,8 +63,8 @@ class Plan(DataFlags):
     dataset: str = "toycls"         # a name or path (data_prep.py) of labelled texts; a corpus is not read
     splits: str = "train"           # the splits to divide, such as train,dev,test
     new_share: float = 0.5          # the share of their texts, whole documents, on which maskers are compared
-    known: str | None = None        # those splits whose texts are never compared on, as where a masker of the
-                                    # plan is a policy that was learned from them elsewhere
+    known: str | None = None        # splits whose texts are left out of the comparison, because a policy in
+                                    # `maskers` was learned from them elsewhere
     lm: str = "tiny"
     policies: int = 3               # how many are learned, with the seeds 0, 1, ...
     maskers: str = "random,sampled,nmg,mean,untrained,whole,span,punct,tfidf,label,rare,difference"
@@ -176,8 +176,8 @@ def last_changed(file: Path) -> str:
 # ---------------------------------------------------------------- the two parts of the documents
 
 def divide(study: Study) -> None:
-    """Makes two data sets of the plan's documents, NAME-learn and NAME-new, always in the same way. Raises
-    UserError."""
+    """Divides the plan's documents, always in the same way, into two data sets, which it registers by the
+    names NAME-learn and NAME-new. Raises UserError."""
     plan = study.plan
     source = sources.find_source(plan.dataset)
     source.columns = DataFlags(plan.text, plan.label, plan.doc)
