@@ -24,7 +24,8 @@
 #                  MASKER,--flag=value gives flags of pretrain.py to one row: random,--p=0.3
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
 #   JOBS=1         commands at once; PYTHON=python runs them
-#   PROCESSES=1    processes that learn one policy (torchrun): 2 or 3 run plays of an episode at once, also on one GPU
+#   PROCESSES=1    processes that learn one policy (torchrun): 2 or 3 run plays of an episode at once, also on
+#                  one GPU
 #   OUT            where everything goes
 #   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; the flags of a
 #                  row, and those that make a policy nmg-paper, -alone or -fresh, override them

@@ -26,8 +26,9 @@ class Policy(torch.nn.Module):
     """The Neural Mask Generator: BERT's self-attention sublayer (attention, residual, LayerNorm; no dropout),
     then Linear(H, 128) - gelu - Linear(128, 1) for each token, the logit of masking it. The value of a block
     (read with --paper only) is that of a separate head of two layers on its mean hidden state. (`eval()` is
-    never called on a policy, so a network of your own must not have dropout or batch norm.) The directions in which players explore are newly
-    initialised networks of this class, too, so that another network also explores otherwise.
+    never called on a policy, so a network of your own must not have dropout or batch norm.) The directions in
+    which players explore are newly initialized networks of this class, too, so that another network also
+    explores otherwise.
 
     hidden_size: H of the LM that it reads
     sharpness: the standard deviation of a block's logits when tokens are drawn from them (`sharpened`); None:
