@@ -111,11 +111,12 @@ def draw(points: pd.DataFrame, file: Path) -> None:
     fig = plots.figure(5.5, 3.4)
     ax = fig.subplots()
     ax.axhline(0, color="grey", linestyle=":", linewidth=1)
-    for i, (task, of_task) in enumerate(points.sort_values("text").groupby("task")):
+    # Those with equally many texts are shifted apart.
+    place = points.groupby("text").cumcount()
+    points = points.assign(x=points["text"] * 1.06**place)
+    for task, of_task in points.groupby("task"):
         half = of_task["high"] - of_task["difference"]
-        # Tasks with equally many texts are shifted apart.
-        x = of_task["text"] * 1.06**i
-        ax.errorbar(x, of_task["difference"], yerr=half, fmt="o", capsize=3, label=task)
+        ax.errorbar(of_task["x"], of_task["difference"], yerr=half, fmt="o", capsize=3, label=task)
     ticks = sorted(points["text"].unique())
     ax.set_xscale("log")
     ax.set_xticks(ticks, [f"{n:,.0f}" for n in ticks])
