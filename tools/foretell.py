@@ -136,11 +136,11 @@ def main(cfg: Config) -> None:
         order = "the others' policy on the first run, on the second, ..."
     print(f"{'updates':>8}  {'liked':<14} mean   {order}")
     first_seed = cfg.seed
+    pairs = what_foretells_what(folders, cfg.joined)
     every = []
     for updates in cfg.updates.split(","):
         cfg.updates_per_episode = int(updates)
         rows = []
-        pairs = what_foretells_what(folders, cfg.joined)
         for (sources, targets), seed in itertools.product(pairs, range(first_seed, first_seed + cfg.seeds)):
             cfg.seed = seed
             rows += judged(sources, targets, played, lm.config.hidden_size, cfg)
