@@ -104,10 +104,11 @@ known NMG_FLAGS "$NMG_FLAGS" train_nmg.py
 for row in "${rows[@]}"; do known MASKERS "${row//,/ }" pretrain.py; done
 qa_lms=${LMS:-bert-base-uncased distilbert-base-uncased} cls_lms=${LMS:-bert-base-uncased}
 
-# What FINETUNE_FLAGS says of data
-columns=$(grep -aoE -e "--(text|label|doc|dev_share)=\S+" <<< "$FINETUNE_FLAGS" || true)
+# What FINETUNE_FLAGS says of the columns of data, and of what is cut from them
+columns=$(grep -aoE -e "--(text|label|doc)=\S+" <<< "$FINETUNE_FLAGS" || true)
+cut=$(grep -aoE -e "--dev_share=\S+" <<< "$FINETUNE_FLAGS" || true)
 # KIND LM DATASET: prepares a data set as its rows read it, or ends with the reason why it cannot
-prepare() { $PYTHON $here/data_prep.py "--dataset=$3" "--lm=$2" --kind=$1 $columns; }
+prepare() { $PYTHON $here/data_prep.py "--dataset=$3" "--lm=$2" --kind=$1 $columns $cut; }
 
 if [ "$1" = --download ]; then
     # KIND LMS DATASETS: fetches what can be fetched
@@ -142,6 +143,12 @@ quoted() {
     words=${words//\\,/,}                       # a comma needs no \, and many rows have one
     echo "${words# }"
 }
+# DATASET LM: the part of a folder's name that says what it is of. Whole paths, with - for /, as x/data and
+# y/data are two data sets
+place_of() {
+    local name="$1-$2"
+    echo "${name//[\/,:]/-}"
+}
 torchrun=""
 [ $PROCESSES = 1 ] || torchrun="-m torch.distributed.run --standalone --nproc_per_node=$PROCESSES"
 # SCRIPT LMS DATASETS MASKERS: prints the shell commands that are left to do for a table, one a line; `run`
@@ -156,8 +163,7 @@ table() {
             [ $1 = finetune_cls.py ] || continue
             script=tools/linear.py
         fi
-        # Names of folders keep whole paths, with - for /, as x/data and y/data are two data sets.
-        place=${data//[\/,:]/-}-${lm//[\/,:]/-}
+        place=$(place_of "$data" "$lm")
         name=$place-${row//[\/,:]/-}-$seed
         # Finished are those that have also added their line of results.
         if [ -e $OUT/score-$name/run.json ] && grep -qsF "score-$name/" $OUT/results.jsonl; then
@@ -287,7 +293,7 @@ check() {
     for lm in $2; do for data in $3; do
         given="$(quoted --dataset=$data --lm=$lm) "
         grep -qF -e "$given" <<< "$commands" || continue
-        log=$OUT/logs/data-${data//[\/,:]/-}-${lm//[\/,:]/-}.log
+        log=$OUT/logs/data-$(place_of "$data" "$lm").log
         echo "$(date +%T) reading $given" | tee $log
         prepare $1 "$lm" "$data" >> $log 2>&1 && continue
         echo "FAILED ($?): $log, and all rows of these data: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2
@@ -300,6 +306,23 @@ echo "$(left "$learns" | wc -l) policies and $(left "$scores" | wc -l) rows are 
 # Policies first, as rows mask with them.
 run_left "$learns" policy
 run_left "$scores" row
+# LMS DATASETS: where a policy was learned, a page and a table of what it masks beside random masks, and, where
+# spaCy's model is installed, the paper's picture of parts of speech
+show_masks() {
+    tags=""
+    ! $PYTHON -c "import en_core_web_sm" 2> /dev/null || tags=--spacy_model=en_core_web_sm
+    for lm in $1; do for data in $2; do
+        place=$(place_of "$data" "$lm")
+        policy=$OUT/policy-$place-nmg-0 masks=$OUT/masks-$place log=$OUT/logs/masks-$place.log
+        [[ -e $policy/run.json && ! -e $masks/preferences.csv ]] || continue
+        echo "$(date +%T) what a policy masks: $masks"
+        PYTHONPATH=$here $PYTHON -m tools.show_masks "--dataset=$data" "--lm=$lm" $columns $tags --p=0.05 \
+            --maskers=random,sampled:$policy --out=$masks > $log 2>&1 ||
+            echo "FAILED ($?): $log: $(tail -n 1 $log)" | tee -a $OUT/logs/failed >&2
+    done; done
+}
+show_masks "$qa_lms" "$QA"
+show_masks "$cls_lms" "$CLS"
 # Tables, also as the paper prints them, and pictures, whose names stand in its last line.
 $PYTHON $here/report.py --results=$OUT/results.jsonl --paper=True ||
     echo "FAILED: report.py" >> $OUT/logs/failed

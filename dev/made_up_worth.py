@@ -1,12 +1,14 @@
 """What self-play finds where the worth of tokens is known: an experiment without an inner loop.
 
     python dev/made_up_worth.py --dataset=chemprot --lm=MINILM --seed=0
+    python dev/made_up_worth.py --dataset=gaussian --contexts=400 --seed=0      # as many tokens as NewsQA has
 
 The networks, masks, rewards and learner are those of train_nmg.py. Only the score of a play is made up: the
 mean worth of the masked tokens plus noise. The worth of a token is label + tfidf + rare - punct, scores of
-maskers.py, each in standard deviations and minus its mean in the block. Printed is how far the policy's
-logits correlate with the worth, on blocks that were not played, and the mean worth of tokens drawn from the
-policy: 0 for random tokens, .82 for logits that are the worth itself.
+maskers.py, each in standard deviations and minus its mean in the block; of `gaussian`, which needs no LM, it
+is a random function of the state. Printed is how far the policy's logits correlate with the worth, on blocks
+that were not played, and the mean worth of tokens drawn from the policy: 0 for random tokens, .82 on ChemProt
+for logits that are the worth itself.
 """
 import sys
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ import data_prep
 import maskers
 import train_nmg
 from nmg.plays import Episode
-from nmg.policies import encode, policy_forward, sharpened
+from nmg.policies import State, encode, policy_forward, sharpened
 from support import devices, runs
 from support.data import Pieces, blocks, collate
 from support.models import LMReader, load_lm, load_tokenizer
@@ -51,7 +53,28 @@ def scores_of(pieces: Pieces, lm: LMReader) -> tuple[np.ndarray, dict[str, np.nd
     return batch.maskable, centred
 
 
-def main(cfg: Config) -> None:
+@dataclass
+class Blocks:
+    """N blocks of text, the state of each, and the worth of every token (N, L)."""
+    input_ids: np.ndarray
+    attention_mask: np.ndarray
+    maskable: np.ndarray
+    states: list[State]
+    worth: np.ndarray
+
+    @property
+    def indices(self) -> np.ndarray:
+        return np.arange(len(self.states))
+
+    def take(self, rows: np.ndarray) -> "Blocks":
+        L = self.attention_mask[rows].sum(1).max()
+        arrays = (self.input_ids, self.attention_mask, self.maskable, self.worth)
+        *tokens, worth = [array[rows, :L] for array in arrays]
+        return Blocks(*tokens, [self.states[i] for i in rows], worth)
+
+
+def text_blocks(cfg: Config) -> tuple[Blocks, Blocks]:
+    """Blocks of a data set to play on, and others that are held out."""
     devices.use_fast_path(cfg.fast)
     lm = load_lm(cfg.lm, cfg.seed)
     data = data_prep.load(cfg.dataset, load_tokenizer(cfg.lm), columns=cfg)
@@ -59,7 +82,7 @@ def main(cfg: Config) -> None:
     some = pieces.evenly_spaced(1500)
     held_out, pool = pieces.take(some[::5]), pieces.take(np.setdiff1d(some, some[::5]))
 
-    # The worth of every token, with standard deviation 1 over the blocks that are held out.
+    # The worth of every token has standard deviation 1 over the blocks that are held out.
     maskable, centred = scores_of(held_out, LMReader(lm))
     scale = {name: score[maskable].std() for name, score in centred.items()}
     worth = sum(sign * centred[name] / scale[name] for name, sign in SIGNS.items())
@@ -67,35 +90,65 @@ def main(cfg: Config) -> None:
     worth_of_pool = sum(sign * centred[name] / scale[name] for name, sign in SIGNS.items())
     worth_of_pool /= worth[maskable].std()
     worth /= worth[maskable].std()
-    batch = collate(held_out, np.arange(len(held_out)))
-    states = encode(lm, batch)
-    states_of_pool = encode(lm, collate(pool, np.arange(len(pool))))
+    found = []
+    for part, worth_of_part in ((pool, worth_of_pool), (held_out, worth)):
+        batch = collate(part, np.arange(len(part)))
+        arrays = (batch.input_ids, batch.attention_mask, batch.maskable)
+        found.append(Blocks(*arrays, encode(lm, batch), worth_of_part))
+    return found[0], found[1]
 
-    learner = train_nmg.Learner(lm.config.hidden_size, cfg)
+
+def gaussian_blocks(cfg: Config) -> tuple[Blocks, Blocks]:
+    """As text_blocks, of 1,600 and 100 blocks of 512 and 150 tokens in turn, as NewsQA's contexts have, whose
+    states are random numbers: 32 components, the i-th with a standard deviation of i^-0.7."""
+    rng = rng_for(cfg.seed, "gaussian blocks")
+    component = np.arange(1, 33) ** -0.7
+    linear, curved = rng.normal(size=(2, 32))
+    found = []
+    for n in (1600, 100):
+        length = np.tile([512, 150], n // 2)
+        is_token = np.arange(512) < length[:, None]                                     # (N, L)
+        hidden = rng.normal(size=(n, 512, 32)) * component
+        # Half of the worth cannot be told by a linear function of the state.
+        worth = hidden @ linear / np.linalg.norm(linear * component)
+        bend = (hidden @ curved / np.linalg.norm(curved * component)) ** 2
+        worth = np.ma.masked_array(worth + (bend - 1) / np.sqrt(2), ~is_token)
+        worth = ((worth - worth.mean(1, keepdims=True)) / worth.std()).filled(0)
+        states = []
+        for block, tokens in zip(hidden, length, strict=True):
+            states.append((torch.tensor(block[:tokens]).half(), torch.ones(tokens, dtype=torch.bool)))
+        found.append(Blocks(np.zeros((n, 512), int), is_token, is_token, states, worth))
+    return found[0], found[1]
+
+
+def main(cfg: Config) -> None:
+    make = gaussian_blocks if cfg.dataset == "gaussian" else text_blocks
+    pool, held_out = make(cfg)
+    hidden_size = pool.states[0][0].shape[1]
+
+    learner = train_nmg.Learner(hidden_size, cfg)
     n_plays = 0
     for number in range(cfg.episodes):
-        chosen = rng_for(cfg.seed, f"sub-task {number}").choice(len(pool), cfg.contexts, replace=False)
-        contexts = collate(pool.take(chosen), np.arange(cfg.contexts))
-        worth_of_contexts = worth_of_pool[chosen, :contexts.input_ids.shape[1]]
-        states_of_contexts = [states_of_pool[i] for i in chosen]
-        plays = train_nmg.mask_contexts(learner.policies, states_of_contexts, contexts, number, cfg)
+        chosen = rng_for(cfg.seed, f"sub-task {number}").choice(len(pool.states), cfg.contexts, replace=False)
+        contexts = pool.take(chosen)
+        plays = train_nmg.mask_contexts(learner.policies, contexts.states, contexts, number, cfg)
         for name, play in plays.items():
             noise = NOISE * rng_for(cfg.seed, f"noise of {name} {number}").normal()
-            play.scores = {"worth": float(worth_of_contexts[play.mask].mean() + noise)}
+            play.scores = {"worth": float(contexts.worth[play.mask].mean() + noise)}
         n_plays += len(plays)
         episode = Episode(contexts.input_ids, contexts.attention_mask, contexts.maskable, plays)
-        learner.store(number, episode, states_of_contexts)
+        learner.store(number, episode, contexts.states)
         learner.learn(number)
 
     with torch.no_grad():
-        logits, _ = policy_forward(learner.policy, states)
+        logits, _ = policy_forward(learner.policy, held_out.states)
     logits = sharpened(logits.numpy(), cfg.sharpness)
-    budget = maskers.budget_of(batch, cfg.p)
+    budget = maskers.budget_of(held_out, cfg.p)
     drawn = []
     for draw in range(3):
         gumbel = RowRandom(cfg.seed, "drawn", draw, np.arange(len(logits))).gumbel(logits.shape)
-        drawn.append(worth[maskers.pick(logits + gumbel, batch, budget)].mean())
-    correlation = np.corrcoef(logits[maskable], worth[maskable])[0, 1]
+        drawn.append(held_out.worth[maskers.pick(logits + gumbel, held_out, budget)].mean())
+    correlation = np.corrcoef(logits[held_out.maskable], held_out.worth[held_out.maskable])[0, 1]
     print(f"seed {cfg.seed}, {n_plays} plays: correlation with the worth {correlation:.2f}, "
           f"worth of drawn tokens {np.mean(drawn):.2f}")
 

@@ -331,6 +331,8 @@ case "$*" in
         echo "$@" >> "$STUB_LOG-data"
         case "$*" in *--dataset=unreadable*) echo "error: no column"; exit 2 ;; esac
         exit ;;
+    *"import en_core_web_sm"*) exit 1 ;;
+    *show_masks*) echo "$@" >> "$STUB_LOG-masks"; exit ;;
     *report.py*) [ -z "$REAL_PYTHON" ] || exec $REAL_PYTHON "$@"; exit ;;
     *train_nmg.py*) sleep 0.5 ;;
 esac
@@ -458,6 +460,9 @@ def test_a_policy_is_learned_before_its_rows_whatever_names_say(stub, tmp_path):
     begun = re.findall(r":\d\d (\w+ 1 of 1: \S+)$", result.stdout, re.MULTILINE)
     assert begun == [f"policy 1 of 1: {out}/logs/policy-good-x-nmg-0.log",
                      f"row 1 of 1: {out}/logs/score-good-x-nmg-0.log"]
+    shown, = (tmp_path / "log-masks").read_text().splitlines()
+    assert shown == (f"-m tools.show_masks --dataset=good --lm=x --p=0.05 "
+                     f"--maskers=random,sampled:{out}/policy-good-x-nmg-0 --out={out}/masks-good-x")
 
 
 def test_jobs_run_at_once(stub, tmp_path):
@@ -514,3 +519,5 @@ def test_rows_are_run(tmp_path):
     assert found == sorted(itertools.product(["toycls", "toyqa"], rows))
     assert "## toyqa, tiny\n" in result.stdout and "## toycls, tiny\n" in result.stdout
     assert result.stdout.count(", as the paper prints it\n") == 2
+    for place in ("toycls-tiny", "toyqa-tiny"):
+        assert (tmp_path / f"out/masks-{place}/masks.html").exists()
