@@ -21,7 +21,7 @@ from nmg import loop
 from nmg.loop import fit, length_batches, progress, steps_of
 from support import devices, models, runs, toy
 from support.data import Batch, Data, Pieces, Split, blocks, collate
-from support.devices import autocast, device, padded_to, to_device
+from support.devices import autocast, device, to_device
 from support.models import LMReader, load_lm, load_tokenizer, max_len_of, save_lm, set_dropout, weights_of
 from support.plots import held_out_curve
 from support.rng import RowRandom
@@ -82,14 +82,10 @@ def mask_batch(pieces: Pieces, masker: maskers.Masker, p: float, seed: int, epoc
 
 
 def mlm_tensors(batch: Batch, mask: np.ndarray, corrupted: np.ndarray) -> dict[str, torch.Tensor]:
-    """What mlm_loss reads: those of the batch, corrupted; masked_at (K,), flat indices; labels (K,). K is a
-    multiple of padded_to() (1, unless steps are recorded); what is added to reach it has the label -100."""
-    masked_at = torch.from_numpy(np.flatnonzero(mask))
-    labels = torch.from_numpy(batch.input_ids[mask].astype(np.int64))
-    padding = (0, -len(labels) % padded_to())
+    """What mlm_loss reads: those of the batch, corrupted; masked_at (K,), flat indices; labels (K,)."""
     return batch.tensors() | {"input_ids": torch.from_numpy(corrupted.astype(np.int64)),
-                              "masked_at": F.pad(masked_at, padding),
-                              "labels": F.pad(labels, padding, value=-100)}
+                              "masked_at": torch.from_numpy(np.flatnonzero(mask)),
+                              "labels": torch.from_numpy(batch.input_ids[mask].astype(np.int64))}
 
 
 def mlm_loss(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:

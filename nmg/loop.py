@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from support.devices import autocast, check_gpus, device, may_record, precision_of, rank_and_world, to_device
-from support.recorded import Recorded
+from support.devices import autocast, check_gpus, device, precision_of, rank_and_world, to_device
 from support.rng import rng_for, torch_seed
 from support.runs import UserError, atomic_write, is_main_process
 
@@ -173,10 +172,6 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
         done, seconds = load_checkpoint(checkpoint, trained)
         print(f"going on after step {done} of {steps} from {checkpoint}", flush=True)
 
-    step = functools.partial(take_step, module, optimizer, scaler, world)
-    if may_record() and not scaler.is_enabled() and world == 1 and not micro_batch:
-        step = Recorded(step, optimizer)
-
     started = saved = time.monotonic()
     order = itertools.islice(batches(length, batch_size, epochs, seed), done, steps)
     bar = progress(order, desc, total=steps, initial=done)
@@ -188,7 +183,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
         torch_seed(seed, f"dropout {done} {rank}")
         for group, highest in zip(optimizer.param_groups, learning_rates, strict=True):
             group["lr"] = highest * schedule(done, steps, warmup)
-        loss = step(parts)
+        loss = take_step(module, optimizer, scaler, world, parts)
         done += 1
 
         if after_step and rank == 0:

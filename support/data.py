@@ -17,7 +17,6 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from support.devices import padded_to
 from support.rng import rng_for
 from support.runs import UserError
 
@@ -350,14 +349,11 @@ def model_inputs(input_ids: np.ndarray, attention_mask: np.ndarray) -> dict[str,
 
 
 def collate(pieces: Pieces, indices: np.ndarray) -> Batch:
-    """The batch of the given pieces, padded to the longest of them; where steps are recorded, to a multiple
-    of padded_to() tokens, but not beyond the longest of all pieces, which is known to fit into the LM."""
+    """The batch of the given pieces, padded to the longest of them."""
     split, special = pieces.split, pieces.split.special
     begin, end = pieces.begin[indices], pieces.end[indices]
     length = pieces.length[indices]
-    L = int(length.max())
-    L = min(L + -L % padded_to(), int(pieces.length.max()))
-    column = np.arange(L)                                                   # (L,)
+    column = np.arange(length.max())                                               # (L,)
     before = length - (end - begin) - len(special.suffix)                   # (B,) tokens before the text
     offset = column - before[:, None]                                       # (B, L) position within the text
     in_text = (offset >= 0) & (offset < (end - begin)[:, None])

@@ -15,9 +15,6 @@ from support.runs import UserError
 
 FAST = False                    # set by use_fast_path
 NO_AUTOCAST = {"deberta", "xmod"}   # model types whose code fails in half precision
-# Whether `fit` records its steps on a GPU (recorded.py). It does not: recording has been tested on a CPU,
-# with a stand-in for the CUDA graph, but has not been run on a GPU yet.
-RECORD = False
 
 
 # ---------------------------------------------------------------- device and precision
@@ -131,14 +128,3 @@ def check_gpus() -> None:
         raise UserError(f"torchrun --nproc_per_node={processes}: this machine has {gpus} GPU(s), and each "
                         "process that shares in a batch needs its own; only the plays of train_nmg.py can "
                         "share one")
-
-
-def may_record() -> bool:
-    """Whether training steps may be recorded here, on the fast path of a GPU."""
-    return RECORD and FAST and device().type == "cuda"
-
-
-def padded_to() -> int:
-    """The tokens of a batch, and its labels, are padded to a multiple of this number, so that shapes recur
-    where steps are recorded."""
-    return 32 if may_record() else 1

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from conftest import patch_devices, random_lm, same, weights
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pretrain
 from nmg import loop
@@ -607,3 +608,67 @@ def test_products_are_in_bf16_on_the_fast_path_where_that_is_native(kind, fast, 
         ones = torch.ones(2, 2, device=devices.device())
         product = ones @ ones
     assert product.dtype == (torch.bfloat16 if half else torch.float32)
+
+
+# ---------------------------------------------------------------- what a GPU waits for
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that compute something, and how often the CPU asks for a number."""
+    NOTHING = ("empty", "empty_like", "new_empty", "empty_strided", "detach", "_local_scalar_dense")
+
+    def __init__(self):
+        super().__init__()
+        self.count = np.zeros(2, int)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        view = any(value.alias_info and not value.alias_info.is_write for value in func._schema.returns)
+        self.count += (not view and name not in self.NOTHING, name == "_local_scalar_dense")
+        return func(*args, **(kwargs or {}))
+
+
+def counts():
+    """Of a padded MLM step, of the end of `fit`, and of a batch that is scored: (operators, numbers that the
+    CPU asks for). A BERT of 12 layers in bf16."""
+    size = {"vocab_size": 50, "hidden_size": 24, "num_attention_heads": 12, "intermediate_size": 24}
+    lm = transformers.BertForMaskedLM(transformers.BertConfig(**size))
+    inputs = {"input_ids": torch.ones(16, 8, dtype=torch.int64),
+              "attention_mask": torch.ones(16, 8, dtype=torch.int64).tril(7)}
+    tensors = inputs | {"masked_at": torch.arange(20), "labels": torch.arange(20)}
+    found = []
+    operators = Operators()
+
+    def make_batch(step, epoch, indices):
+        found.append(operators.count.copy())
+        return tensors
+
+    with operators:
+        loop.fit(lm, np.full(16, 8), make_batch, pretrain.mlm_loss, epochs=3, batch_size=16, lr=1e-5,
+                 after_step=lambda done: found.append(operators.count.copy()))
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**size)).eval()
+    scoring = Operators()
+    with torch.no_grad(), scoring:
+        with devices.autocast(model):
+            output = model(**inputs)
+        loop.check_finite(output.logits, "the predictions")
+        output.logits.float().log_softmax(-1)
+    # The last step: the first one also makes AdamW's moments.
+    before, after = found[-2:]
+    return {"step": after - before, "end": operators.count - after, "scoring": scoring.count}
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """In bf16, with the masks of a GPU, until the next test begins."""
+    with monkeypatch.context() as gpu:
+        patch_devices(gpu, "device", lambda: torch.device("cuda"))
+        devices.use_fast_path(True)
+    patch_devices(monkeypatch, "precision_of", lambda model: torch.bfloat16)
+
+
+def test_a_step_asks_for_no_number_and_its_end_for_one(as_on_a_gpu):
+    found = counts()
+    step, end, scoring = found["step"], found["end"], found["scoring"]
+    assert [step[1], end[1], scoring[1]] == [0, 1, 1]
+    # Five operators for each of 202 weights would be 1,010.
+    assert end[0] < 220
