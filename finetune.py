@@ -267,11 +267,14 @@ def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
                         "`outputs`")
     out = predicted_file(cfg)
 
-    # 1. the model, with the length that it was fine-tuned with
+    # 1. the model, with the length that it was fine-tuned with, and the column of its texts unless --text
+    # names another
     model = load_finetuned(cfg.lm, task.AUTO_CLASS)
     tokenizer = load_tokenizer(cfg.lm)
     settings = runs.read_run(cfg.lm).get("settings", {})
     cfg.max_len = max_len_of(model, settings.get("max_len", cfg.max_len))
+    if cfg.text == DataFlags.text:
+        cfg.text = settings.get("text", cfg.text)
     labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
 
     # 2. the rows; of a text with several questions, a row for each

@@ -539,7 +539,12 @@ def test_new_rows_are_predicted(suffix, classifier, cls_folder, tmp_path):
     """The texts of test again, among others and one that is blank: the same predictions, every row in its
     place with its own columns."""
     texts = [row["text"] for row in runs.read_rows(cls_folder / "test.jsonl")]
-    rows = [{"id": f"0{i}", "text": text, "note": 'a, "b"'} for i, text in enumerate([*texts, " ", texts[0]])]
+    # The column of the texts is the one that the model was fine-tuned on.
+    column = {".csv": "text", ".jsonl": "body"}[suffix]
+    run = runs.read_run(classifier)
+    run["settings"]["text"] = column
+    (classifier / "run.json").write_text(json.dumps(run))
+    rows = [{"id": f"0{i}", column: text, "note": 'a, "b"'} for i, text in enumerate([*texts, " ", texts[0]])]
     if suffix == ".csv":
         pd.DataFrame(rows).to_csv(tmp_path / "new.csv", index=False)
     else:
@@ -550,7 +555,7 @@ def test_new_rows_are_predicted(suffix, classifier, cls_folder, tmp_path):
     out = tmp_path / f"new.predicted{suffix}"
     read = functools.partial(pd.read_csv, dtype={"id": str}) if suffix == ".csv" else runs.read_rows
     found = pd.DataFrame(read(out))
-    assert found[["id", "text", "note"]].to_dict("records") == rows
+    assert found[["id", column, "note"]].to_dict("records") == rows
     scored = runs.read_rows(classifier / "predictions.jsonl")
     gold = [line["predicted"] for line in scored]
     assert found["predicted"].dropna().tolist() == [*gold, gold[0]] and found["predicted"].isna()[9]
