@@ -80,9 +80,9 @@ def test_a_table_for_every_number_of_updates(tmp_path):
     result = succeed("tools/foretell.py", *flags, cwd=tmp_path)
     lines = [line.split() for line in result.stdout.splitlines()[-4:]]
     assert [line[0] for line in lines] == ["1", "1", "60", "60"]
-    assert [line[1:3] for line in lines] == [["all", "words"], ["highest", "tenth"]] * 2
+    assert [line[1:4] for line in lines] == [["em", "all", "words"], ["em", "highest", "tenth"]] * 2
     cut = lines[2].index("seeds")
-    mean, *pairs = [float(number) for number in lines[2][3:cut]]
+    mean, *pairs = [float(number) for number in lines[2][4:cut]]
     seeds = [float(number) for number in lines[2][cut + 1:]]
     assert len(pairs) == 2 and mean == pytest.approx(np.mean(pairs), abs=0.006)
     assert len(set(seeds)) == 2 and mean == pytest.approx(np.mean(seeds), abs=0.001)
@@ -91,11 +91,17 @@ def test_a_table_for_every_number_of_updates(tmp_path):
     of_table = rows.groupby(["updates", "way"])["r"].mean()
     assert len(rows) == 16 and of_table[60, "all words"] == pytest.approx(mean, abs=0.001)
 
-    # Another score than the reward.
-    flags += ["--updates=60", "--judged_by=wrong", "--out=o.jsonl"]
+    # Two runs as one, which is learned from and foretold as a whole.
+    succeed("tools/foretell.py", *flags, "--updates=1", "--plays=a+b,b", "--out=two.jsonl", cwd=tmp_path)
+    pairs = {(row["source"], row["target"]) for row in runs.read_rows(tmp_path / "two.jsonl")}
+    assert pairs == {("a+b", "b"), ("b", "a+b")}
+
+    # Another score than the reward, too.
+    flags += ["--updates=60", "--judged_by=em,wrong", "--out=o.jsonl"]
     succeed("tools/foretell.py", *flags, cwd=tmp_path)
-    opposite = pd.DataFrame(runs.read_rows(tmp_path / "o.jsonl")).groupby(["updates", "way"])["r"].mean()
-    assert opposite[60, "all words"] == pytest.approx(-mean, abs=0.001)
+    both = pd.DataFrame(runs.read_rows(tmp_path / "o.jsonl")).groupby(["judged_by", "way"])["r"].mean()
+    assert both["em", "all words"] == pytest.approx(mean, abs=0.001)
+    assert both["wrong", "all words"] == pytest.approx(-mean, abs=0.001)
 
 
 # ---------------------------------------------------------------- several policies as one masker

@@ -2,8 +2,9 @@
 
     python -m tools.foretell --lm=MINILM --metric=likelihood --plays=runs/a,runs/b,runs/c
     python -m tools.foretell ... --updates=20,80,320 --minibatch=32         # other settings of the learner
-    python -m tools.foretell ... --judged_by=macro_f1                       # another score than the reward
+    python -m tools.foretell ... --judged_by=accuracy,macro_f1              # other scores than the reward
     python -m tools.foretell ... --joined=True      # each run is foretold from the plays of all other runs
+    python -m tools.foretell ... --plays=runs/a+runs/b,runs/c   # a and b count as one run: those of one task
     python -m tools.foretell ... --out=runs/mine.jsonl      # after an edit of `rewards`: keep both files
 
 A policy is learned anew from each run's plays (train_nmg.Learner), or with --joined=True from those of all
@@ -41,7 +42,7 @@ class Config(train_nmg.Config):
     updates: str = "80,200,640"     # updates_per_episode to compare, separated by commas
     joined: bool = False            # learn from the plays of all other runs together; False: of each alone
     seeds: int = 3                  # how many learners of each run, with seeds from --seed on
-    judged_by: str | None = None    # the score that is foretold; None: --metric
+    judged_by: str | None = None    # the scores that are foretold, separated by commas; None: --metric
     out: str = "runs/foretell.jsonl"    # every correlation, a line each
 
 
@@ -100,12 +101,13 @@ def what_foretells_what(folders: list[str], joined: bool) -> list[tuple[list[str
 
 def judged(sources: list[str], targets: list[str], played: dict[str, list], hidden_size: int,
            cfg: Config) -> Iterator[dict]:
-    """A row for each target and way of liking: what a policy that was learned from the sources foretells."""
+    """A row for each target, score and way of liking: what a policy that was learned from the sources
+    foretells."""
     learned = [*itertools.chain.from_iterable(played[source] for source in sources)]
     policy = learned_from(learned, hidden_size, cfg)
-    for target in targets:
-        for way, r in foretold(policy, played[target], cfg.judged_by).items():
-            yield {"metric": cfg.metric, "judged_by": cfg.judged_by, "updates": cfg.updates_per_episode,
+    for target, score in itertools.product(targets, cfg.judged_by.split(",")):
+        for way, r in foretold(policy, played[target], score).items():
+            yield {"metric": cfg.metric, "judged_by": score, "updates": cfg.updates_per_episode,
                    "source": ",".join(sources), "target": target, "seed": cfg.seed, "way": way, "r": r}
 
 
@@ -121,12 +123,13 @@ def main(cfg: Config) -> None:
     if cfg.metric is None:
         cfg.metric = "accuracy"
     cfg.judged_by = cfg.judged_by or cfg.metric
-    episodes_of = {folder: train_nmg.plays_of_others(folder, lm, cfg) for folder in folders}
+    episodes_of = {folder: train_nmg.plays_of_others(folder.replace("+", ","), lm, cfg) for folder in folders}
     # All are checked before the first is read by the LM, which takes longest.
     for folder, episodes in episodes_of.items():
         first, *_ = episodes[0].plays.values()
-        if cfg.judged_by not in first.scores:
-            raise UserError(f"--judged_by={cfg.judged_by}: plays of {folder} have {', '.join(first.scores)}")
+        for score in cfg.judged_by.split(","):
+            if score not in first.scores:
+                raise UserError(f"--judged_by={score}: plays of {folder} have {', '.join(first.scores)}")
     played = {}
     for folder, episodes in episodes_of.items():
         played[folder] = [(episode, encode(lm, episode)) for episode in tqdm(episodes, folder)]
@@ -134,7 +137,7 @@ def main(cfg: Config) -> None:
     order = "the first run's policy on the others, the second's, ..."
     if cfg.joined:
         order = "the others' policy on the first run, on the second, ..."
-    print(f"{'updates':>8}  {'liked':<14} mean   {order}")
+    print(f"{'updates':>8}  {'score':<10}  {'liked':<14} mean   {order}")
     first_seed = cfg.seed
     pairs = what_foretells_what(folders, cfg.joined)
     every = []
@@ -146,10 +149,11 @@ def main(cfg: Config) -> None:
             rows += judged(sources, targets, played, lm.config.hidden_size, cfg)
         every += rows
         runs.write_rows(Path(cfg.out), every)
-        for way, found in pd.DataFrame(rows).groupby("way"):
+        for (score, way), found in pd.DataFrame(rows).groupby(["judged_by", "way"]):
             each = "  ".join(f"{r:.2f}" for r in found.groupby(["source", "target"], sort=False)["r"].mean())
             of_seeds = "  ".join(f"{r:.3f}" for r in found.groupby("seed")["r"].mean())
-            print(f"{updates:>8}  {way:<14} {found['r'].mean():.3f}  {each}   seeds  {of_seeds}", flush=True)
+            mean = found["r"].mean()
+            print(f"{updates:>8}  {score:<10}  {way:<14} {mean:.3f}  {each}   seeds  {of_seeds}", flush=True)
 
 
 if __name__ == "__main__":
