@@ -143,8 +143,7 @@ quoted() {
     words=${words//\\,/,}                       # a comma needs no \, and many rows have one
     echo "${words# }"
 }
-# DATASET LM: the part of a folder's name that says what it is of. Whole paths, with - for /, as x/data and
-# y/data are two data sets
+# DATASET LM: both in the name of a folder. Whole paths, with - for /, as x/data and y/data are two data sets
 place_of() {
     local name="$1-$2"
     echo "${name//[\/,:]/-}"
@@ -306,8 +305,8 @@ echo "$(left "$learns" | wc -l) policies and $(left "$scores" | wc -l) rows are 
 # Policies first, as rows mask with them.
 run_left "$learns" policy
 run_left "$scores" row
-# LMS DATASETS: where a policy was learned, a page and a table of what it masks beside random masks, and, where
-# spaCy's model is installed, the paper's picture of parts of speech
+# LMS DATASETS: where policy 0 of `nmg` was learned, a page and a table of what it masks beside random masks (5 %,
+# as when it was learned), and, where spaCy's model is installed, the paper's picture of parts of speech
 show_masks() {
     tags=""
     ! $PYTHON -c "import en_core_web_sm" 2> /dev/null || tags=--spacy_model=en_core_web_sm

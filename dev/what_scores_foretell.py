@@ -1,14 +1,13 @@
-"""Which masks score higher, by the plays that runs have kept: do maskers that learn nothing foretell it?
+"""Do words that heuristics choose foretell which masks score higher? Asked of the plays that runs have kept.
 
-    R=results/nmg-bounded-chemprot-minilm
-    python dev/what_scores_foretell.py --dataset=chemprot --lm=MINILM --plays=$R-0,$R-1,$R-2
+    R=results/nmg-acl_arc-48-minilm
+    python dev/what_scores_foretell.py --dataset=acl_arc --lm=MINILM --plays=$R-0,$R-1
 
-As in tools/foretell.py, how much a mask is liked is correlated, within episodes, with each score of its play.
-Here it is not a policy that likes words, but scores of maskers.py: label, tfidf and rare, the opposite of
-punctuation, and their sum in standard deviations. They are counted in the texts of --split.
+Printed are the correlations of tools/foretell.py, where words are liked not by a policy, but by a score of
+maskers.py: label, tfidf, rare, and the sum of these and of minus punct, each with standard deviation 1 in a
+block. Words are counted in a split as a whole, so that `label` also knows labels that plays were scored on.
 """
 import sys
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from support import runs
 from support.data import Split
 from support.models import load_tokenizer
 from support.sources import DataFlags
-from tools.foretell import HIGHEST
+from tools.foretell import correlations
 
 
 @dataclass
@@ -33,10 +32,10 @@ class Config(DataFlags):
     dataset: str = "chemprot"
     lm: str = "tiny"
     plays: str | None = None        # folders of runs, comma-separated
-    split: str = "test"             # the texts and labels that words are counted in
+    split: str = "test"             # the texts that words are counted in
 
 
-def likings(episode: Episode, split: Split, is_punct: np.ndarray) -> dict[str, np.ndarray]:
+def scores_of(episode: Episode, split: Split, is_punct: np.ndarray) -> dict[str, np.ndarray]:
     """The scores (N, L) of the tokens of an episode, -inf where they must not be masked."""
     ids = episode.input_ids
     times = (ids[:, :, None] == ids[:, None, :]).sum(2)
@@ -45,11 +44,13 @@ def likings(episode: Episode, split: Split, is_punct: np.ndarray) -> dict[str, n
               "tfidf": np.log(times) + np.log(counts.inverse_document_frequency(split)[ids]),
               "rare": -np.log(counts.token_counts(split)[ids]),
               "no punctuation": -1.0 * is_punct[ids]}
-    # Of words that the split does not hold, some are infinite.
     found = {}
     for name, score in scores.items():
+        # Of words that the split does not hold, some are infinite.
         found[name] = sharpened(np.where(episode.maskable, score.clip(-20, 20), -np.inf), 1.0)
     found["all four"] = sum(found.values())
+    # By itself it has two values only, so that a highest tenth would be drawn by place.
+    del found["no punctuation"]
     return found
 
 
@@ -57,25 +58,17 @@ def main(cfg: Config) -> None:
     tokenizer = load_tokenizer(cfg.lm)
     split = data_prep.load(cfg.dataset, tokenizer, columns=cfg)[cfg.split]
     is_punct, _ = data_prep.vocabulary_tables(tokenizer)
-    # Each play's liking and score, less the means of its episode.
-    liked, scored = defaultdict(list), defaultdict(list)
+    episodes = []
     for folder in cfg.plays.split(","):
-        for episode, _ in load_episodes(Path(folder)):
-            plays = list(episode.plays.values())
-            for name, liking in likings(episode, split, is_punct).items():
-                rank = (-liking).argsort(1).argsort(1)
-                n_maskable = np.isfinite(liking).sum(1, keepdims=True)
-                ways = {"all words": liking, "highest tenth": rank < HIGHEST * n_maskable}
-                for way, tokens in ways.items():
-                    of_plays = np.array([tokens[play.mask].mean() for play in plays])
-                    liked[name, way] += list(of_plays - of_plays.mean())
-            for metric in plays[0].scores:
-                scores = np.array([play.scores[metric] for play in plays])
-                scored[metric] += list(scores - scores.mean())
-    columns = {}
-    for metric, scores in scored.items():
-        columns[metric] = {key: np.corrcoef(likes, scores)[0, 1] for key, likes in liked.items()}
-    print(pd.DataFrame(columns).round(2).to_string())
+        episodes += [episode for episode, _ in load_episodes(Path(folder))]
+    scores = [scores_of(episode, split, is_punct) for episode in episodes]
+    first, *_ = episodes[0].plays.values()
+    rows = {}
+    for name in scores[0]:
+        for metric in first.scores:
+            liked = [of_episode[name] for of_episode in scores]
+            rows[name, metric] = correlations(liked, episodes, metric)
+    print(pd.DataFrame(rows).T.round(2).to_string())
 
 
 if __name__ == "__main__":

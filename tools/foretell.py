@@ -5,7 +5,7 @@
     python -m tools.foretell ... --judged_by=accuracy,macro_f1              # other scores than the reward
     python -m tools.foretell ... --joined=True      # each run is foretold from the plays of all other runs
     python -m tools.foretell ... --plays=runs/a+runs/b,runs/c   # a and b count as one run: those of one task
-    python -m tools.foretell ... --out=runs/mine.jsonl      # after an edit of `rewards`: keep both files
+    python -m tools.foretell ... --out=runs/mine.jsonl      # after an edit of the learner, to compare both
 
 A policy is learned anew from each run's plays (train_nmg.Learner), or with --joined=True from those of all
 runs but one. For every play of the other runs we then compute how much it likes the mask, in two ways: over
@@ -53,25 +53,29 @@ HIGHEST = 0.1
 
 
 @torch.no_grad()
-def likings(policy: Policy, states: list[State]) -> dict[str, np.ndarray]:
-    """How much a policy likes the tokens of N blocks, (N, L) each, in two ways: their standardised logits,
-    and whether they are in the highest tenth of their block."""
-    logits, _ = policy_forward(policy, states)
-    logits = sharpened(logits.cpu().numpy(), 1.0)
-    rank = (-logits).argsort(1).argsort(1)                      # 0 for the highest logit of a block
-    n_maskable = np.isfinite(logits).sum(1, keepdims=True)
-    return {"all words": logits, "highest tenth": rank < HIGHEST * n_maskable}
-
-
 def foretold(policy: Policy, played: list[tuple[Episode, list[State]]], metric: str) -> dict[str, float]:
     """The correlation, within episodes, of the scores of plays and how much a policy likes their masks, for
     each way of liking."""
+    logits = []
+    for _, states in played:
+        of_episode, _ = policy_forward(policy, states)
+        logits.append(of_episode.cpu().numpy())
+    return correlations(logits, [episode for episode, _ in played], metric)
+
+
+def correlations(logits: list[np.ndarray], episodes: list[Episode], metric: str) -> dict[str, float]:
+    """As `foretold`, from how much the tokens of each episode are liked (N, L), -inf where they must not be
+    masked."""
     scores, liked = [], defaultdict(list)
-    for episode, states in played:
+    for tokens, episode in zip(logits, episodes, strict=True):
         plays = episode.plays.values()
         score = np.array([play.scores[metric] for play in plays])
         scores.append(score - score.mean())
-        for way, liking in likings(policy, states).items():
+        tokens = sharpened(tokens, 1.0)
+        rank = (-tokens).argsort(1).argsort(1)                  # 0 for the highest logit of a block
+        n_maskable = np.isfinite(tokens).sum(1, keepdims=True)
+        ways = {"all words": tokens, "highest tenth": rank < HIGHEST * n_maskable}
+        for way, liking in ways.items():
             of_plays = np.array([liking[play.mask].mean() for play in plays])
             liked[way].append(of_plays - of_plays.mean())
     scores = np.concatenate(scores)
