@@ -305,8 +305,8 @@ echo "$(left "$learns" | wc -l) policies and $(left "$scores" | wc -l) rows are 
 # Policies first, as rows mask with them.
 run_left "$learns" policy
 run_left "$scores" row
-# LMS DATASETS: where policy 0 of `nmg` was learned, a page and a table of what it masks beside random masks, 5 %
-# as when it was learned, and, where spaCy's model is installed, the paper's picture of parts of speech
+# LMS DATASETS: where policy 0 of `nmg` was learned, a page and a table of what it masks beside random masks,
+# 5 % as when it was learned, and, where spaCy's model is installed, the paper's picture of parts of speech
 show_masks() {
     tags=""
     ! $PYTHON -c "import en_core_web_sm" 2> /dev/null || tags=--spacy_model=en_core_web_sm
