@@ -108,21 +108,21 @@ def draw(points: pd.DataFrame, file: Path) -> None:
     """The gain of learned masks over random ones, with its interval, against the amount of text.
 
     points: columns task, text, difference, low, high"""
-    fig = plots.figure(5.5, 3.4)
+    fig = plots.figure(7, 3.4)
     ax = fig.subplots()
     ax.axhline(0, color="grey", linestyle=":", linewidth=1)
     # Those with equally many texts are shifted apart.
     place = points.groupby("text").cumcount()
     points = points.assign(x=points["text"] * 1.06**place)
-    for task, of_task in points.groupby("task"):
+    for task, of_task in points.groupby("task", sort=False):
         half = of_task["high"] - of_task["difference"]
         ax.errorbar(of_task["x"], of_task["difference"], yerr=half, fmt="o", capsize=3, label=task)
     ticks = sorted(points["text"].unique())
     ax.set_xscale("log")
     ax.set_xticks(ticks, [f"{n:,.0f}" for n in ticks])
     ax.minorticks_off()
-    ax.set(xlabel="texts to pre-train on", ylabel="points above random masks")
-    ax.legend(frameon=False, fontsize=8)
+    ax.set(xlabel="texts to pre-train on", ylabel="points of accuracy above random masks")
+    fig.legend(loc="outside right upper", frameon=False, fontsize=8)
     plots.save(fig, file)
 
 
