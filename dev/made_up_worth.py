@@ -25,7 +25,7 @@ import train_nmg
 from nmg.plays import Episode
 from nmg.policies import State, encode, policy_forward, sharpened
 from support import devices, runs
-from support.data import Pieces, blocks, collate
+from support.data import Batch, Pieces, blocks, collate
 from support.models import LMReader, load_lm, load_tokenizer
 from support.rng import RowRandom, rng_for
 
@@ -40,17 +40,6 @@ class Config(train_nmg.Config):
     dataset: str = "chemprot"
     metric: str = "worth"           # has no other value here
     max_len: int = 256
-
-
-def scores_of(pieces: Pieces, lm: LMReader) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Maskable tokens (N, L), and each score (N, L) minus its mean in the block."""
-    batch = collate(pieces, np.arange(len(pieces)))
-    centred = {}
-    for name in SIGNS:
-        score = np.where(batch.maskable, maskers.SCORES[name](batch, lm), 0).clip(-20, 20)
-        masked = np.ma.masked_array(score, ~batch.maskable)
-        centred[name] = (masked - masked.mean(1, keepdims=True)).filled(0)
-    return batch.maskable, centred
 
 
 @dataclass
@@ -80,22 +69,35 @@ def text_blocks(cfg: Config) -> tuple[Blocks, Blocks]:
     data = data_prep.load(cfg.dataset, load_tokenizer(cfg.lm), columns=cfg)
     pieces = blocks(data.corpus, cfg.max_len)
     some = pieces.evenly_spaced(1500)
-    held_out, pool = pieces.take(some[::5]), pieces.take(np.setdiff1d(some, some[::5]))
+    batches = {"held out": collated(pieces.take(some[::5])),
+               "pool": collated(pieces.take(np.setdiff1d(some, some[::5])))}
 
-    # The worth of every token has standard deviation 1 over the blocks that are held out.
-    maskable, centred = scores_of(held_out, LMReader(lm))
-    scale = {name: score[maskable].std() for name, score in centred.items()}
-    worth = sum(sign * centred[name] / scale[name] for name, sign in SIGNS.items())
-    _, centred = scores_of(pool, LMReader(lm))
-    worth_of_pool = sum(sign * centred[name] / scale[name] for name, sign in SIGNS.items())
-    worth_of_pool /= worth[maskable].std()
-    worth /= worth[maskable].std()
-    found = []
-    for part, worth_of_part in ((pool, worth_of_pool), (held_out, worth)):
-        batch = collate(part, np.arange(len(part)))
-        arrays = (batch.input_ids, batch.attention_mask, batch.maskable)
-        found.append(Blocks(*arrays, encode(lm, batch), worth_of_part))
-    return found[0], found[1]
+    # Scores have standard deviation 1 over the blocks that are held out, and so has the worth.
+    scores = {name: centred_scores(batch, LMReader(lm)) for name, batch in batches.items()}
+    maskable = batches["held out"].maskable
+    scale = {name: score[maskable].std() for name, score in scores["held out"].items()}
+    found = {}
+    for part, batch in batches.items():
+        worth = sum(sign * scores[part][name] / scale[name] for name, sign in SIGNS.items())
+        found[part] = Blocks(batch.input_ids, batch.attention_mask, batch.maskable, encode(lm, batch), worth)
+    unit = found["held out"].worth[maskable].std()
+    for part in found.values():
+        part.worth /= unit
+    return found["pool"], found["held out"]
+
+
+def collated(pieces: Pieces) -> Batch:
+    return collate(pieces, np.arange(len(pieces)))
+
+
+def centred_scores(batch: Batch, lm: LMReader) -> dict[str, np.ndarray]:
+    """Each score (N, L) minus its mean in the block."""
+    centred = {}
+    for name in SIGNS:
+        score = np.where(batch.maskable, maskers.SCORES[name](batch, lm), 0).clip(-20, 20)
+        masked = np.ma.masked_array(score, ~batch.maskable)
+        centred[name] = (masked - masked.mean(1, keepdims=True)).filled(0)
+    return centred
 
 
 def gaussian_blocks(cfg: Config) -> tuple[Blocks, Blocks]:

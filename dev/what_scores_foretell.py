@@ -10,6 +10,7 @@ block. Words are counted in a split as a whole, so that `label` also knows label
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,12 +18,13 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import data_prep
-from nmg import counts
+import maskers
 from nmg.plays import Episode, load_episodes
 from nmg.policies import sharpened
 from support import runs
 from support.data import Split
 from support.models import load_tokenizer
+from support.runs import UserError
 from support.sources import DataFlags
 from tools.foretell import correlations
 
@@ -37,37 +39,38 @@ class Config(DataFlags):
 
 def scores_of(episode: Episode, split: Split, is_punct: np.ndarray) -> dict[str, np.ndarray]:
     """The scores (N, L) of the tokens of an episode, -inf where they must not be masked."""
-    ids = episode.input_ids
-    times = (ids[:, :, None] == ids[:, None, :]).sum(2)
-    every = tuple(range(len(split)))
-    scores = {"label": np.log(counts.label_information(split, every)[ids]),
-              "tfidf": np.log(times) + np.log(counts.inverse_document_frequency(split)[ids]),
-              "rare": -np.log(counts.token_counts(split)[ids]),
-              "no punctuation": -1.0 * is_punct[ids]}
+    # What these scores read of a batch.
+    batch = SimpleNamespace(input_ids=episode.input_ids, is_punct=is_punct[episode.input_ids], split=split,
+                            labelled=np.arange(len(split)))
     found = {}
-    for name, score in scores.items():
+    for name, sign in {"label": 1, "tfidf": 1, "rare": 1, "punct": -1}.items():
         # Of words that the split does not hold, some are infinite.
-        found[name] = sharpened(np.where(episode.maskable, score.clip(-20, 20), -np.inf), 1.0)
+        score = sign * maskers.SCORES[name](batch).clip(-20, 20)
+        found[name] = sharpened(np.where(episode.maskable, score, -np.inf), 1.0)
     found["all four"] = sum(found.values())
     # By itself it has two values only, so that a highest tenth would be drawn by place.
-    del found["no punctuation"]
+    del found["punct"]
     return found
 
 
 def main(cfg: Config) -> None:
     tokenizer = load_tokenizer(cfg.lm)
     split = data_prep.load(cfg.dataset, tokenizer, columns=cfg)[cfg.split]
+    # Labels are counted in these texts, too.
+    split.train = split
     is_punct, _ = data_prep.vocabulary_tables(tokenizer)
     episodes = []
-    for folder in cfg.plays.split(","):
+    for folder in (cfg.plays or "").split(","):
         episodes += [episode for episode, _ in load_episodes(Path(folder))]
+    if not episodes:
+        raise UserError(f"--plays={cfg.plays}: there are no plays; give folders of runs that have kept them")
     scores = [scores_of(episode, split, is_punct) for episode in episodes]
     first, *_ = episodes[0].plays.values()
     rows = {}
     for name in scores[0]:
-        for metric in first.scores:
-            liked = [of_episode[name] for of_episode in scores]
-            rows[name, metric] = correlations(liked, episodes, metric)
+        liked = [of_episode[name] for of_episode in scores]
+        for metric, found in correlations(liked, episodes, list(first.scores)).items():
+            rows[name, metric] = found
     print(pd.DataFrame(rows).T.round(2).to_string())
 
 

@@ -45,7 +45,7 @@ def test_what_is_foretold():
         z += [value - np.mean(among_highest) for value in among_highest]
     expected = {way: np.dot(x, v) / np.sqrt(np.dot(x, x) * np.dot(v, v))
                 for way, v in (("all words", y), ("highest tenth", z))}
-    assert foretell.foretold(policy, played, "em") == pytest.approx(expected, abs=1e-4)
+    assert foretell.foretold(policy, played, ["em"])["em"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_runs_foretell_each_other_alone_or_joined():
@@ -59,7 +59,7 @@ def test_runs_foretell_each_other_alone_or_joined():
     cfg = foretell.Config(metric="em", judged_by="em", updates_per_episode=3)
     rows = [*foretell.judged(["a", "b"], ["c"], played, 8, cfg)]
     policy = foretell.learned_from(played["a"] + played["b"], 8, cfg)
-    assert {row["way"]: row["r"] for row in rows} == foretell.foretold(policy, played["c"], "em")
+    assert {row["way"]: row["r"] for row in rows} == foretell.foretold(policy, played["c"], ["em"])["em"]
     assert {(row["source"], row["target"]) for row in rows} == {("a,b", "c")}
 
 

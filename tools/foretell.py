@@ -53,24 +53,27 @@ HIGHEST = 0.1
 
 
 @torch.no_grad()
-def foretold(policy: Policy, played: list[tuple[Episode, list[State]]], metric: str) -> dict[str, float]:
-    """The correlation, within episodes, of the scores of plays and how much a policy likes their masks, for
-    each way of liking."""
+def foretold(policy: Policy, played: list[tuple[Episode, list[State]]],
+             metrics: list[str]) -> dict[str, dict[str, float]]:
+    """For each metric the correlation, within episodes, of the scores of plays and how much a policy likes
+    their masks, for each way of liking."""
     logits = []
     for _, states in played:
         of_episode, _ = policy_forward(policy, states)
         logits.append(of_episode.cpu().numpy())
-    return correlations(logits, [episode for episode, _ in played], metric)
+    return correlations(logits, [episode for episode, _ in played], metrics)
 
 
-def correlations(logits: list[np.ndarray], episodes: list[Episode], metric: str) -> dict[str, float]:
+def correlations(logits: list[np.ndarray], episodes: list[Episode],
+                 metrics: list[str]) -> dict[str, dict[str, float]]:
     """As `foretold`, from how much the tokens of each episode are liked (N, L), -inf where they must not be
     masked."""
-    scores, liked = [], defaultdict(list)
+    scores, liked = defaultdict(list), defaultdict(list)
     for tokens, episode in zip(logits, episodes, strict=True):
         plays = episode.plays.values()
-        score = np.array([play.scores[metric] for play in plays])
-        scores.append(score - score.mean())
+        for metric in metrics:
+            score = np.array([play.scores[metric] for play in plays])
+            scores[metric].append(score - score.mean())
         tokens = sharpened(tokens, 1.0)
         rank = (-tokens).argsort(1).argsort(1)                  # 0 for the highest logit of a block
         n_maskable = np.isfinite(tokens).sum(1, keepdims=True)
@@ -78,8 +81,11 @@ def correlations(logits: list[np.ndarray], episodes: list[Episode], metric: str)
         for way, liking in ways.items():
             of_plays = np.array([liking[play.mask].mean() for play in plays])
             liked[way].append(of_plays - of_plays.mean())
-    scores = np.concatenate(scores)
-    return {way: float(np.corrcoef(scores, np.concatenate(found))[0, 1]) for way, found in liked.items()}
+    found = defaultdict(dict)
+    for metric, way in itertools.product(scores, liked):
+        of_all = np.concatenate(scores[metric]), np.concatenate(liked[way])
+        found[metric][way] = float(np.corrcoef(*of_all)[0, 1])
+    return found
 
 
 def learned_from(played: list[tuple[Episode, list[State]]], hidden_size: int, cfg: Config) -> Policy:
@@ -109,10 +115,11 @@ def judged(sources: list[str], targets: list[str], played: dict[str, list], hidd
     foretells."""
     learned = [*itertools.chain.from_iterable(played[source] for source in sources)]
     policy = learned_from(learned, hidden_size, cfg)
-    for target, score in itertools.product(targets, cfg.judged_by.split(",")):
-        for way, r in foretold(policy, played[target], score).items():
-            yield {"metric": cfg.metric, "judged_by": score, "updates": cfg.updates_per_episode,
-                   "source": ",".join(sources), "target": target, "seed": cfg.seed, "way": way, "r": r}
+    for target in targets:
+        for score, ways in foretold(policy, played[target], cfg.judged_by.split(",")).items():
+            for way, r in ways.items():
+                yield {"metric": cfg.metric, "judged_by": score, "updates": cfg.updates_per_episode,
+                       "source": ",".join(sources), "target": target, "seed": cfg.seed, "way": way, "r": r}
 
 
 def main(cfg: Config) -> None:
