@@ -1,11 +1,11 @@
 """Is reinforcement learning needed? A policy that learns without any play which words tell about the label.
 
     python dev/policy_without_plays.py --dataset=chemprot --lm=MINILM --out=runs/studies/chemprot-no-plays
-    python pretrain.py --masker=sampled:runs/studies/chemprot-no-plays
+    python pretrain.py --dataset=chemprot --lm=MINILM --masker=sampled:runs/studies/chemprot-no-plays
 
-The network is that of train_nmg.py. For each word of train it learns the score `label` of maskers.py, which is
-counted from all labels of train, by least squares. Printed is how far the two correlate on texts that were
-held out.
+The network is that of train_nmg.py. By least squares it learns the score `label` of maskers.py for each word of
+train. Printed is how well it imitates the score in blocks that were held out. (The score itself is counted from
+all labels of train, also those of these blocks.)
 """
 import sys
 from dataclasses import dataclass
