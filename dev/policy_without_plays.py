@@ -3,9 +3,9 @@
     python dev/policy_without_plays.py --dataset=chemprot --lm=MINILM --out=runs/studies/chemprot-no-plays
     python pretrain.py --dataset=chemprot --lm=MINILM --masker=sampled:runs/studies/chemprot-no-plays
 
-The network is that of train_nmg.py. By least squares it learns the score `label` of maskers.py for each word of
-train. Printed is how well it imitates the score in blocks that were held out. (The score itself is counted from
-all labels of train, also those of these blocks.)
+The network is that of train_nmg.py. By least squares it learns the score `label` of maskers.py for each word
+of train. Printed is how well it imitates the score in blocks that were held out. (The score itself is counted
+from all labels of train, also those of these blocks.)
 """
 import sys
 from dataclasses import dataclass
@@ -44,8 +44,8 @@ class Config(DataFlags):
 
 
 def label_score(batch: Batch) -> np.ndarray:
-    """`label` of each token (N, L), with mean 0 and standard deviation 1 in a block; -inf where it must not be
-    masked."""
+    """`label` of each token (N, L), with mean 0 and standard deviation 1 in a block; -inf where it must not
+    be masked."""
     return sharpened(np.where(batch.maskable, maskers.SCORES["label"](batch), -np.inf), 1.0)
 
 
@@ -68,7 +68,8 @@ def main(cfg: Config) -> None:
     rng = rng_for(cfg.seed, "minibatches")
     for _ in trange(cfg.updates):
         chosen = rng.choice(known, cfg.minibatch, replace=False)
-        logits, _ = policy_forward(policy, [states[i] for i in chosen])                    # (B, L)
+        # Logits reach as far as the longest of these blocks.
+        logits, _ = policy_forward(policy, [states[i] for i in chosen])           # (B, L)
         wanted = torch.from_numpy(score[chosen, :logits.shape[1]]).to(device())
         is_word = wanted.isfinite()
         loss = (logits[is_word] - wanted[is_word]).square().mean()
