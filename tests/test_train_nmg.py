@@ -146,7 +146,7 @@ def test_losses_are_the_papers(seed):
     policy_loss, value_loss = paper_form.losses(logits, value, action, log_prob_old, R, 0.3)
     L_policy = L_value = 0.0
     for b in range(5):
-        weights = [math.exp(logits[b, t]) for t in range(7) if maskable[b, t]]
+        weights = [math.exp(logits[b, t].item()) for t in range(7) if maskable[b, t]]
         pi = [weight / sum(weights) for weight in weights]
         H = -sum(p * math.log(p) for p in pi)
         taken = math.exp(logits[b, action[b]]) / sum(weights)
