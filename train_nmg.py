@@ -122,8 +122,8 @@ class Config(PlayConfig):
 
 # What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. Policies that were
 # learned from 48 plays of ChemProt with these values scored 1.5 to 2.6 points above random masks; of two from
-# 25 plays one did not. Rewarded by macro_f1, policies gain as much there, and by the plays that are kept it
-# is the better reward for other tasks, where this has not been tried (docs/learning.md).
+# 25 plays one did not. Rewarded by macro_f1, a policy gained as much there, and none on three other tasks
+# (docs/learning.md).
 PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "val_share": 0.5,
                            "mlm_lr": 3e-4, "ft_lr": 2e-4, "ft_max_len": 128, "batch_size": 8,
                            "metric": "likelihood"}}

@@ -25,7 +25,7 @@ from nmg.policies import Policy, encode, policy_forward, sharpened
 from support import devices, runs
 from support.data import Batch, blocks, collate
 from support.devices import device
-from support.models import load_lm, load_tokenizer
+from support.models import load_lm, load_tokenizer, weights_of
 from support.rng import rng_for, torch_seed
 from support.runs import UserError
 from support.sources import DataFlags
@@ -55,6 +55,10 @@ def main(cfg: Config) -> None:
     devices.use_fast_path(True)
     lm = load_lm(cfg.lm, cfg.seed).to(device())
     data = data_prep.load(cfg.dataset, load_tokenizer(cfg.lm), columns=cfg)
+    # A policy that is there is not written over.
+    run = runs.Run(cfg.out, runs.settings_of(cfg, data=data.checksum, weights=weights_of(cfg.lm)))
+    if run.done:
+        return
     pieces = blocks(data["train"], cfg.max_len)
     batch = collate(pieces, np.arange(len(pieces)))                                             # (N, L)
     states, score = encode(lm, batch), label_score(batch)
@@ -67,7 +71,7 @@ def main(cfg: Config) -> None:
     optimizer = torch.optim.Adam(policy.parameters(), lr=cfg.rl_lr)
     rng = rng_for(cfg.seed, "minibatches")
     for _ in trange(cfg.updates):
-        chosen = rng.choice(known, cfg.minibatch, replace=False)
+        chosen = rng.choice(known, min(cfg.minibatch, len(known)), replace=False)
         # Logits reach as far as the longest of these blocks.
         logits, _ = policy_forward(policy, [states[i] for i in chosen])           # (B, L)
         wanted = torch.from_numpy(score[chosen, :logits.shape[1]]).to(device())
@@ -84,7 +88,8 @@ def main(cfg: Config) -> None:
     learned = sharpened(logits.cpu().numpy(), 1.0)[is_word]
     print(f"correlation with the score on {len(held_out)} blocks that were held out: "
           f"{pearsonr(learned, wanted[is_word]).statistic:.2f}")
-    policy.save(Path(cfg.out))
+    policy.save(run.folder)
+    run.finish(base_model=runs.base_of(cfg.lm))
 
 
 if __name__ == "__main__":
