@@ -503,7 +503,7 @@ def test_rows_are_run(tmp_path):
     """Rows of each kind in the toy world by the real scripts; after that nothing is left, and each data set
     has its table."""
     rows = ["none", "entity", "sampled", "nmg-alone"]
-    small = "--contexts=30 --docs=6 --mlm_epochs=1 --ft_epochs=1"
+    small = "--contexts=30 --docs=6 --mlm_epochs=1 --ft_epochs=1 --updates_per_episode=2"
     asked = {"QUICK": "1", "SEEDS": "0", "PYTHON": sys.executable, "OUT": str(tmp_path / "out"),
              "MASKERS": " ".join(rows), "NMG_FLAGS": f"--episodes=1 {small}",
              "PRETRAIN_FLAGS": "--max_steps=2", "FINETUNE_FLAGS": "--epochs=1"}

@@ -28,6 +28,7 @@ seeds = 2
 maskers = {list(ROWS)}
 [learn]
 episodes = 1
+updates_per_episode = 2
 {FAST}[play]
 val_share = 0.5
 {FAST}"""

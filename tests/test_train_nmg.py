@@ -149,7 +149,7 @@ def test_losses_are_the_papers(seed):
         weights = [math.exp(logits[b, t].item()) for t in range(7) if maskable[b, t]]
         pi = [weight / sum(weights) for weight in weights]
         H = -sum(p * math.log(p) for p in pi)
-        taken = math.exp(logits[b, action[b]]) / sum(weights)
+        taken = math.exp(logits[b, action[b]].item()) / sum(weights)
         advantage = float(R[b] - value[b])
         L_policy += -taken / math.exp(log_prob_old[b]) * advantage - 0.3 * H
         L_value += 0.5 * advantage**2
@@ -350,6 +350,9 @@ def test_who_plays(subtask):
         own = torch.from_numpy(base).log_softmax(1)
         entropy = -(own.exp() * own.masked_fill(own.isinf(), 0)).sum(1).mean()
         assert plays[name].entropy == pytest.approx(entropy.item())
+    # The same blocks get other random masks in another episode.
+    masks = [train_nmg.mask_contexts(learner.policies, states, batch, e, cfg)["random"].mask for e in (0, 3)]
+    assert (masks[0] != masks[1]).any()
     # The paper's form draws uniformly in the first episodes.
     cfg = Config(paper=True, uniform_episodes=2)
     agents = paper_form.Agents(128, cfg)
@@ -452,6 +455,9 @@ def test_what_replay_keeps(subtask):
     assert 50 < kept <= 100
     for memory, other in zip(some, every, strict=False):
         assert memory.state is other.state
+    # Another episode keeps other blocks.
+    later = train_nmg.memories_of(episode, states, 4, Config(metric="em"))
+    assert [id(memory.state) for memory in later] != [id(memory.state) for memory in every]
 
 
 def replay_of(rewards):
@@ -485,10 +491,11 @@ def test_rewards_are_learned_whatever_their_scale(monkeypatch):
 
 
 def test_a_policy_is_learned_anew_from_the_whole_replay():
-    """What it had learned before does not matter, only what is there, and the episode."""
-    cfg = Config(updates_per_episode=3, minibatch=4)
+    """What it had learned before does not matter, only what is there, and the episode, from which also the
+    network starts (where it learns nothing)."""
     weights = []
-    for steps in ([5], [1, 2, 5], [4]):
+    for steps, rl_lr in (([5], 1e-4), ([1, 2, 5], 1e-4), ([4], 1e-4), ([5], 0.0), ([4], 0.0)):
+        cfg = Config(updates_per_episode=3, minibatch=4, rl_lr=rl_lr)
         learner = train_nmg.Learner(8, cfg)
         learner.replay = replay_of(np.linspace(-1, 1, 9))
         for number in steps:
@@ -496,6 +503,7 @@ def test_a_policy_is_learned_anew_from_the_whole_replay():
         weights.append(torch.nn.utils.parameters_to_vector(learner.policy.parameters()))
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+    assert not torch.equal(weights[3], weights[4])
 
 
 def small_agent(lr):
@@ -655,7 +663,7 @@ def test_exploring_among_policies_learns(seed):
     the masked, and noise; after 20 episodes the policy draws good tokens."""
     N, L, H = 60, 12, 16
     rng = np.random.default_rng(seed)
-    cfg = Config(metric="em", seed=seed, p=1 / L, rl_lr=3e-4)
+    cfg = Config(metric="em", seed=seed, p=1 / L, rl_lr=1e-3, updates_per_episode=30)
     learner = train_nmg.Learner(H, cfg)
     batch = SimpleNamespace(maskable=np.ones((N, L), bool), indices=np.arange(N))
     every = np.ones((N, L), bool)
@@ -811,7 +819,8 @@ def test_several_processes_learn_what_one_does(form, processes, finished, tmp_pa
     ["--preset=small_tasks"],
 ])
 def test_switches(flags, tmp_path):
-    small = ["--contexts=16", "--docs=4", "--episodes=1", "--ft_epochs=1", "--mlm_epochs=1"]
+    small = ["--contexts=16", "--docs=4", "--episodes=1", "--ft_epochs=1", "--mlm_epochs=1",
+             "--updates_per_episode=2"]
     succeed("train_nmg.py", *small, *flags, cwd=tmp_path)
     [folder] = tmp_path.glob("runs/nmg-toy*-tiny-0")
     [row] = runs.read_rows(folder / "metrics.jsonl")
@@ -845,7 +854,8 @@ def test_defaults_are_the_papers():
 @pytest.mark.slow
 def test_chemprot_with_a_real_lm(tmp_path):
     succeed("train_nmg.py", f"--dataset={SHARED}/data/chemprot", f"--lm={SHARED}/lm/minilm", "--contexts=8",
-            "--episodes=1", "--validation=8", "--examples=32", "--ft_epochs=1", "--out=o", cwd=tmp_path)
+            "--episodes=1", "--validation=8", "--examples=8", "--ft_epochs=1", "--mlm_epochs=1",
+            "--updates_per_episode=2", "--out=o", cwd=tmp_path)
     assert load_policy(tmp_path / "o").hidden_size == 384
 
 
