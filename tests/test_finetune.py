@@ -285,6 +285,27 @@ def quick_learner(tok):
     return lm
 
 
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_loss_is_that_of_transformers_summed(kind, folder_of, tok, monkeypatch):
+    """Over the pieces of a batch, each of which the model computes alone there. (Its own loss of a question
+    is the mean of start and end.)"""
+    module, trained = TASKS[kind], []
+    monkeypatch.setattr(module, "fit", lambda *given, **_: trained.append(given))
+    pieces = module.pieces_of(load(str(folder_of[kind]), tok)["train"], 48)
+    module.finetune(quick_learner(tok), pieces)
+    [(model, _, make_batch, loss_fn)] = trained
+    model.cpu().eval()
+    alone = 0.0
+    for i in range(5):
+        tensors = make_batch(0, 0, np.array([i]))
+        labels = tensors.pop("labels")
+        if kind == "cls":
+            alone += model(**tensors, labels=labels).loss
+        else:
+            alone += 2 * model(**tensors, start_positions=labels[:, 0], end_positions=labels[:, 1]).loss
+    torch.testing.assert_close(loss_fn(model, make_batch(0, 0, np.arange(5))), alone, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.training
 @pytest.mark.slow
 @pytest.mark.parametrize("fast", [False, True])

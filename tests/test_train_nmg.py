@@ -150,7 +150,7 @@ def test_losses_are_the_papers(seed):
         pi = [weight / sum(weights) for weight in weights]
         H = -sum(p * math.log(p) for p in pi)
         taken = math.exp(logits[b, action[b]].item()) / sum(weights)
-        advantage = float(R[b] - value[b])
+        advantage = R[b].item() - value[b].item()
         L_policy += -taken / math.exp(log_prob_old[b]) * advantage - 0.3 * H
         L_value += 0.5 * advantage**2
     assert policy_loss.item() == pytest.approx(L_policy, rel=1e-4, abs=1e-5)
