@@ -455,7 +455,7 @@ def test_what_replay_keeps(subtask):
     assert 50 < kept <= 100
     for memory, other in zip(some, every, strict=False):
         assert memory.state is other.state
-    # Another episode keeps other blocks.
+    # Another episode takes them in another order, so that it keeps others.
     later = train_nmg.memories_of(episode, states, 4, Config(metric="em"))
     assert [id(memory.state) for memory in later] != [id(memory.state) for memory in every]
 
