@@ -287,13 +287,13 @@ def quick_learner(tok):
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_the_loss_is_that_of_transformers_summed(kind, folder_of, tok, monkeypatch):
-    """Over the pieces of a batch, each of which the model computes alone there. (Its own loss of a question
-    is the mean of start and end.)"""
-    module, trained = TASKS[kind], []
-    monkeypatch.setattr(module, "fit", lambda *given, **_: trained.append(given))
+    """The loss of a batch is the sum of what transformers computes for each of its pieces alone. (There the
+    loss of a question is the mean of start and end, hence the 2.)"""
+    module, calls = TASKS[kind], []
+    monkeypatch.setattr(module, "fit", lambda *given, **_: calls.append(given))
     pieces = module.pieces_of(load(str(folder_of[kind]), tok)["train"], 48)
     module.finetune(quick_learner(tok), pieces)
-    [(model, _, make_batch, loss_fn)] = trained
+    [(model, _, make_batch, loss_fn)] = calls
     model.cpu().eval()
     alone = 0.0
     for i in range(5):

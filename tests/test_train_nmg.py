@@ -350,7 +350,7 @@ def test_who_plays(subtask):
         own = torch.from_numpy(base).log_softmax(1)
         entropy = -(own.exp() * own.masked_fill(own.isinf(), 0)).sum(1).mean()
         assert plays[name].entropy == pytest.approx(entropy.item())
-    # The same blocks get other random masks in another episode.
+    # Random plays the episodes 0 and 3, with other masks of the same blocks.
     masks = [train_nmg.mask_contexts(learner.policies, states, batch, e, cfg)["random"].mask for e in (0, 3)]
     assert (masks[0] != masks[1]).any()
     # The paper's form draws uniformly in the first episodes.
@@ -491,8 +491,8 @@ def test_rewards_are_learned_whatever_their_scale(monkeypatch):
 
 
 def test_a_policy_is_learned_anew_from_the_whole_replay():
-    """What it had learned before does not matter, only what is there, and the episode, from which also the
-    network starts (where it learns nothing)."""
+    """What it had learned before does not matter, only what is there, and the episode."""
+    # With a learning rate of 0 only the networks at the beginning differ.
     weights = []
     for steps, rl_lr in (([5], 1e-4), ([1, 2, 5], 1e-4), ([4], 1e-4), ([5], 0.0), ([4], 0.0)):
         cfg = Config(updates_per_episode=3, minibatch=4, rl_lr=rl_lr)
