@@ -9,12 +9,12 @@
 
 An episode (Algorithm 1): Players mask the contexts of a small sub-task. Each pre-trains a copy of the LM on
 its masks, fine-tunes it, and is scored on held-out examples. What a player masked is rewarded by how it did
-against the others, and a policy is learned from all plays so far.
+against the others, and the policy takes a step of policy gradient from all plays so far.
 
 Self-play: the learner and the opponent are one policy that explores in opposite directions. In each episode a
 random direction is added to the policy's logits for the learner and subtracted for the opponent, so that
 their scores show which way is better. A third player masks at random, in some episodes: it is the control.
-(The paper's form, --paper, has two policies, which explore and learn otherwise: nmg/paper_form.py.)
+(The paper's form, --paper, has two policies, networks which explore and learn otherwise: nmg/paper_form.py.)
 
 Shapes: N blocks of text to mask (a context is one block or more), B rows of a forward pass, L tokens each
 (padded), K actions.
@@ -35,7 +35,7 @@ import data_prep
 import maskers
 from nmg import loop, paper_form
 from nmg.plays import Episode, Play, checksum_of_plays, file_of, load_episodes, save_episode
-from nmg.policies import SHARPNESS, Policy, State, encode, policy_forward, sharpened
+from nmg.policies import SHARPNESS, LinearPolicy, Policy, State, encode, policy_forward, sharpened
 from nmg.subtasks import SubTask, SubTaskSampler
 from pretrain import pretrain
 from support import devices, runs, toy
@@ -50,8 +50,8 @@ from support.sources import DataFlags
 PLAYERS = ("random", "opponent", "learner")
 # Printed at the start of a run: what --paper chooses between.
 FORMS = {
-    False: "Exploring among policies: an episode adds a random direction to the policy's logits for the "
-           "learner and subtracts it for the opponent; the policy is learned anew from all plays so far.",
+    False: "Exploring among policies: an episode adds a random direction to the logits of a linear policy "
+           "for the learner and subtracts it for the opponent; the policy learns from all plays so far.",
     True: "The paper's form: players explore token by token, and the loss has the ratio of the new "
           "and the old policy; it has learned nothing in any task tried so far."}
 
@@ -99,11 +99,6 @@ class Config(PlayConfig):
                                     # (the paper: 200 episodes at most). A finished run can be made longer
     plays: str | None = None        # folders of other runs, comma-separated: their plays teach, too
     self_play: bool = True          # False: the learner competes with random only (Table 3)
-    rl_lr: float = 1e-4             # Adam's; in a simulation 2e-4 with half the updates learned less
-    updates_per_episode: int = 200  # minibatches from replay; after 80 a policy does not know yet which words
-                                    # are best, after 640 it has learned noise (the paper has 10)
-    minibatch: int = 64             # blocks with all their actions (with --paper: actions)
-    entropy_coef: float = 0.01      # higher values explore longer; falling entropy alone shows no learning
     save_every: int = 10            # episodes between two pictures (with --paper: and checkpoints), unless
                                     # five minutes are over before
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
@@ -112,11 +107,14 @@ class Config(PlayConfig):
     exploration: float = 2.0        # weight of a direction beside the policy's logits; with 1 two of ten toy
                                     # runs learned the wrong words, and with 2 neither of these
     random_every: int = 4           # every so many episodes the random player takes part, as a control
-    replay_tokens: int = 16_384     # tokens of an episode that replay keeps, in whole blocks
     # with --paper
     continual: bool = True          # an episode starts from the LM that the learner of the last one
                                     # pre-trained; False: from the original LM (Table 3)
     uniform_episodes: int = 2       # the first ones, in which both agents draw uniformly
+    rl_lr: float = 1e-4             # Adam's
+    updates_per_episode: int = 10   # minibatches from replay
+    minibatch: int = 64             # actions
+    entropy_coef: float = 0.01      # higher values explore longer; falling entropy alone shows no learning
     replay_size: int = 50_000       # actions that an agent remembers
 
 
@@ -129,8 +127,9 @@ PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "
                            "metric": "likelihood"}}
 
 # Flags that only one form reads.
-READ_WITH_PAPER = {True: ("continual", "uniform_episodes", "replay_size"),
-                   False: ("sharpness", "exploration", "random_every", "replay_tokens", "plays")}
+READ_WITH_PAPER = {True: ("continual", "uniform_episodes", "rl_lr", "updates_per_episode", "minibatch",
+                          "entropy_coef", "replay_size"),
+                   False: ("sharpness", "exploration", "random_every", "plays")}
 
 
 # ---------------------------------------------------------------- the inner loop
@@ -166,11 +165,14 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 
 @torch.no_grad()
 def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
-    """A direction in the space of policies: the logits (N, L) of a newly initialised policy, with mean 0 and
-    standard deviation 1 in each block; 0 at tokens that must not be masked."""
-    torch_seed(seed, f"direction {episode}")
+    """A direction in the space of policies: the logits (N, L) of a policy whose weights are drawn from a
+    normal distribution, with mean 0 and standard deviation 1 in each block; 0 at tokens that must not be
+    masked."""
     hidden, _ = states[0]
-    logits, _ = policy_forward(Policy(hidden.shape[1]).to(device()), states)
+    other = LinearPolicy(hidden.shape[1])
+    torch_seed(seed, f"direction {episode}")
+    torch.nn.init.normal_(other.weight)
+    logits, _ = policy_forward(other.to(device()), states)
     direction = sharpened(logits.cpu().numpy(), 1.0)
     return np.where(np.isfinite(direction), direction, 0)
 
@@ -233,8 +235,7 @@ def rewards(episode: Episode, player: str, cfg: Config) -> tuple[np.ndarray, np.
     the mean score of the others. A token that all players masked is skipped.
 
     A reward of your own goes here: it sees the tokens and masks (N, L) and all scores of all players, also of
-    random; labels are not kept with plays. `Learner.learn` divides rewards by their root mean square, so that
-    only their ratios matter."""
+    random; labels are not kept with plays. Only the ratios of rewards matter."""
     plays = episode.plays
     own = plays[player].mask
     others = [play.scores[cfg.metric] for name, play in plays.items() if name != player]
@@ -243,112 +244,51 @@ def rewards(episode: Episode, player: str, cfg: Config) -> tuple[np.ndarray, np.
     return np.full(own.shape, R), own & ~masked_by_all
 
 
-# ---------------------------------------------------------------- replay and learning
+# ---------------------------------------------------------------- learning
 
-@dataclass
-class Memory:
-    """A block in replay: its state, and its K actions, which are the tokens that players masked there."""
-    state: State
-    position: np.ndarray        # (K,) int64
-    R: np.ndarray               # (K,) float32, the reward of each
+def policy_gradient(episode: Episode, player: str, states: list[State], cfg: Config) -> torch.Tensor:
+    """(H,): the sum of R ∇ log π(a) over the tokens a that a player masked, at w = 0, where the policy π is
+    uniform (REINFORCE, Williams 1992).
 
-
-def memories_of(episode: Episode, states: list[State], number: int, cfg: Config) -> list[Memory]:
-    """What replay keeps of an episode: blocks in random order, as many as `replay_tokens` allow.
-
-    The loss does not ask with what probability a token was drawn, so plays of all players can teach."""
-    of_players = [rewards(episode, player, cfg) for player in episode.plays]
-    memories = []
-    tokens = 0
-    for block in rng_for(cfg.seed, f"replay {number}").permutation(len(states)):
-        position = np.concatenate([rewarded[block].nonzero()[0] for _, rewarded in of_players])
-        R = np.concatenate([own_R[block, rewarded[block]] for own_R, rewarded in of_players])
-        tokens += episode.attention_mask[block].sum()
-        if memories and tokens > cfg.replay_tokens:
-            break
-        if len(position):
-            memories.append(Memory(states[block], position, R.astype(np.float32)))
-    return memories
-
-
-# Tokens that lost are pushed away, but no further than to this share of their uniform probability.
-FLOOR = 0.01
-
-
-def policy_loss(logits: torch.Tensor, row: torch.Tensor, position: torch.Tensor, R: torch.Tensor,
-                entropy_coef: float) -> torch.Tensor:
-    """The mean over K actions of - R log π(a), minus α times the mean entropy of π over the blocks.
-
-    π is a distribution over the tokens of one block, the softmax of its logits. An action a is one masked
-    token, and α is `entropy_coef`. Tokens of plays that did well become more probable, those of other plays
-    less (reward-weighted regression, Peters and Schaal 2007; evolution strategies, Salimans et al. 2017).
-    That teaches something only if the players draw from different policies (`mask_contexts`).
-
-    logits (B, L), -inf at tokens that must not be masked; row (the block of a), position (of a), R (K,)."""
-    log_probs = logits.log_softmax(1)
-    log_prob = log_probs[row, position]
-    entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
-    # A uniform policy gives each of n maskable tokens 1 / n.
-    lowest = (FLOOR / logits.isfinite().sum(1)).log()[row]
-    objective = torch.where(R < 0, torch.maximum(log_prob, lowest), log_prob)
-    return -(R * objective).mean() - entropy_coef * entropy.mean()
+    π is the softmax of w · h over the maskable tokens of a block, so the gradient of log π(a) at w = 0 is
+    h_a - mean(h): w moves towards the states of tokens that were masked by players who did well. That teaches
+    something only if the players draw from different policies (`mask_contexts`)."""
+    R, rewarded = rewards(episode, player, cfg)
+    gradient = torch.zeros(states[0][0].shape[1])
+    for block in rewarded.any(1).nonzero()[0]:
+        hidden, maskable = states[block]                                                        # (L, H), (L,)
+        position = rewarded[block].nonzero()[0]                                                 # (K,)
+        centred = hidden[position].float() - hidden[maskable].float().mean(0)                   # (K, H)
+        gradient += torch.tensor(R[block, position], dtype=torch.float32) @ centred
+    return gradient
 
 
 class Learner:
-    """The policy, and the replay that it is learned from, the blocks of all episodes. Learner and opponent
-    both play by this policy. (paper_form.Agents is its counterpart in the paper's form.)"""
+    """The policy, by which learner and opponent both play. (paper_form.Agents is its counterpart in the
+    paper's form.)
+
+    It takes one step of policy gradient from the uniform policy, along the sum of the gradients of all plays
+    so far. How long the step is does not matter, as logits are standardised before tokens are drawn: so there
+    is no learning rate. Nor does it matter by which policy a token was drawn: so the plays of all players,
+    and of other runs, teach (off-policy). A network that takes many steps learns the noise of single plays,
+    too (docs/learning.md)."""
 
     def __init__(self, hidden_size: int, cfg: Config):
-        self.hidden_size = hidden_size
         self.cfg = cfg
-        self.replay: list[Memory] = []
-        self.begin_anew("learner")
+        self.policy = LinearPolicy(hidden_size, cfg.sharpness).to(device())
 
     @property
     def policies(self) -> dict[str, Policy]:
         """Whose policy each player has."""
         return {"opponent": self.policy, "learner": self.policy}
 
-    def begin_anew(self, stream: str) -> None:
-        """A network that has learned nothing, and its optimizer."""
-        torch_seed(self.cfg.seed, stream)
-        self.policy = Policy(self.hidden_size, self.cfg.sharpness).to(device())
-        self.policy.prefer_nothing()
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.cfg.rl_lr)
-
-    def store(self, number: int, episode: Episode, states: list[State]) -> None:
-        self.replay += memories_of(episode, states, number, self.cfg)
-
-    def learn(self, number: int) -> dict[str, float]:
-        """Learns the policy anew from the whole replay; returns the mean loss, for the log.
-
-        Few updates, from the beginning each time: a network learns first what many plays have in common, and
-        later the noise of single ones. How many episodes there are does not change how long it learns."""
-        if not any(memory.R.any() for memory in self.replay):
-            return {"learner_policy_loss": 0.0}
-        cfg = self.cfg
-        self.begin_anew(f"learner {number}")
-        rng = rng_for(cfg.seed, f"learner learns {number}")
-        # The root mean square becomes 1, so that rl_lr and entropy_coef suit scores of any unit.
-        scale = np.sqrt(np.mean(np.concatenate([memory.R for memory in self.replay])**2))
-        losses = []
-        for _ in loop.progress(range(cfg.updates_per_episode), "learning the policy"):
-            chosen = rng.choice(len(self.replay), min(cfg.minibatch, len(self.replay)), replace=False)
-            memories = [self.replay[i] for i in chosen]
-            row = np.repeat(np.arange(len(memories)), [len(memory.R) for memory in memories])       # (K,)
-            position = np.concatenate([memory.position for memory in memories])
-            R = np.concatenate([memory.R for memory in memories]) / scale
-            logits, _ = policy_forward(self.policy, [memory.state for memory in memories])          # (B, L)
-            tensors = [torch.from_numpy(array).to(device()) for array in (row, position, R)]
-            loss = policy_loss(logits, *tensors, cfg.entropy_coef)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            losses.append(loss.item())
-        # A forward pass checks that its outputs are finite: here, after the last update.
-        with torch.no_grad():
-            policy_forward(self.policy, [memory.state for memory in memories])
-        return {"learner_policy_loss": float(np.mean(losses))}
+    @torch.no_grad()
+    def learn(self, number: int, episode: Episode, states: list[State]) -> dict[str, float]:
+        """Adds the gradients of an episode's plays. Returns nothing for the log, where the paper's form has
+        its losses."""
+        for player in episode.plays:
+            self.policy.weight += policy_gradient(episode, player, states, self.cfg).to(device())
+        return {}
 
 
 # ---------------------------------------------------------------- the outer loop
@@ -421,15 +361,13 @@ def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Mo
     if cfg.paper:
         metrics = learner.load_checkpoint(folder / "checkpoint.pt", lm)
     else:
-        # What was learned follows from what was played. The plays of others are numbered -1, -2, ...
-        for i, episode in enumerate(plays_of_others(cfg.plays, lm, cfg), 1):
-            learner.store(-i, episode, encode(lm, episode))
+        # What was learned follows from what was played. (Plays of others have the number -1.)
+        for episode in plays_of_others(cfg.plays, lm, cfg):
+            learner.learn(-1, episode, encode(lm, episode))
         metrics = []
         for number, (episode, log) in enumerate(load_episodes(folder)):
-            learner.store(number, episode, encode(lm, episode))
+            learner.learn(number, episode, encode(lm, episode))
             metrics.append(log)
-        if learner.replay:
-            learner.learn(len(metrics) - 1)
     log = folder / "metrics.jsonl"
     if runs.is_main_process() and (metrics or log.exists()):
         # After a kill, the log may have more or less than was saved, or a line that is cut short.
@@ -470,18 +408,16 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
         learners_weights = run_players(lm, subtask, plays, task, cfg)
 
         if is_main:
-            # 4. Outer loop: what was masked is rewarded by how its player did against the others, and stored.
+            # 4. Outer loop: what was masked is rewarded by how its player did against the others, and the
+            #    policy learns from this episode and all before it.
             episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
-            learner.store(number, episode, states)
+            losses = learner.learn(number, episode, states)
 
-            # 5. Outer loop: the policy learns from replay.
-            losses = learner.learn(number)
-
-        # 6. Continual adaptation, only with --paper: the next episode starts from the learner's LM.
+        # 5. Continual adaptation, only with --paper: the next episode starts from the learner's LM.
         if learners_weights:
             lm.load_state_dict(learners_weights)
 
-        # 7. Log and save. `score` is the metric that was rewarded; after it come all of them, by name.
+        # 6. Log and save. `score` is the metric that was rewarded; after it come all of them, by name.
         if is_main:
             log = {"episode": number + 1} | losses
             for name, play in plays.items():

@@ -3,7 +3,7 @@
     python dev/policy_without_plays.py --dataset=chemprot --lm=MINILM --out=runs/studies/chemprot-no-plays
     python pretrain.py --dataset=chemprot --lm=MINILM --masker=sampled:runs/studies/chemprot-no-plays
 
-The network is that of train_nmg.py. By least squares it learns the score `label` of maskers.py for each word
+The network is that of the paper. By least squares it learns the score `label` of maskers.py for each word
 of train. Printed is how well it imitates the score in blocks that were held out. (The score itself is counted
 from all labels of train, also those of these blocks.)
 """
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data_prep
 import maskers
 import train_nmg
-from nmg.policies import Policy, encode, policy_forward, sharpened
+from nmg.policies import PaperPolicy, encode, policy_forward, sharpened
 from support import devices, runs
 from support.data import Batch, blocks, collate
 from support.devices import device
@@ -36,7 +36,7 @@ class Config(DataFlags):
     dataset: str = "chemprot"
     lm: str = "tiny"
     max_len: int = 128
-    updates: int = 200          # gradient updates, as many as a policy learns from plays
+    updates: int = 200          # gradient updates, as many as policies then learned from plays
     minibatch: int = 64         # blocks in an update
     rl_lr: float = 1e-4         # its learning rate
     seed: int = 0
@@ -67,7 +67,7 @@ def main(cfg: Config) -> None:
     known = np.setdiff1d(np.arange(len(pieces)), held_out)
 
     torch_seed(cfg.seed, "policy without plays")
-    policy = Policy(lm.config.hidden_size, sharpness=train_nmg.Config.sharpness).to(device())
+    policy = PaperPolicy(lm.config.hidden_size, sharpness=train_nmg.Config.sharpness).to(device())
     optimizer = torch.optim.Adam(policy.parameters(), lr=cfg.rl_lr)
     rng = rng_for(cfg.seed, "minibatches")
     for _ in trange(cfg.updates):

@@ -23,7 +23,7 @@ import torch
 
 from nmg import loop
 from nmg.plays import Episode, Play
-from nmg.policies import Policy, State, policy_forward
+from nmg.policies import PaperPolicy, Policy, State, policy_forward
 from support.devices import device
 from support.rng import rng_for, torch_seed
 
@@ -186,7 +186,7 @@ class Agents:
             # Without self-play (Table 3) there is no opponent.
             if cfg.self_play or name == "learner":
                 torch_seed(cfg.seed, name)
-                self.agents[name] = Agent(Policy(hidden_size), cfg.rl_lr)
+                self.agents[name] = Agent(PaperPolicy(hidden_size), cfg.rl_lr)
 
     @property
     def policies(self) -> dict[str, Policy]:
@@ -203,7 +203,9 @@ class Agents:
         used = np.concatenate([agent.replay["episode"] for agent in self.agents.values()])
         self.states_of = {e: states for e, states in self.states_of.items() if e in used}
 
-    def learn(self, number: int) -> dict[str, float]:
+    def learn(self, number: int, episode: Episode, states: list[State]) -> dict[str, float]:
+        """Stores an episode's plays, and learns from replay; returns the mean losses of each agent."""
+        self.store(number, episode, states)
         log = {}
         for name, agent in self.agents.items():
             rng = rng_for(self.cfg.seed, f"{name} learns {number}")

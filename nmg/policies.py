@@ -23,12 +23,9 @@ SHARPNESS = 2.4
 
 
 class Policy(torch.nn.Module):
-    """The Neural Mask Generator: BERT's self-attention sublayer (attention, residual, LayerNorm; no dropout),
-    then Linear(H, 128) - gelu - Linear(128, 1) for each token, the logit of masking it. The value of a block
-    (read with --paper only) is that of a separate head of two layers on its mean hidden state. (`eval()` is
-    never called on a policy, so a network of your own must not have dropout or batch norm.) The directions in
-    which players explore are newly initialized networks of this class, too, so that another network also
-    explores otherwise.
+    """What all policies have in common. They are called with the hidden states (B, L, H) of the LM's last
+    layer and two masks (B, L) bool, attention_mask and maskable. They return logits (B, L), -inf where not
+    maskable, and values (B,).
 
     hidden_size: H of the LM that it reads
     sharpness: the standard deviation of a block's logits when tokens are drawn from them (`sharpened`); None:
@@ -38,6 +35,55 @@ class Policy(torch.nn.Module):
         super().__init__()
         self.hidden_size = hidden_size
         self.sharpness = sharpness
+
+    @torch.no_grad()
+    def logits(self, batch: Batch, lm: Callable[[Batch], torch.Tensor]) -> np.ndarray:
+        """(B, L), by which a masker draws tokens; -inf where nothing may be masked."""
+        hidden = lm(batch)                                                                      # (B, L, H)
+        if hidden.shape[-1] != self.hidden_size:
+            raise UserError(f"the policy reads hidden states of size {self.hidden_size}, this LM has "
+                            f"{hidden.shape[-1]}; use an LM of that size, or train a policy for this one")
+        masks = [torch.tensor(mask).to(hidden.device) for mask in (batch.attention_mask, batch.maskable)]
+        self.to(hidden.device)
+        logits, _ = self(hidden, *masks)
+        return sharpened(logits.cpu().numpy(), self.sharpness)
+
+    def save(self, folder: Path) -> None:
+        """folder/policy.json and folder/policy.safetensors."""
+        weights = {name: weight.contiguous().cpu() for name, weight in self.state_dict().items()}
+        settings = {"class": type(self).__name__, "hidden_size": self.hidden_size,
+                    "sharpness": self.sharpness}
+        with atomic_write(folder / "policy.json") as partial:
+            partial.write_text(json.dumps(settings, indent=1))
+        with atomic_write(folder / "policy.safetensors") as partial:
+            # Not safetensors' save_file, which makes a file that only its owner can read.
+            partial.write_bytes(save(weights))
+
+
+class LinearPolicy(Policy):
+    """The logit of masking a token is w · h, with h its hidden state under the LM: the LM is the network, and
+    the policy its head. At first w = 0, so that tokens are drawn uniformly."""
+
+    def __init__(self, hidden_size: int, sharpness: float | None = None):
+        super().__init__(hidden_size, sharpness)
+        self.weight = torch.nn.Parameter(torch.zeros(hidden_size))
+
+    def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
+                maskable: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As Policy says; the values are 0, as there is no critic."""
+        logits = hidden @ self.weight
+        check_finite(logits[maskable], "the logits of the policy")
+        return logits.masked_fill(~maskable, -torch.inf), hidden.new_zeros(len(hidden))
+
+
+class PaperPolicy(Policy):
+    """The paper's network: BERT's self-attention sublayer (attention, residual, LayerNorm; no dropout), then
+    Linear(H, 128) - gelu - Linear(128, 1) for each token, the logit of masking it. The value of a block is
+    that of a separate head of two layers on its mean hidden state. (`eval()` is never called on a policy, so
+    a network of your own must not have dropout or batch norm.)"""
+
+    def __init__(self, hidden_size: int, sharpness: float | None = None):
+        super().__init__(hidden_size, sharpness)
         # BERT-base has 12 heads of size 64.
         heads = max(1, hidden_size // 64)
         while hidden_size % heads:
@@ -57,14 +103,9 @@ class Policy(torch.nn.Module):
         first, second = torch.nn.Linear(hidden_size, 128), torch.nn.Linear(128, 1)
         return torch.nn.Sequential(first, torch.nn.GELU(), second)
 
-    def prefer_nothing(self) -> None:
-        """Makes all logits 0 until it learns: what random weights prefer would be noise in what it learns."""
-        torch.nn.init.zeros_(self.token_head[-1].weight)
-
     def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
                 maskable: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden (B, L, H), masks (B, L) bool -> logits (B, L), -inf where not maskable, and values (B,).
-        Raises UserError if they are not finite."""
+        """As Policy says. Raises UserError if logits or values are not finite."""
         mixed, _ = self.attention(hidden, hidden, hidden, key_padding_mask=~attention_mask,
                                   need_weights=False)
         logits = self.token_head(self.norm(hidden + mixed)).squeeze(-1)
@@ -73,28 +114,6 @@ class Policy(torch.nn.Module):
         check_finite(logits[maskable], "the logits of the policy")
         check_finite(values, "the values of the policy")
         return logits.masked_fill(~maskable, -torch.inf), values
-
-    @torch.no_grad()
-    def logits(self, batch: Batch, lm: Callable[[Batch], torch.Tensor]) -> np.ndarray:
-        """(B, L), by which a masker draws tokens; -inf where nothing may be masked."""
-        hidden = lm(batch)                                                                      # (B, L, H)
-        if hidden.shape[-1] != self.hidden_size:
-            raise UserError(f"the policy reads hidden states of size {self.hidden_size}, this LM has "
-                            f"{hidden.shape[-1]}; use an LM of that size, or train a policy for this one")
-        masks = [torch.tensor(mask).to(hidden.device) for mask in (batch.attention_mask, batch.maskable)]
-        self.to(hidden.device)
-        logits, _ = self(hidden, *masks)
-        return sharpened(logits.cpu().numpy(), self.sharpness)
-
-    def save(self, folder: Path) -> None:
-        """folder/policy.json and folder/policy.safetensors."""
-        weights = {name: weight.contiguous().cpu() for name, weight in self.state_dict().items()}
-        settings = {"hidden_size": self.hidden_size, "sharpness": self.sharpness}
-        with atomic_write(folder / "policy.json") as partial:
-            partial.write_text(json.dumps(settings, indent=1))
-        with atomic_write(folder / "policy.safetensors") as partial:
-            # Not safetensors' save_file, which makes a file that only its owner can read.
-            partial.write_bytes(save(weights))
 
 
 def sharpened(logits: np.ndarray, sharpness: float | None) -> np.ndarray:
@@ -117,7 +136,9 @@ def load_policy(folder: str | Path) -> Policy:
     try:
         settings = json.loads((Path(folder) / "policy.json").read_text())
         weights = load_file(Path(folder) / "policy.safetensors")
-        policy = Policy(**settings)
+        # Older policies do not say their class: all were networks.
+        classes = {"LinearPolicy": LinearPolicy, "PaperPolicy": PaperPolicy}
+        policy = classes[settings.pop("class", "PaperPolicy")](**settings)
         policy.load_state_dict(weights)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:
         raise UserError(f"{folder}: no policy of train_nmg.py in this folder: policy.json or "

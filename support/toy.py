@@ -208,4 +208,4 @@ FINETUNE_QA = {"epochs": 9, "lr": 1e-3, "batch_size": 16, "max_len": 128, "fast"
 # accuracy, as a few wrong answers dominate the log likelihood here. (Question answering needs --ft_epochs=9.)
 TRAIN_NMG = {"contexts": 360, "docs": 6, "val_share": 0.5, "mlm_epochs": 4, "mlm_lr": 2e-3, "ft_epochs": 3,
              "ft_lr": 1e-3, "batch_size": 16, "max_len": 128, "ft_max_len": 128, "fast": False,
-             "episodes": 14, "updates_per_episode": 80}
+             "episodes": 14}

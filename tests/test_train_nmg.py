@@ -36,19 +36,20 @@ import train_nmg
 from nmg import paper_form, policies
 from nmg.paper_form import Agent
 from nmg.plays import Episode, Play, file_of, load_episodes, save_episode
-from nmg.policies import Policy, load_policy
+from nmg.policies import LinearPolicy, PaperPolicy, load_policy
 from nmg.subtasks import SubTaskSampler
 from support import models, runs, toy
 from support.data import blocks, collate
 from support.rng import RowRandom
 from train_nmg import Config
 
-# Runs of a few seconds: random plays some of the episodes, and replay keeps a part of the blocks. In the
-# paper's form each episode has the LM of the last, and old actions leave replay.
+# Runs of a few seconds: random plays some of the episodes. In the paper's form each episode has the LM of the
+# last, and old actions leave replay.
 SHORT = ["--contexts=24", "--docs=6", "--episodes=4", "--save_every=1", "--mlm_epochs=1", "--ft_epochs=1",
-         "--metric=likelihood", "--updates_per_episode=4", "--minibatch=16"]
-SMALL = [*SHORT, "--random_every=2", "--replay_tokens=200"]
-FORMS = {"default": SMALL, "paper": [*SHORT, "--paper=True", "--replay_size=60"]}
+         "--metric=likelihood"]
+SMALL = [*SHORT, "--random_every=2"]
+PAPER = [*SHORT, "--paper=True", "--updates_per_episode=4", "--minibatch=16", "--replay_size=60"]
+FORMS = {"default": SMALL, "paper": PAPER}
 PLAYERS = ["random", "opponent", "learner"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -161,28 +162,6 @@ def test_losses_are_the_papers(seed):
     assert logits.grad.isfinite().all() and (logits.grad[~maskable] == 0).all()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_policy_loss_is_a_mean_of_log_probabilities(seed):
-    """Over the actions of blocks that have none, one, or several, with the floor under those that lost."""
-    logits, maskable, _, _ = some_logits(seed, L=40)
-    logits *= 5
-    row, position = torch.nonzero(maskable & (torch.rand(5, 40) < 0.3)).T
-    R = torch.randn(len(row))
-    loss = train_nmg.policy_loss(logits, row, position, R, 0.3)
-    expected, floored = 0.0, 0
-    for b, t, r in zip(row.tolist(), position.tolist(), R.tolist(), strict=True):
-        weights = [math.exp(logits[b, t]) for t in range(40) if maskable[b, t]]
-        taken = math.exp(logits[b, t]) / sum(weights)
-        lowest = 0.01 / len(weights)
-        floored += r < 0 and taken < lowest
-        expected -= r * math.log(max(taken, lowest) if r < 0 else taken) / len(row)
-    for b in range(5):
-        pi = torch.softmax(logits[b, maskable[b]].double(), 0)
-        expected -= 0.3 * float(-(pi * pi.log()).sum()) / 5
-    assert floored > 0
-    assert loss.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
-
-
 def test_an_agent_remembers_its_own_rewarded_actions():
     """The newest of them; and the states that these need."""
     rng = np.random.default_rng(0)
@@ -210,15 +189,15 @@ def test_an_agent_remembers_its_own_rewarded_actions():
 # ---------------------------------------------------------------- the policy and what it reads
 
 def test_the_network_has_the_papers_size():
-    assert sum(weight.numel() for weight in Policy(768).parameters()) == 2_561_026
-    assert [Policy(size).attention.num_heads for size in (768, 312, 100)] == [12, 4, 1]
+    assert sum(weight.numel() for weight in PaperPolicy(768).parameters()) == 2_561_026
+    assert [PaperPolicy(size).attention.num_heads for size in (768, 312, 100)] == [12, 4, 1]
 
 
 def test_the_network_is_the_papers():
     """One context at a time: attention in two heads of 64, residual, LayerNorm, a layer of 128, a logit; the
     value from the mean state."""
     torch.manual_seed(0)
-    policy, hidden = Policy(128), torch.randn(3, 7, 128)
+    policy, hidden = PaperPolicy(128), torch.randn(3, 7, 128)
     for weight in policy.parameters():
         torch.nn.init.normal_(weight, std=0.2)
     real = torch.arange(7) < torch.tensor([[7], [4], [6]])
@@ -247,7 +226,7 @@ def test_tokens_are_drawn_without_replacement(world, monkeypatch):
     logits = np.where(batch.maskable, np.linspace(-1, 2, batch.input_ids.shape[1]), -np.inf)
     monkeypatch.setattr(train_nmg, "policy_forward", lambda *_: (torch.from_numpy(logits), torch.zeros(4000)))
     rng = RowRandom(0, "x", 0, np.arange(4000))
-    mask = train_nmg.act(Policy(8), None, batch, rng, 2 / maskable.sum()).mask
+    mask = train_nmg.act(PaperPolicy(8), None, batch, rng, 2 / maskable.sum()).mask
     p = np.exp(logits[0, maskable])
     p /= p.sum()
     expected = []
@@ -260,7 +239,7 @@ def test_tokens_are_drawn_without_replacement(world, monkeypatch):
 def test_contexts_run_together_as_each_alone(monkeypatch):
     """Logits and values are those of one context at a time. A context may be there twice."""
     torch.manual_seed(0)
-    policy, states = Policy(8), []
+    policy, states = PaperPolicy(8), []
     for n in (2, 7, 29, 11, 7, 3, 18):
         states.append((torch.randn(n, 8).half(), torch.arange(n) % 3 > 0))
     states.append(states[3])
@@ -298,7 +277,7 @@ def acting(subtask, uniform=False, agent=True):
     torch.manual_seed(0)
     batch = batch_of(subtask.contexts)
     states = train_nmg.encode(models.load_lm("tiny"), batch)
-    policy = Policy(128) if agent else None
+    policy = PaperPolicy(128) if agent else None
     rng = RowRandom(0, "learner acts", 0, batch.indices)
     return batch, states, policy, train_nmg.act(policy, states, batch, rng, 0.3, uniform=uniform)
 
@@ -428,97 +407,58 @@ def test_only_masks_differ_between_the_players_of_an_episode(subtask):
     assert scores[0] != likelihood(masks[0])
 
 
-# ---------------------------------------------------------------- replay
+# ---------------------------------------------------------------- learning
 
-def test_what_replay_keeps(subtask):
-    """Blocks with all the actions that count, of all players, each with its reward; within the tokens."""
-    batch, states, _, _ = acting(subtask)
-    rng, plays = np.random.default_rng(0), {}
-    for name, score in (("random", 1.0), ("opponent", 4.0), ("learner", 10.0)):
+def played_at_random(batch, scores, seed):
+    """An episode in which players of these scores (em) have masked half of the tokens at random."""
+    rng, plays = np.random.default_rng(seed), {}
+    for name, score in scores.items():
         mask = maskers.pick(rng.random(batch.input_ids.shape), batch, maskers.budget_of(batch, 0.5))
         plays[name] = Play(mask, 0.0, {"em": score})
-    reward = {"random": -6.0, "opponent": -1.5, "learner": 7.5}
-    episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
-    every = train_nmg.memories_of(episode, states, 3, Config(metric="em"))
-    assert len(every) == len(states)
-    for memory in every:
-        [block] = [i for i, state in enumerate(states) if state is memory.state]
-        found = sorted(zip(memory.position.tolist(), memory.R.tolist(), strict=True))
-        expected = []
-        for name, play in plays.items():
-            for t in play.mask[block].nonzero()[0]:
-                if not all(other.mask[block, t] for other in plays.values()):
-                    expected.append((t, reward[name]))
-        assert found == sorted(expected)
-    some = train_nmg.memories_of(episode, states, 3, Config(metric="em", replay_tokens=100))
-    kept = sum(len(memory.state[0]) for memory in some)
-    assert 50 < kept <= 100
-    for memory, other in zip(some, every, strict=False):
-        assert memory.state is other.state
-    # Another episode takes them in another order, so that it keeps others.
-    later = train_nmg.memories_of(episode, states, 4, Config(metric="em"))
-    assert [id(memory.state) for memory in later] != [id(memory.state) for memory in every]
+    return Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
 
 
-def replay_of(rewards):
-    """One block of 10 tokens for each reward, of which token 3 was masked."""
-    torch.manual_seed(0)
-    hidden = torch.randn(len(rewards), 10, 8).half()
-    memories = []
-    for block, R in zip(hidden, rewards, strict=True):
-        state = block, torch.ones(10, dtype=torch.bool)
-        memories.append(train_nmg.Memory(state, np.array([3]), np.array([R], np.float32)))
-    return memories
+def test_the_policy_learns_by_policy_gradient(subtask):
+    """The gradient, by autograd, of the sum of R log π(a) over all actions of two episodes, at w = 0. Tokens
+    that all players masked do not count."""
+    batch, states, _, _ = acting(subtask)
+    three = {"random": 1, "opponent": 4, "learner": 10}, {"random": -6, "opponent": -1.5, "learner": 7.5}
+    two = {"opponent": 5, "learner": 2}, {"opponent": 3, "learner": -3}
+    learner = train_nmg.Learner(128, Config(metric="em"))
+    uniform = LinearPolicy(128)
+    objective = 0
+    for number, (scores, R) in enumerate((three, two)):
+        episode = played_at_random(batch, scores, number)
+        assert learner.learn(number, episode, states) == {}
+        logits, _ = train_nmg.policy_forward(uniform, states)
+        for name, play in episode.plays.items():
+            for block, t in zip(*play.mask.nonzero(), strict=True):
+                if not all(other.mask[block, t] for other in episode.plays.values()):
+                    objective += R[name] * logits[block].log_softmax(0)[t]
+    objective.backward()
+    torch.testing.assert_close(learner.policy.weight.data, uniform.weight.grad, rtol=1e-3, atol=1e-3)
 
 
-def test_rewards_are_learned_whatever_their_scale(monkeypatch):
-    """Points or shares teach the same: their root mean square becomes 1."""
-    seen, policy_loss = [], train_nmg.policy_loss
-
-    def watch(logits, row, position, R, entropy_coef):
-        seen.append(sorted(R.tolist()))
-        assert row.tolist() == [0, 1, 2] and position.tolist() == [3, 3, 3] and entropy_coef == 0.2
-        return policy_loss(logits, row, position, R, entropy_coef)
-
-    monkeypatch.setattr(train_nmg, "policy_loss", watch)
-    for scale in (1, 100):
-        learner = train_nmg.Learner(8, Config(updates_per_episode=1, minibatch=5, entropy_coef=0.2))
-        learner.replay = replay_of(scale * np.array([0.1, -0.3, 0.5]))
-        learner.learn(0)
-    rms = math.sqrt((0.01 + 0.09 + 0.25) / 3)
-    assert seen[0] == pytest.approx([-0.3 / rms, 0.1 / rms, 0.5 / rms])
-    assert seen[1] == pytest.approx(seen[0])
-
-
-def test_a_policy_is_learned_anew_from_the_whole_replay():
-    """What it had learned before does not matter, only what is there, and the episode."""
-    # With a learning rate of 0 only the networks at the beginning differ.
-    weights = []
-    for steps, rl_lr in (([5], 1e-4), ([1, 2, 5], 1e-4), ([4], 1e-4), ([5], 0.0), ([4], 0.0)):
-        cfg = Config(updates_per_episode=3, minibatch=4, rl_lr=rl_lr)
-        learner = train_nmg.Learner(8, cfg)
-        learner.replay = replay_of(np.linspace(-1, 1, 9))
-        for number in steps:
-            learner.learn(number)
-        weights.append(torch.nn.utils.parameters_to_vector(learner.policy.parameters()))
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])
-    assert not torch.equal(weights[3], weights[4])
+def test_scores_of_any_scale_teach_the_same(subtask):
+    """Points or shares, as the logits are standardised; scores that are equal teach nothing."""
+    batch, states, _, _ = acting(subtask)
+    logits = []
+    for scale in (1, 100, 0):
+        learner = train_nmg.Learner(128, Config(metric="em"))
+        scores = {"opponent": 0.1 * scale, "learner": 0.4 * scale}
+        learner.learn(0, played_at_random(batch, scores, 0), states)
+        logits.append(policies.sharpened(train_nmg.policy_forward(learner.policy, states)[0].numpy(), 2.0))
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-3)
+    assert not logits[2][batch.maskable].any()
 
 
 def small_agent(lr):
     torch.manual_seed(0)
-    agent, hidden = Agent(Policy(8), lr), torch.randn(30, 8).half()
+    agent, hidden = Agent(PaperPolicy(8), lr), torch.randn(30, 8).half()
     return agent, {0: [(part, torch.ones(len(part), dtype=torch.bool)) for part in hidden.split([9, 6, 15])]}
 
 
 def test_an_empty_replay_teaches_nothing():
-    learner = train_nmg.Learner(8, Config(updates_per_episode=3))
-    before = weights(learner.policy)
-    for number, replay in enumerate(([], replay_of([0, 0]))):
-        learner.replay = replay
-        assert learner.learn(number) == {"learner_policy_loss": 0.0}
-    assert same(weights(learner.policy), before)
     agent, memory = small_agent(1e-3)
     learned = agent.learn(memory, np.random.default_rng(0), Config(updates_per_episode=3))
     assert learned == {"policy_loss": 0, "value_loss": 0}
@@ -648,8 +588,7 @@ def test_the_papers_own_rule_learns(sign):
         plays = train_nmg.mask_contexts(agents.policies, states, batch, e, cfg)
         for play in plays.values():
             play.scores["em"] = sign * (play.mask & good).sum()
-        agents.store(e, Episode(ids, None, None, plays), states)
-        agents.learn(e)
+        agents.learn(e, Episode(ids, None, None, plays), states)
         # Of the learner's probability.
         shares.append((np.exp(plays["learner"].log_prob) * good).sum() / N)
     share = np.mean(shares[-10:])
@@ -663,7 +602,7 @@ def test_exploring_among_policies_learns(seed):
     the masked, and noise; after 20 episodes the policy draws good tokens."""
     N, L, H = 60, 12, 16
     rng = np.random.default_rng(seed)
-    cfg = Config(metric="em", seed=seed, p=1 / L, rl_lr=1e-3, updates_per_episode=30)
+    cfg = Config(metric="em", seed=seed, p=1 / L)
     learner = train_nmg.Learner(H, cfg)
     batch = SimpleNamespace(maskable=np.ones((N, L), bool), indices=np.arange(N))
     every = np.ones((N, L), bool)
@@ -676,8 +615,7 @@ def test_exploring_among_policies_learns(seed):
         plays = train_nmg.mask_contexts(learner.policies, states, batch, e, cfg)
         for play in plays.values():
             play.scores["em"] = (play.mask & good).sum() / N + 0.3 * rng.normal()
-        learner.store(e, Episode(kind.numpy(), every, every, plays), states)
-        learner.learn(e)
+        learner.learn(e, Episode(kind.numpy(), every, every, plays), states)
         drawn = train_nmg.act(learner.policy, states, batch, RowRandom(seed, "x", e, np.arange(N)), 1 / L)
         shares.append((drawn.mask & good).sum() / N)
     assert np.mean(shares[-3:]) > 0.85
@@ -819,8 +757,7 @@ def test_several_processes_learn_what_one_does(form, processes, finished, tmp_pa
     ["--preset=small_tasks"],
 ])
 def test_switches(flags, tmp_path):
-    small = ["--contexts=16", "--docs=4", "--episodes=1", "--ft_epochs=1", "--mlm_epochs=1",
-             "--updates_per_episode=2"]
+    small = ["--contexts=16", "--docs=4", "--episodes=1", "--ft_epochs=1", "--mlm_epochs=1"]
     succeed("train_nmg.py", *small, *flags, cwd=tmp_path)
     [folder] = tmp_path.glob("runs/nmg-toy*-tiny-0")
     [row] = runs.read_rows(folder / "metrics.jsonl")
@@ -855,14 +792,13 @@ def test_defaults_are_the_papers():
 def test_chemprot_with_a_real_lm(tmp_path):
     succeed("train_nmg.py", f"--dataset={SHARED}/data/chemprot", f"--lm={SHARED}/lm/minilm", "--contexts=8",
             "--episodes=1", "--validation=8", "--examples=8", "--ft_epochs=1", "--mlm_epochs=1",
-            "--updates_per_episode=2", "--out=o", cwd=tmp_path)
+            "--out=o", cwd=tmp_path)
     assert load_policy(tmp_path / "o").hidden_size == 384
 
 
 def test_a_learning_rate_of_the_policy_without_sense(tmp_path):
-    """All weights are finite after two steps; no output is, and no policy is saved. (The last layer begins at
-    zero, so that one step is not enough.)"""
-    flags = [*SMALL, "--episodes=1", "--rl_lr=1e30", "--updates_per_episode=2", "--out=o"]
+    """All weights are finite after a step; no output is, and no policy is saved."""
+    flags = [*PAPER, "--episodes=1", "--rl_lr=1e30", "--out=o"]
     result = call("train_nmg.py", *flags, cwd=tmp_path)
     assert result.returncode == 2 and "became infinite or NaN; a smaller learning rate" in result.stderr
     assert not (tmp_path / "o/policy.safetensors").exists() and not (tmp_path / "o/metrics.jsonl").exists()

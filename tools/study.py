@@ -36,7 +36,7 @@ import maskers
 import report
 import train_nmg
 from nmg.loop import length_batches
-from nmg.policies import Policy
+from nmg.policies import LinearPolicy
 from nmg.subtasks import SubTaskSampler
 from pretrain import mask_batch
 from support import devices, runs, sources, toy
@@ -355,13 +355,15 @@ def flat(settings: dict) -> dict:
 
 
 def save_untrained(study: Study, hidden_size: int, number: int) -> None:
-    """Saves a policy that has learned nothing, as sharp as those that learn."""
+    """Saves a policy that has learned nothing: its weights are random numbers, and it is as sharp as those
+    that learn."""
     folder = study.folder / f"untrained-{number}"
     # Written last of all.
     if not (folder / "policy.safetensors").exists():
         torch_seed(number, "untrained")
-        sharpness = None if study.learn.paper else study.learn.sharpness
-        Policy(hidden_size, sharpness).save(folder)
+        untrained = LinearPolicy(hidden_size, study.learn.sharpness)
+        torch.nn.init.normal_(untrained.weight)
+        untrained.save(folder)
 
 
 # ---------------------------------------------------------------- the table
