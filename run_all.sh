@@ -176,9 +176,9 @@ table() {
             nmg) episodes="" ;;
             sampled) learned_as=nmg episodes="" ;;
             mean) learned_as=nmg episodes="" numbers=$(seq -s " " 0 $((POLICIES - 1))) ;;
-            nmg-paper) learn="--paper=True --updates_per_episode=10 --continual=True" ;;
-            nmg-alone) learn="--paper=True --updates_per_episode=10 --continual=True --self_play=False" ;;
-            nmg-fresh) learn="--paper=True --updates_per_episode=10 --continual=False" ;;
+            nmg-paper) learn="--paper=True --continual=True" ;;
+            nmg-alone) learn="--paper=True --continual=True --self_play=False" ;;
+            nmg-fresh) learn="--paper=True --continual=False" ;;
             *) learned_as="" ;;
         esac
         if [ "$learned_as" ]; then

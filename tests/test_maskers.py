@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import data_prep
 import maskers
 from maskers import SCORES
-from nmg.policies import Policy, load_policy
+from nmg.policies import PaperPolicy, load_policy
 from support import models, toy
 from support.data import Batch, blocks, collate
 from support.rng import RowRandom
@@ -122,7 +122,7 @@ def masker_of(name):
 def wide_policy():
     """A policy for hidden states of size 16, with weights so wide that probabilities differ."""
     torch.manual_seed(0)
-    policy = Policy(16)
+    policy = PaperPolicy(16)
     for weight in policy.parameters():
         torch.nn.init.normal_(weight, std=0.5)
     return policy
@@ -465,7 +465,7 @@ def test_the_most_probable_tokens_are_masked():
 
 def test_a_policy_starts_from_small_weights_and_no_biases():
     torch.manual_seed(0)
-    for name, weight in Policy(128).named_parameters():
+    for name, weight in PaperPolicy(128).named_parameters():
         if name == "norm.weight":
             assert (weight == 1).all()
         elif name.endswith("bias"):
@@ -476,7 +476,7 @@ def test_a_policy_starts_from_small_weights_and_no_biases():
 
 
 def test_a_saved_policy_is_the_same_or_refused(tmp_path):
-    policy = Policy(32)
+    policy = PaperPolicy(32)
     policy.save(tmp_path)
     opened = load_policy(tmp_path)
     assert same(policy.state_dict(), opened.state_dict())

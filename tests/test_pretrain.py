@@ -390,12 +390,12 @@ def test_a_policy_that_changed_is_another_run(tmp_path, flags):
     """What it was trained on is among the settings of the pre-training."""
     learned = {"episodes": 4, "p": 0.05, "mlm_epochs": 3}
     runs.Run(tmp_path / "policy", learned).finish()
-    policies.Policy(32).save(tmp_path / "policy")
+    policies.PaperPolicy(32).save(tmp_path / "policy")
     command = ["pretrain.py", *flags, "--masker=nmg:policy", "--max_steps=1", "--out=o"]
     assert call(*command, cwd=tmp_path).returncode == 0
     settings = finetune.origin_of(str(tmp_path / "o"))["settings"]
     assert settings["policy"] == learned
-    policies.Policy(32).save(tmp_path / "policy")
+    policies.PaperPolicy(32).save(tmp_path / "policy")
     again = call(*command, cwd=tmp_path)
     assert again.returncode == 2 and "holds another run (masker_file=" in again.stderr
 

@@ -159,7 +159,7 @@ def test_what_is_learned_and_its_flags():
     script = "train_nmg.py --dataset=newsqa --lm=x --seed=0"
     where = "--out=runs/tables/policy-newsqa-x"
     # The paper's form has the paper's number of episodes, unless another one is asked for.
-    paper = f"{script} --episodes=200 {given} --paper=True --updates_per_episode=10"
+    paper = f"{script} --episodes=200 {given} --paper=True"
     assert learn[0].endswith(f"{script} {given} {where}-nmg-0")
     assert learn[1].endswith(f"{paper} --continual=True --self_play=False {where}-nmg-alone-0")
     assert learn[2].endswith(f"{paper} --continual=False {where}-nmg-fresh-0")
@@ -503,7 +503,7 @@ def test_rows_are_run(tmp_path):
     """Rows of each kind in the toy world by the real scripts; after that nothing is left, and each data set
     has its table."""
     rows = ["none", "entity", "sampled", "nmg-alone"]
-    small = "--contexts=30 --docs=6 --mlm_epochs=1 --ft_epochs=1 --updates_per_episode=2"
+    small = "--contexts=30 --docs=6 --mlm_epochs=1 --ft_epochs=1"
     asked = {"QUICK": "1", "SEEDS": "0", "PYTHON": sys.executable, "OUT": str(tmp_path / "out"),
              "MASKERS": " ".join(rows), "NMG_FLAGS": f"--episodes=1 {small}",
              "PRETRAIN_FLAGS": "--max_steps=2", "FINETUNE_FLAGS": "--epochs=1"}

@@ -13,7 +13,7 @@ from conftest import ROOT, call, kill_when, succeed, write_rows
 import maskers
 import report
 import train_nmg
-from nmg.policies import Policy
+from nmg.policies import LinearPolicy
 from nmg.subtasks import SubTaskSampler
 from support import runs, sources
 from support.models import LMReader
@@ -28,7 +28,6 @@ seeds = 2
 maskers = {list(ROWS)}
 [learn]
 episodes = 1
-updates_per_episode = 2
 {FAST}[play]
 val_share = 0.5
 {FAST}"""
@@ -285,12 +284,12 @@ def test_the_plans_of_the_repository(tmp_path, monkeypatch):
     # Some compare policies that were learned before.
     monkeypatch.chdir(tmp_path)
     learned = ["chemprot-0", "chemprot-1", "chemprot-2"]
-    learned += ["chemprot-joined", "chemprot-joined-f1", "chemprot-no-plays"]
+    learned += ["chemprot-joined", "chemprot-joined-f1", "chemprot-no-plays", "chemprot-linear"]
     learned += ["acl_arc-joined", "acl_arc-joined-f1", "scicite-joined", "scicite-joined-f1"]
     learned += ["scierc-joined-f1"]
     learned += [f"{task}-200/policy-{i}" for task in ("scierc", "acl_arc", "chemprot") for i in (0, 1)]
     for name in learned:
-        Policy(8).save(tmp_path / "runs/studies" / name)
+        LinearPolicy(8).save(tmp_path / "runs/studies" / name)
     plans = sorted((ROOT / "results/plans").glob("*.toml"))
     learning = [file for file in plans if file.stem.endswith("-200")]
     assert len(learning) >= 5

@@ -40,7 +40,7 @@ def test_tags_and_entities(ner):
 @pytest.mark.training
 def test_a_policy_is_learned_for_a_third_kind_of_task(ner, tmp_path, monkeypatch):
     flags = ["--dataset=conll", "--contexts=60", "--docs=60", "--ft_epochs=6", "--ft_lr=2e-3",
-             "--updates_per_episode=2", "--out=o"]
+             "--out=o"]
     summary = ner.summary
     # Its score is a number of numpy, with which a finished run is made longer all the same.
     monkeypatch.setattr(ner, "summary", lambda lines: {"f1": np.float32(summary(lines)["f1"])})

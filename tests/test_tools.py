@@ -19,7 +19,7 @@ from scipy import stats
 import data_prep
 import maskers
 import pretrain
-from nmg.policies import Policy
+from nmg.policies import PaperPolicy
 from support import models, runs, toy
 from support.data import Pieces, blocks
 from tools import show_masks, toy_compare
@@ -37,7 +37,7 @@ HOSTILE = ["</script><img src=x onerror=alert(1)> on the <b>mat</b> & \"dogs\" d
 def policy(tmp_path):
     """A policy for hidden states of size 32, with weights so wide that probabilities differ."""
     torch.manual_seed(0)
-    net = Policy(32)
+    net = PaperPolicy(32)
     for weight in net.parameters():
         torch.nn.init.normal_(weight, std=0.5)
     net.save(tmp_path / "policy")
@@ -292,7 +292,7 @@ def test_what_nmg_learned_is_compared_by_seed(tmp_path, monkeypatch):
     """Drawn and greedy, between random masks and the oracle; then what each seed learned, in a sentence."""
     for seed in (7, 8):
         folder = tmp_path / f"runs/nmg-toycls-tiny-{seed}"
-        Policy(128).save(folder)
+        PaperPolicy(128).save(folder)
         rows = []
         for episode in range(12):
             rows.append({"episode": episode + 1, "learner_score": 0.5})

@@ -447,7 +447,8 @@ def test_scores_of_any_scale_teach_the_same(subtask):
         learner = train_nmg.Learner(128, Config(metric="em"))
         scores = {"opponent": 0.1 * scale, "learner": 0.4 * scale}
         learner.learn(0, played_at_random(batch, scores, 0), states)
-        logits.append(policies.sharpened(train_nmg.policy_forward(learner.policy, states)[0].numpy(), 2.0))
+        found, _ = train_nmg.policy_forward(learner.policy, states)
+        logits.append(policies.sharpened(found.detach().numpy(), 2.0))
     np.testing.assert_allclose(logits[0], logits[1], atol=1e-3)
     assert not logits[2][batch.maskable].any()
 

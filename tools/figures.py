@@ -95,8 +95,11 @@ def foretold_table(folder: Path) -> str:
     rows = []
     for file in sorted(folder.glob("foretell-*.jsonl")):
         plays = file.stem.removeprefix("foretell-").replace("-", " ")
-        rows += [{"plays": plays, **row} for row in runs.read_rows(file)]
-    settings = ["plays", "metric", "judged_by", "updates"]
+        for row in runs.read_rows(file):
+            # Policies that say how many updates they took were networks of the paper's size.
+            policy = f"network, {row['updates']} updates" if "updates" in row else "linear"
+            rows.append({"plays": plays, "policy": policy, **row})
+    settings = ["plays", "metric", "judged_by", "policy"]
     means = pd.DataFrame(rows).pivot_table("r", settings, "way").reset_index()
     for way in ("all words", "highest tenth"):
         means[way] = report.formatted(means[way], "{:.2f}")

@@ -1,19 +1,18 @@
 """How well a policy that was learned from one run's plays foretells the scores of other runs' plays.
 
     python -m tools.foretell --lm=MINILM --metric=likelihood --plays=runs/a,runs/b,runs/c
-    python -m tools.foretell ... --updates=20,80,320 --minibatch=32         # other settings of the learner
     python -m tools.foretell ... --judged_by=accuracy,macro_f1              # other scores than the reward
     python -m tools.foretell ... --joined=True      # each run is foretold from the plays of all other runs
     python -m tools.foretell ... --plays=runs/a+runs/b,runs/c   # a and b count as one run: those of one task
     python -m tools.foretell ... --out=runs/mine.jsonl      # after an edit of the learner, to compare both
 
-A policy is learned anew from each run's plays (train_nmg.Learner), or with --joined=True from those of all
+A policy is learned from each run's plays (train_nmg.Learner), or with --joined=True from those of all
 runs but one. For every play of the other runs we then compute how much it likes the mask, in two ways: over
 all words, as the mean standardised logit of the masked tokens, and by the highest tenth, as the share of the
 masked tokens that are among the tenth of their block with the highest logits. Printed is the correlation of
-that with the score, both minus their mean over the plays of the episode: the mean of all, of each pair of
-runs, and of each seed. So a setting of the learner is judged by plays that it has not seen, without playing.
-Choose by the highest tenth: a policy can be right about most words and wrong about the few that it masks.
+that with the score, both minus their mean over the plays of the episode: the mean, and that of each pair of
+runs. So a learner is judged by plays that it has not seen, without playing. Look at the highest tenth, too: a
+policy can be right about most words and wrong about the few that it masks.
 Flags that say how plays are made, such as --contexts or --mlm_lr, have no effect, as the plays are there
 already.
 """
@@ -39,15 +38,13 @@ from support.runs import UserError
 
 @dataclass
 class Config(train_nmg.Config):
-    updates: str = "80,200,640"     # updates_per_episode to compare, separated by commas
     joined: bool = False            # learn from the plays of all other runs together; False: of each alone
-    seeds: int = 3                  # how many learners of each run, with seeds from --seed on
     judged_by: str | None = None    # the scores that are foretold, separated by commas; None: --metric
     out: str = "runs/foretell.jsonl"    # every correlation, a line each
 
 
 # The fields of a line of --out.
-FIELDS = {"metric", "judged_by", "updates", "source", "target", "seed", "way", "r"}
+FIELDS = {"metric", "judged_by", "source", "target", "way", "r"}
 # The share of a block's maskable tokens that counts as highest. With --p=0.05 a policy draws mostly from it.
 HIGHEST = 0.1
 
@@ -89,11 +86,10 @@ def correlations(logits: list[np.ndarray], episodes: list[Episode],
 
 
 def learned_from(played: list[tuple[Episode, list[State]]], hidden_size: int, cfg: Config) -> Policy:
-    """The policy that is learned anew from the plays of one run, or of several."""
+    """The policy that is learned from the plays of one run, or of several."""
     learner = train_nmg.Learner(hidden_size, cfg)
     for number, (episode, states) in enumerate(played):
-        learner.store(number, episode, states)
-    learner.learn(len(played) - 1)
+        learner.learn(number, episode, states)
     return learner.policy
 
 
@@ -118,16 +114,14 @@ def judged(sources: list[str], targets: list[str], played: dict[str, list], hidd
     for target in targets:
         for score, ways in foretold(policy, played[target], cfg.judged_by.split(",")).items():
             for way, r in ways.items():
-                yield {"metric": cfg.metric, "judged_by": score, "updates": cfg.updates_per_episode,
-                       "source": ",".join(sources), "target": target, "seed": cfg.seed, "way": way, "r": r}
+                yield {"metric": cfg.metric, "judged_by": score, "source": ",".join(sources),
+                       "target": target, "way": way, "r": r}
 
 
 def main(cfg: Config) -> None:
     folders = [*dict.fromkeys(filter(None, (cfg.plays or "").split(",")))]
     if len(folders) < 2:
         raise UserError("--plays=A,B: the plays of at least two runs are needed")
-    if not all(number.isdigit() and int(number) > 0 for number in cfg.updates.split(",")):
-        raise UserError(f"--updates={cfg.updates}: must be numbers above 0, separated by commas")
     runs.check_fields(Path(cfg.out), FIELDS)
     devices.use_fast_path(cfg.fast)
     lm = load_lm(cfg.lm, cfg.seed).to(device())
@@ -148,23 +142,14 @@ def main(cfg: Config) -> None:
     order = "the first run's policy on the others, the second's, ..."
     if cfg.joined:
         order = "the others' policy on the first run, on the second, ..."
-    print(f"{'updates':>8}  {'score':<10}  {'liked':<14} mean   {order}")
-    first_seed = cfg.seed
-    pairs = what_foretells_what(folders, cfg.joined)
-    every = []
-    for updates in cfg.updates.split(","):
-        cfg.updates_per_episode = int(updates)
-        rows = []
-        for (sources, targets), seed in itertools.product(pairs, range(first_seed, first_seed + cfg.seeds)):
-            cfg.seed = seed
-            rows += judged(sources, targets, played, lm.config.hidden_size, cfg)
-        every += rows
-        runs.write_rows(Path(cfg.out), every)
-        for (score, way), found in pd.DataFrame(rows).groupby(["judged_by", "way"]):
-            each = "  ".join(f"{r:.2f}" for r in found.groupby(["source", "target"], sort=False)["r"].mean())
-            of_seeds = "  ".join(f"{r:.3f}" for r in found.groupby("seed")["r"].mean())
-            mean = found["r"].mean()
-            print(f"{updates:>8}  {score:<10}  {way:<14} {mean:.3f}  {each}   seeds  {of_seeds}", flush=True)
+    print(f"{'score':<10}  {'liked':<14} mean   {order}")
+    rows = []
+    for sources, targets in what_foretells_what(folders, cfg.joined):
+        rows += judged(sources, targets, played, lm.config.hidden_size, cfg)
+    runs.write_rows(Path(cfg.out), rows)
+    for (score, way), found in pd.DataFrame(rows).groupby(["judged_by", "way"]):
+        each = "  ".join(f"{r:.2f}" for r in found["r"])
+        print(f"{score:<10}  {way:<14} {found['r'].mean():.3f}  {each}")
 
 
 if __name__ == "__main__":
