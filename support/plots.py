@@ -32,8 +32,11 @@ def save(fig, file: Path) -> None:
 
 def curves(metrics: list[dict], file: Path) -> None:
     """The paper's learning curves, and the scores, from the records of metrics.jsonl, one per episode."""
-    fig = figure(15, 3.4)
-    regret, scores, entropy, loss = fig.subplots(1, 4)
+    # Only the paper's form has losses.
+    has_losses = "learner_policy_loss" in metrics[0]
+    panels = 3 + has_losses
+    fig = figure(3.75 * panels, 3.4)
+    regret, scores, entropy, *loss = fig.subplots(1, panels)
     last = metrics[-1]["episode"]
     against_random = [m for m in metrics if "random_score" in m]
     compared = [m["episode"] for m in against_random]
@@ -50,15 +53,15 @@ def curves(metrics: list[dict], file: Path) -> None:
             lost = [m[f"{name}_score"] < m["random_score"] for m in against_random]
             regret.plot(compared, np.cumsum(lost), ".-", color=color, label=name)
         if f"{name}_policy_loss" in metrics[0]:
-            # The paper's form has a critic, whose loss comes on top.
-            losses = [m[f"{name}_policy_loss"] + m.get(f"{name}_value_loss", 0) for m in metrics]
-            loss.plot([m["episode"] for m in metrics], losses, ".-", color=color, label=name)
+            losses = [m[f"{name}_policy_loss"] + m[f"{name}_value_loss"] for m in metrics]
+            loss[0].plot([m["episode"] for m in metrics], losses, ".-", color=color, label=name)
     regret.set(title="episodes lost against random, so far", ylim=(0, None))
     regret.yaxis.get_major_locator().set_params(integer=True)
     scores.set(title="score (what is rewarded)")
     entropy.set(title="mean entropy of the policy, nats", ylim=(0, None))
-    loss.set(title="loss of an action in replay")
-    for ax in (regret, scores, entropy, loss):
+    for ax in loss:
+        ax.set(title="loss of an action in replay")
+    for ax in (regret, scores, entropy, *loss):
         ax.set(xlabel="episode", xlim=(0, last + 1))
         ax.xaxis.get_major_locator().set_params(integer=True)
         ax.legend(frameon=False, fontsize=8)
