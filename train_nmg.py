@@ -14,7 +14,7 @@ against the others, and the policy takes a step of policy gradient from all play
 Self-play: the learner and the opponent are one policy that explores in opposite directions. In each episode a
 random direction is added to the policy's logits for the learner and subtracted for the opponent, so that
 their scores show which way is better. A third player masks at random, in some episodes: it is the control.
-(The paper's form, --paper, has two policies, networks which explore and learn otherwise: nmg/paper_form.py.)
+(The paper's form, --paper, has two networks, which explore and learn otherwise: nmg/paper_form.py.)
 
 Shapes: N blocks of text to mask (a context is one block or more), B rows of a forward pass, L tokens each
 (padded), K actions.

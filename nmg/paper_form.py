@@ -5,13 +5,13 @@ What differs with --paper:
     exploration     players draw tokens from their own policies, uniformly in the first --uniform_episodes; no
                     direction is added to a policy, and logits are not sharpened
     players         learner and opponent are two policies (Agent), and random takes part in every episode
+    policy          a network (PaperPolicy), which reads the states of a block together
     rewards         signs of comparisons, in place of differences of scores
     replay          single actions, drawn by priority; an agent learns from its own plays only, and goes on
                     from what it had learned
     loss            the ratio of the new and the old policy, and a critic
     continual       an episode starts from the LM that the learner of the last one pre-trained
-The inner loop is the same. So is the network, but its last layer is not zeroed at first. The paper's number
-of updates is --updates_per_episode=10.
+The inner loop is the same.
 """
 import json
 from collections.abc import Mapping

@@ -1,5 +1,6 @@
-"""The policy network, which says for each token how much it should be masked, and its files, policy.json and
-policy.safetensors. `encode` and `policy_forward` run it over all blocks of a sub-task.
+"""Policies, which say for each token how much it should be masked: the linear one, the paper's network, and
+their files, policy.json and policy.safetensors. `encode` and `policy_forward` run one over all blocks of a
+sub-task.
 """
 import json
 from collections.abc import Callable
