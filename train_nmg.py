@@ -9,7 +9,7 @@
 
 An episode (Algorithm 1): Players mask the contexts of a small sub-task. Each pre-trains a copy of the LM on
 its masks, fine-tunes it, and is scored on held-out examples. What a player masked is rewarded by how it did
-against the others, and the policy takes a step of policy gradient from all plays so far.
+against the others, and the policy learns from this episode and all before it.
 
 Self-play: the learner and the opponent are one policy that explores in opposite directions. In each episode a
 random direction is added to the policy's logits for the learner and subtracted for the opponent, so that
@@ -94,18 +94,19 @@ class PlayConfig(DataFlags):
 class Config(PlayConfig):
     preset: str | None = None       # small_tasks, the values of PRESETS below; flags that are given win
     # the outer loop
-    paper: bool = False             # True: the paper's exploration, reward and loss; nothing learned so far
+    paper: bool = False             # True: the paper's network, exploration, reward and loss, which have
+                                    # learned nothing so far
     episodes: int = 16              # 36 plays; small_tasks has 48, as the policies that gained on ChemProt
                                     # (the paper: 200 episodes at most). A finished run can be made longer
     plays: str | None = None        # folders of other runs, comma-separated: their plays teach, too
     self_play: bool = True          # False: the learner competes with random only (Table 3)
-    save_every: int = 10            # episodes between two pictures (with --paper: and checkpoints), unless
-                                    # five minutes are over before
+    save_every: int = 10            # episodes between pictures (with --paper: and checkpoints); sooner if
+                                    # five minutes have passed
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
     # without --paper
     sharpness: float = SHARPNESS    # standard deviation of a block's logits, by which tokens are drawn
-    exploration: float = 2.0        # weight of a direction beside the policy's logits; with 1 two of ten toy
-                                    # runs learned the wrong words, and with 2 neither of these
+    exploration: float = 2.0        # weight of a direction beside the policy's logits; with 1 two networks
+                                    # of ten learned the wrong toy words, with 2 neither of these
     random_every: int = 4           # every so many episodes the random player takes part, as a control
     # with --paper
     continual: bool = True          # an episode starts from the LM that the learner of the last one
@@ -118,9 +119,9 @@ class Config(PlayConfig):
     replay_size: int = 50_000       # actions that an agent remembers
 
 
-# What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. Policies that were
+# What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. Networks that had
 # learned from 48 plays of ChemProt with these values scored 1.5 to 2.6 points above random masks; of two from
-# 25 plays one did not. Rewarded by macro_f1, a policy gained as much there, and none on three other tasks
+# 25 plays one did not. Rewarded by macro_f1, a network gained as much there, and none on three other tasks
 # (docs/learning.md).
 PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "val_share": 0.5,
                            "mlm_lr": 3e-4, "ft_lr": 2e-4, "ft_max_len": 128, "batch_size": 8,
@@ -247,12 +248,14 @@ def rewards(episode: Episode, player: str, cfg: Config) -> tuple[np.ndarray, np.
 # ---------------------------------------------------------------- learning
 
 def policy_gradient(episode: Episode, player: str, states: list[State], cfg: Config) -> torch.Tensor:
-    """(H,): the sum of R ∇ log π(a) over the tokens a that a player masked, at w = 0, where the policy π is
-    uniform (REINFORCE, Williams 1992).
+    """(H,): the gradient of the sum of R log π(a) over the tokens a that a player masked, at w = 0, where the
+    policy π is uniform.
 
     π is the softmax of w · h over the maskable tokens of a block, so the gradient of log π(a) at w = 0 is
-    h_a - mean(h): w moves towards the states of tokens that were masked by players who did well. That teaches
-    something only if the players draw from different policies (`mask_contexts`)."""
+    h_a - mean(h): w moves towards the states of tokens that were masked by players who did well. Actions are
+    weighted by their rewards alone, whatever policy drew them (as in reward-weighted regression, Peters and
+    Schaal 2007). That teaches something only if the players draw from different policies, as they do in
+    `mask_contexts` (as in evolution strategies, Salimans et al. 2017)."""
     R, rewarded = rewards(episode, player, cfg)
     gradient = torch.zeros(states[0][0].shape[1])
     for block in rewarded.any(1).nonzero()[0]:
@@ -267,11 +270,11 @@ class Learner:
     """The policy, by which learner and opponent both play. (paper_form.Agents is its counterpart in the
     paper's form.)
 
-    It takes one step of policy gradient from the uniform policy, along the sum of the gradients of all plays
-    so far. How long the step is does not matter, as logits are standardised before tokens are drawn: so there
-    is no learning rate. Nor does it matter by which policy a token was drawn: so the plays of all players,
-    and of other runs, teach (off-policy). A network that takes many steps learns the noise of single plays,
-    too (docs/learning.md)."""
+    An episode adds its gradient at w = 0 to w, so that w is always one step away from the uniform policy,
+    along the gradients of all plays so far. How long that step is does not matter, as logits are standardised
+    before tokens are drawn: so there is no learning rate. Plays of other players and of other runs teach, too
+    (off-policy); a run with more tokens or larger scores weighs more. A network that takes many steps learns
+    the noise of single plays, too (docs/learning.md)."""
 
     def __init__(self, hidden_size: int, cfg: Config):
         self.cfg = cfg
@@ -284,10 +287,10 @@ class Learner:
 
     @torch.no_grad()
     def learn(self, number: int, episode: Episode, states: list[State]) -> dict[str, float]:
-        """Adds the gradients of an episode's plays. Returns nothing for the log, where the paper's form has
-        its losses."""
+        """Adds the gradients of an episode's plays. Returns {}: there are no losses to log."""
         for player in episode.plays:
             self.policy.weight += policy_gradient(episode, player, states, self.cfg).to(device())
+        loop.check_finite(self.policy.weight, "the weights of the policy")
         return {}
 
 
@@ -361,7 +364,7 @@ def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Mo
     if cfg.paper:
         metrics = learner.load_checkpoint(folder / "checkpoint.pt", lm)
     else:
-        # What was learned follows from what was played. (Plays of others have the number -1.)
+        # What was learned follows from what was played. Plays of others have no number, and need none.
         for episode in plays_of_others(cfg.plays, lm, cfg):
             learner.learn(-1, episode, encode(lm, episode))
         metrics = []

@@ -3,7 +3,7 @@
     python dev/made_up_worth.py --dataset=chemprot --lm=MINILM --seed=0
     python dev/made_up_worth.py --dataset=gaussian --contexts=400 --seed=0      # as many tokens as NewsQA has
 
-The networks, masks, rewards and learner are those of train_nmg.py. Only the score of a play is made up: the
+The policies, masks, rewards and learner are those of train_nmg.py. Only the score of a play is made up: the
 mean worth of the masked tokens plus noise. The worth of a token is label + tfidf + rare - punct, scores of
 maskers.py, each in standard deviations and minus its mean in the block; of `gaussian`, which needs no LM, it
 is a random function of the state. Printed is how far the policy's logits correlate with the worth, on blocks

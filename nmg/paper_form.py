@@ -176,7 +176,7 @@ class Agent:
 
 class Agents:
     """Learner and opponent, which are two policies, with the states that their replay needs. As
-    train_nmg.Learner it has `policies`, `store` and `learn`; and a checkpoint."""
+    train_nmg.Learner it has `policies` and `learn`; and a checkpoint."""
 
     def __init__(self, hidden_size: int, cfg: Any):
         self.cfg = cfg

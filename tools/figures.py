@@ -96,7 +96,7 @@ def foretold_table(folder: Path) -> str:
     for file in sorted(folder.glob("foretell-*.jsonl")):
         plays = file.stem.removeprefix("foretell-").replace("-", " ")
         for row in runs.read_rows(file):
-            # Policies that say how many updates they took were networks of the paper's size.
+            # Rows that say how many updates were taken are of networks of the paper's size.
             policy = f"network, {row['updates']} updates" if "updates" in row else "linear"
             rows.append({"plays": plays, "policy": policy, **row})
     settings = ["plays", "metric", "judged_by", "policy"]

@@ -13,8 +13,8 @@ masked tokens that are among the tenth of their block with the highest logits. P
 that with the score, both minus their mean over the plays of the episode: the mean, and that of each pair of
 runs. So a learner is judged by plays that it has not seen, without playing. Look at the highest tenth, too: a
 policy can be right about most words and wrong about the few that it masks.
-Flags that say how plays are made, such as --contexts or --mlm_lr, have no effect, as the plays are there
-already.
+Flags that say how plays are made, such as --contexts or --exploration, have no effect, as the plays are there
+already, nor have those of --paper.
 """
 import itertools
 from collections import defaultdict

@@ -355,8 +355,8 @@ def flat(settings: dict) -> dict:
 
 
 def save_untrained(study: Study, hidden_size: int, number: int) -> None:
-    """Saves a policy that has learned nothing: its weights are random numbers, and it is as sharp as those
-    that learn."""
+    """Saves a linear policy that has learned nothing: its weights are random numbers, and it is as sharp as
+    those that learn."""
     folder = study.folder / f"untrained-{number}"
     # Written last of all.
     if not (folder / "policy.safetensors").exists():
