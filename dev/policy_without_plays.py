@@ -36,7 +36,7 @@ class Config(DataFlags):
     dataset: str = "chemprot"
     lm: str = "tiny"
     max_len: int = 128
-    updates: int = 200          # gradient updates, as many as policies then learned from plays
+    updates: int = 200          # gradient updates, as many as networks took to learn from plays
     minibatch: int = 64         # blocks in an update
     rl_lr: float = 1e-4         # its learning rate
     seed: int = 0
