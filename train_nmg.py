@@ -231,54 +231,68 @@ def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch
 
 # ---------------------------------------------------------------- rewards
 
-def rewards(episode: Episode, player: str, cfg: Config) -> tuple[np.ndarray, np.ndarray]:
-    """R (N, L) of a player's actions, and which of them count, (N, L) bool: the difference of its score and
-    the mean score of the others. A token that all players masked is skipped.
+def rewards(episode: Episode, cfg: Config) -> np.ndarray:
+    """(P,): for each play of an episode its score minus the mean score of the others.
 
     A reward of your own goes here: it sees the tokens and masks (N, L) and all scores of all players, also of
-    random; labels are not kept with plays. Only the ratios of rewards matter."""
-    plays = episode.plays
-    own = plays[player].mask
-    others = [play.scores[cfg.metric] for name, play in plays.items() if name != player]
-    R = plays[player].scores[cfg.metric] - np.mean(others)
-    masked_by_all = np.all([play.mask for play in plays.values()], axis=0)
-    return np.full(own.shape, R), own & ~masked_by_all
+    random; labels are not kept with plays. The rewards of an episode must sum to 0; only their ratios
+    matter."""
+    scores = np.array([play.scores[cfg.metric] for play in episode.plays.values()])
+    mean_of_others = (scores.sum() - scores) / (len(scores) - 1)
+    return scores - mean_of_others
 
 
 # ---------------------------------------------------------------- learning
 
-def policy_gradient(episode: Episode, player: str, states: list[State], cfg: Config) -> torch.Tensor:
-    """(H,): the gradient of the sum of R log π(a) over the tokens a that a player masked, at w = 0, where the
-    policy π is uniform.
+def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch.Tensor:
+    """(H,): the gradient of the sum of R log π(a) over all tokens a that all players masked, at w = 0, where
+    the policy π is uniform. It points to the states of tokens that were masked by players who did well.
 
     π is the softmax of w · h over the maskable tokens of a block, so the gradient of log π(a) at w = 0 is
-    h_a - mean(h): w moves towards the states of tokens that were masked by players who did well. Actions are
-    weighted by their rewards alone, whatever policy drew them (as in reward-weighted regression, Peters and
-    Schaal 2007). That teaches something only if the players draw from different policies, as they do in
-    `mask_contexts` (as in evolution strategies, Salimans et al. 2017)."""
-    R, rewarded = rewards(episode, player, cfg)
+    h_a - mean(h). A token that all players masked counts for nothing, as the rewards sum to 0.
+
+    Actions are weighted by their rewards alone, whatever policy drew them (as in reward-weighted regression,
+    Peters and Schaal 2007). That teaches something only if the players draw from different policies, as they
+    do in `mask_contexts` (as in evolution strategies, Salimans et al. 2017)."""
+    masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, N, L)
+    # The sum of the rewards of those who masked a token, (N, L).
+    R = np.tensordot(rewards(episode, cfg), masks, 1)
     gradient = torch.zeros(states[0][0].shape[1])
-    for block in rewarded.any(1).nonzero()[0]:
+    for block in R.any(1).nonzero()[0]:
         hidden, maskable = states[block]                                                        # (L, H), (L,)
-        position = rewarded[block].nonzero()[0]                                                 # (K,)
-        centred = hidden[position].float() - hidden[maskable].float().mean(0)                   # (K, H)
-        gradient += torch.tensor(R[block, position], dtype=torch.float32) @ centred
+        centred = hidden.float() - hidden[maskable].float().mean(0)
+        gradient += torch.tensor(R[block, :len(hidden)], dtype=torch.float32) @ centred
     return gradient
+
+
+def agreement(gradients: torch.Tensor) -> float:
+    """Do the plays of E episodes, whose gradients are (E, H), say the same? A p value: the share of random
+    signs of the gradients by which their sum is as long as it is, or longer.
+
+    Had masks nothing to do with scores, either player of an episode might have won, and its gradient might as
+    well have the other sign."""
+    products = (gradients @ gradients.T).double().numpy()                                   # (E, E)
+    signs = np.random.default_rng(0).choice([-1, 1], (10_000, len(products)))
+    squared_lengths = ((signs @ products) * signs).sum(1)
+    # Up to rounding. The signs that the gradients have count as one more draw, so that p is never 0.
+    as_long = (squared_lengths >= 0.9999 * products.sum()).sum()
+    return float((as_long + 1) / (len(signs) + 1))
 
 
 class Learner:
     """The policy, by which learner and opponent both play. (paper_form.Agents is its counterpart in the
     paper's form.)
 
-    An episode adds its gradient at w = 0 to w, so that w is always one step away from the uniform policy,
-    along the gradients of all plays so far. How long that step is does not matter, as logits are standardised
-    before tokens are drawn: so there is no learning rate. Plays of other players and of other runs teach, too
-    (off-policy); a run with more tokens or larger scores weighs more. A network that takes many steps learns
+    w is the sum of the gradients of all episodes so far, those of other runs too (off-policy). So the policy
+    is always one step away from the uniform one, and the episodes that taught it count the same in any order.
+    How long that step is does not matter, as logits are standardised before tokens are drawn: so there is no
+    learning rate. A run with more tokens or larger scores weighs more. A network that takes many steps learns
     the noise of single plays, too (docs/learning.md)."""
 
     def __init__(self, hidden_size: int, cfg: Config):
         self.cfg = cfg
         self.policy = LinearPolicy(hidden_size, cfg.sharpness).to(device())
+        self.gradients = torch.zeros(0, hidden_size)                                        # (E, H)
 
     @property
     def policies(self) -> dict[str, Policy]:
@@ -287,11 +301,17 @@ class Learner:
 
     @torch.no_grad()
     def learn(self, number: int, episode: Episode, states: list[State]) -> dict[str, float]:
-        """Adds the gradients of an episode's plays. Returns {}: there are no losses to log."""
-        for player in episode.plays:
-            self.policy.weight += policy_gradient(episode, player, states, self.cfg).to(device())
+        """Adds the gradient of an episode. Returns how well the episodes agree (`agreement`)."""
+        gradient = policy_gradient(episode, states, self.cfg)
+        self.gradients = torch.cat([self.gradients, gradient[None]])
+        self.policy.weight[:] = self.gradients.sum(0)
         loop.check_finite(self.policy.weight, "the weights of the policy")
-        return {}
+        return {"agreement": agreement(self.gradients)}
+
+    def about(self) -> str:
+        """Whether its plays taught it anything, for those who use the policy."""
+        return (f"The {len(self.gradients)} episodes that taught the policy agree on what to mask: p = "
+                f"{agreement(self.gradients):.2g} by random signs. (If p is not small, it may be noise.)")
 
 
 # ---------------------------------------------------------------- the outer loop
@@ -312,7 +332,8 @@ def progress(metrics: list[dict]) -> str:
     """What the bar shows: the scores of the last episode, and the learner's record."""
     last = metrics[-1]
     scores = [f"{name} {last[f'{name}_score']:.4g}" for name in PLAYERS if f"{name}_score" in last]
-    return f"{', '.join(scores)}; learner {won_lost(metrics)}"
+    agree = f"; agreement p {last['agreement']:.2g}" if "agreement" in last else ""
+    return f"{', '.join(scores)}; learner {won_lost(metrics)}{agree}"
 
 
 def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], task: ModuleType,
@@ -378,11 +399,13 @@ def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Mo
     return metrics
 
 
-def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task: ModuleType) -> Policy:
-    """Algorithm 1. Writes metrics.jsonl, curves.png and the plays to `folder`; returns the learner's policy.
+def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
+               task: ModuleType) -> "Learner | paper_form.Agents":
+    """Algorithm 1. Writes metrics.jsonl, curves.png and the plays to `folder`; returns what learned, with its
+    policies.
 
     Under torchrun each process runs the inner loops of some players. The first process also does everything
-    else; the policy that the others return is not trained."""
+    else; the policies that the others return are not trained."""
     is_main = runs.is_main_process()
     form = paper_form.Agents if cfg.paper else Learner
     learner = form(lm.config.hidden_size, cfg)
@@ -414,7 +437,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
             # 4. Outer loop: what was masked is rewarded by how its player did against the others, and the
             #    policy learns from this episode and all before it.
             episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
-            losses = learner.learn(number, episode, states)
+            learned = learner.learn(number, episode, states)
 
         # 5. Continual adaptation, only with --paper: the next episode starts from the learner's LM.
         if learners_weights:
@@ -422,7 +445,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
 
         # 6. Log and save. `score` is the metric that was rewarded; after it come all of them, by name.
         if is_main:
-            log = {"episode": number + 1} | losses
+            log = {"episode": number + 1} | learned
             for name, play in plays.items():
                 log |= {f"{name}_score": play.scores[cfg.metric], f"{name}_entropy": play.entropy}
                 log |= {f"{name}_{metric}": score for metric, score in play.scores.items()}
@@ -436,7 +459,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task:
                 curves(metrics, folder / "curves.png")
                 if cfg.paper:
                     learner.save_checkpoint(folder / "checkpoint.pt", learners_weights, metrics)
-    return learner.policies["learner"]
+    return learner
 
 
 # ---------------------------------------------------------------- the script
@@ -484,17 +507,19 @@ def main(cfg: Config) -> None:
     if run.done:
         return
     print(FORMS[cfg.paper])
-    policy = meta_train(cfg, run.folder, data, lm, task)
+    learner = meta_train(cfg, run.folder, data, lm, task)
     if runs.is_main_process():
-        policy.save(run.folder)
+        learner.policies["learner"].save(run.folder)
         metrics = runs.read_rows(run.folder / "metrics.jsonl")
-        text = (f"A policy that chooses which words to mask when this LM is pre-trained further. It was "
-                f"learned from {len(metrics)} episodes, rewarded by {cfg.metric} on at most "
-                f"{cfg.validation:,} held-out examples; the exploring learner {won_lost(metrics)}.\n\n"
+        text = (f"A policy that chooses which words to mask when this LM is pre-trained further. It played "
+                f"{len(metrics)} episodes of its own, rewarded by {cfg.metric} on at most "
+                f"{cfg.validation:,} held-out examples; the exploring learner {won_lost(metrics)}. "
+                f"{learner.about()}\n\n"
                 "    python pretrain.py --masker=sampled:FOLDER")
         write_card(run.folder, "train_nmg.py", cfg, "a Neural Mask Generator learned", text,
                    tags=["neural-mask-generator"])
         run.finish(base_model=runs.base_of(cfg.lm))
+        print(learner.about())
         print(f"saved {run.folder}: metrics.jsonl, plays, curves.png, policy for "
               f"--masker=sampled:{run.folder}")
 

@@ -176,7 +176,7 @@ class Agent:
 
 class Agents:
     """Learner and opponent, which are two policies, with the states that their replay needs. As
-    train_nmg.Learner it has `policies` and `learn`; and a checkpoint."""
+    train_nmg.Learner it has `policies`, `learn` and `about`; and a checkpoint."""
 
     def __init__(self, hidden_size: int, cfg: Any):
         self.cfg = cfg
@@ -212,6 +212,9 @@ class Agents:
             mean_losses = agent.learn(self.states_of, rng, self.cfg)
             log |= {f"{name}_{loss}": value for loss, value in mean_losses.items()}
         return log
+
+    def about(self) -> str:
+        return "It is in the paper's form, which has learned nothing in any task tried so far."
 
     def save_checkpoint(self, file: Path, adapted_lm: dict[str, torch.Tensor] | None,
                         metrics: list[dict]) -> None:

@@ -58,7 +58,8 @@ def test_runs_foretell_each_other_alone_or_joined():
     played = {run: [an_episode(rng, N=2) for _ in range(3)] for run in "abc"}
     cfg = foretell.Config(metric="em", judged_by="em")
     rows = [*foretell.judged(["a", "b"], ["c"], played, 8, cfg)]
-    policy = foretell.learned_from(played["a"] + played["b"], 8, cfg)
+    policy, agreement = foretell.learned_from(played["a"] + played["b"], 8, cfg)
+    assert {row["agreement"] for row in rows} == {agreement} and 0 < agreement < 1
     assert {row["way"]: row["r"] for row in rows} == foretell.foretold(policy, played["c"], ["em"])["em"]
     assert {(row["source"], row["target"]) for row in rows} == {("a,b", "c")}
 
@@ -78,7 +79,8 @@ def test_the_table(tmp_path):
             save_episode(file_of(tmp_path / run, number), episode, {})
     flags = ["--metric=em", "--plays=a,b"]
     result = succeed("tools/foretell.py", *flags, cwd=tmp_path)
-    lines = [line.split() for line in result.stdout.splitlines()[-2:]]
+    *lines, of_a, of_b = [line.split() for line in result.stdout.splitlines()[-4:]]
+    assert [of_a[-2], of_b[-2]] == ["a", "b"] and float(of_a[1].rstrip(":")) <= 1
     assert [line[:3] for line in lines] == [["em", "all", "words"], ["em", "highest", "tenth"]]
     mean, *pairs = [float(number) for number in lines[0][3:]]
     assert len(pairs) == 2 and mean == pytest.approx(np.mean(pairs), abs=0.006)

@@ -112,18 +112,12 @@ def test_rewards_are_the_papers_outer_loop(self_play, seed, player):
 
 @pytest.mark.parametrize("names", [PLAYERS, ["random", "learner"]])
 def test_rewards_are_differences_of_scores(names):
-    """To the mean of the others; what all masked does not count."""
+    """To the mean of the others."""
     plays = plays_of(1, names)
-    tokens = np.zeros((6, 9), int)
-    episode = Episode(tokens, tokens == 0, tokens == 0, plays)
-    for player in names:
-        R, counts = train_nmg.rewards(episode, player, Config(metric="em"))
-        others = [plays[name] for name in names if name != player]
-        mean = sum(play.scores["em"] for play in others) / len(others)
-        assert (plays[player].scores["em"] - mean == R).all()
-        for place in np.ndindex(6, 9):
-            by_all_others = all(play.mask[place] for play in others)
-            assert counts[place] == (plays[player].mask[place] and not by_all_others)
+    R = train_nmg.rewards(Episode(None, None, None, plays), Config(metric="em"))
+    for player, reward in zip(names, R, strict=True):
+        others = [plays[name].scores["em"] for name in names if name != player]
+        assert reward == pytest.approx(plays[player].scores["em"] - sum(others) / len(others))
 
 
 # ---------------------------------------------------------------- losses and actions
@@ -418,36 +412,42 @@ def played_at_random(batch, scores, seed):
     return Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
 
 
-@pytest.mark.parametrize("of_tokens", [False, True])
-def test_the_policy_learns_by_policy_gradient(of_tokens, subtask, monkeypatch):
+def test_the_policy_learns_by_policy_gradient(subtask):
     """The gradient, by autograd, of the sum of R log π(a) over all actions of two episodes, at w = 0. Tokens
-    that all players masked do not count. A reward of one's own may differ from token to token."""
+    that all players masked do not count."""
     batch, states, _, _ = acting(subtask)
     three = {"random": 1, "opponent": 4, "learner": 10}, {"random": -6, "opponent": -1.5, "learner": 7.5}
     two = {"opponent": 5, "learner": 2}, {"opponent": 3, "learner": -3}
-    factor = np.ones(batch.input_ids.shape)
-    if of_tokens:
-        factor = np.random.default_rng(0).normal(size=factor.shape)
-        rewards = train_nmg.rewards
-
-        def with_factor(episode, player, cfg):
-            R, rewarded = rewards(episode, player, cfg)
-            return R * factor, rewarded
-
-        monkeypatch.setattr(train_nmg, "rewards", with_factor)
     learner = train_nmg.Learner(128, Config(metric="em"))
     uniform = LinearPolicy(128)
     objective = 0
     for number, (scores, R) in enumerate((three, two)):
         episode = played_at_random(batch, scores, number)
-        assert learner.learn(number, episode, states) == {}
+        learner.learn(number, episode, states)
         logits, _ = train_nmg.policy_forward(uniform, states)
         for name, play in episode.plays.items():
             for block, t in zip(*play.mask.nonzero(), strict=True):
                 if not all(other.mask[block, t] for other in episode.plays.values()):
-                    objective += R[name] * factor[block, t] * logits[block].log_softmax(0)[t]
+                    objective += R[name] * logits[block].log_softmax(0)[t]
     objective.backward()
     torch.testing.assert_close(learner.policy.weight.data, uniform.weight.grad, rtol=1e-3, atol=1e-2)
+
+
+def test_agreement_is_a_p_value():
+    """Of all 32 signs, for five gradients, counted one by one. It is small if gradients point the same way,
+    and by chance it is as often below .1 as a tenth of the time."""
+    rng = np.random.default_rng(0)
+    gradients = rng.normal(size=(5, 3)) + 0.5
+    length = np.linalg.norm(gradients.sum(0))
+    as_long = 0
+    for signs in itertools.product([-1, 1], repeat=5):
+        as_long += np.linalg.norm(signs @ gradients) >= length - 1e-9
+    found = train_nmg.agreement(torch.from_numpy(gradients).float())
+    assert found == pytest.approx(as_long / 32, abs=0.02) and 0 < found < 1
+    assert train_nmg.agreement(torch.ones(12, 3)) < 0.01
+    assert train_nmg.agreement(torch.zeros(3, 3)) == train_nmg.agreement(torch.ones(1, 3)) == 1
+    by_chance = [train_nmg.agreement(torch.from_numpy(rng.normal(size=(12, 30)))) for _ in range(200)]
+    assert 8 <= np.sum(np.array(by_chance) < 0.1) <= 34
 
 
 def test_scores_of_any_scale_teach_the_same(subtask):
