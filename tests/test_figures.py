@@ -24,7 +24,7 @@ def test_the_pages_show_what_lies_in_results(tmp_path, capsys, monkeypatch):
     shown = set()
     for page in ("README.md", "docs/learning.md"):
         shown |= {row for row in tables((ROOT / page).read_text("utf-8")) if row[0] in heads}
-    assert len(heads) == 3 and shown == printed
+    assert len(heads) == 4 and shown == printed
     assert all(picture.stat().st_size > 10_000 for picture in pictures)
     # Under another name, such as that of results, nothing is written.
     with pytest.raises(runs.UserError, match=r"gain\.jsonl: is a picture, and must end with"):

@@ -2,7 +2,8 @@
 
 Comparisons of masks are listed in results/comparisons.toml. The toy world's scores are those that
 tools.toy_compare writes, and what policies foretell is what tools.foretell writes; foretell-PLAYS.jsonl there
-hold its rows, or those of earlier measurements by the same equations.
+hold its rows, or those of earlier measurements by the same equations, and agreement.jsonl its rows for whole
+tasks, of which the agreement of their episodes is shown.
 
     python -m tools.figures
 """
@@ -107,6 +108,18 @@ def foretold_table(folder: Path) -> str:
     return report.markdown_table(means.rename(columns=names).astype(str).set_index("plays"))
 
 
+def agreement_table(file: Path) -> str:
+    """Do the episodes of a task agree? The p value for each score that is rewarded; file: of tools.foretell,
+    with all runs of a task as one (--plays=A+B,C+D)."""
+    rows = pd.DataFrame(runs.read_rows(file))
+    # Each policy stands in several rows, one for each task that it foretells.
+    p = rows.pivot_table("agreement", "source", "metric", "first", sort=False)
+    p.index = p.index.str.replace("+", ", ")
+    for metric in p:
+        p[metric] = report.formatted(p[metric], "{:.2g}")
+    return report.markdown_table(p.rename_axis("episodes of the runs"))
+
+
 def draw(points: pd.DataFrame, file: Path) -> None:
     """The gain of learned masks over random ones, with its interval, against the amount of text.
 
@@ -149,6 +162,7 @@ def main(cfg: Config) -> None:
     print(f"\nWhat masks are worth in the toy world\n\n{toy_table(toy_rows)}")
     toy_compare.draw(toy_rows, Path(cfg.toy_picture))
     print(f"\nWhat policies foretell\n\n{foretold_table(file.parent)}")
+    print(f"\nDo episodes agree?\n\n{agreement_table(file.parent / 'agreement.jsonl')}")
     print(f"\npictures: {cfg.picture}, {cfg.toy_picture}")
 
 
