@@ -32,11 +32,8 @@ def save(fig, file: Path) -> None:
 
 def curves(metrics: list[dict], file: Path) -> None:
     """The paper's learning curves, and the scores, from the records of metrics.jsonl, one per episode."""
-    # Only the paper's form has losses.
-    has_losses = "learner_policy_loss" in metrics[0]
-    panels = 3 + has_losses
-    fig = figure(3.75 * panels, 3.4)
-    regret, scores, entropy, *loss = fig.subplots(1, panels)
+    fig = figure(15, 3.4)
+    regret, scores, entropy, learning = fig.subplots(1, 4)
     last = metrics[-1]["episode"]
     against_random = [m for m in metrics if "random_score" in m]
     compared = [m["episode"] for m in against_random]
@@ -54,14 +51,21 @@ def curves(metrics: list[dict], file: Path) -> None:
             regret.plot(compared, np.cumsum(lost), ".-", color=color, label=name)
         if f"{name}_policy_loss" in metrics[0]:
             losses = [m[f"{name}_policy_loss"] + m[f"{name}_value_loss"] for m in metrics]
-            loss[0].plot([m["episode"] for m in metrics], losses, ".-", color=color, label=name)
+            learning.plot([m["episode"] for m in metrics], losses, ".-", color=color, label=name)
     regret.set(title="episodes lost against random, so far", ylim=(0, None))
     regret.yaxis.get_major_locator().set_params(integer=True)
     scores.set(title="score (what is rewarded)")
     entropy.set(title="mean entropy of the policy, nats", ylim=(0, None))
-    for ax in loss:
-        ax.set(title="loss of an action in replay")
-    for ax in (regret, scores, entropy, *loss):
+    # Only the paper's form has losses, and only the other one tells whether its plays agree.
+    if "agreement" in metrics[0]:
+        p = [m["agreement"] for m in metrics]
+        learning.plot([m["episode"] for m in metrics], p, ".-", color=BLUE, label="p by random signs")
+        learning.set(title="do the plays agree?", yscale="log", ylim=(5e-5, 1.5))
+        learning.yaxis.set_major_formatter("{x:g}")
+        learning.yaxis.set_minor_formatter("")
+    else:
+        learning.set(title="loss of an action in replay")
+    for ax in (regret, scores, entropy, learning):
         ax.set(xlabel="episode", xlim=(0, last + 1))
         ax.xaxis.get_major_locator().set_params(integer=True)
         ax.legend(frameon=False, fontsize=8)

@@ -556,12 +556,13 @@ def test_learning_curves(tmp_path, shown):
     assert train_nmg.progress(records[:2]).startswith("opponent 0.9, learner 0.1; learner won 1, lost 0, ")
     plots.curves(metrics([(0.5, 0.5, 0)], names=["learner"]), tmp_path / "c.png")
     assert list(lines_of(shown[1].axes[0])) == ["worst case", "learner"]
-    # The linear policy has no losses, and so no panel for them.
-    for record in records:
+    # The linear policy has no losses; in their place stands whether its plays agree.
+    for i, record in enumerate(records):
+        record["agreement"] = 1 / (i + 1)
         for name in ("learner", "opponent"):
             del record[f"{name}_policy_loss"], record[f"{name}_value_loss"]
     plots.curves(records, tmp_path / "c.png")
-    assert len(shown[2].axes) == 3
+    assert lines_of(shown[2].axes[3]) == {"p by random signs": [1, 1 / 2, 1 / 3, 1 / 4]}
 
 
 def test_forest(study, shown):
