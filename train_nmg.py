@@ -13,7 +13,7 @@ against the others, and the policy learns from this episode and all before it.
 
 Self-play: the learner and the opponent are one policy that explores in opposite directions. In each episode a
 random direction is added to the policy's logits for the learner and subtracted for the opponent, so that
-their scores show which way is better. A third player masks at random, in some episodes: it is the control.
+their scores show which way is better. A third player masks at random in some episodes, as a control.
 (The paper's form, --paper, has two networks, which explore and learn otherwise: nmg/paper_form.py.)
 
 Shapes: N blocks of text to mask (a context is one block or more), B rows of a forward pass, L tokens each
@@ -235,8 +235,8 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
     """(P,): for each play of an episode its score minus the mean score of the others.
 
     A reward of your own goes here: it sees the tokens and masks (N, L) and all scores of all players, also of
-    random; labels are not kept with plays. The rewards of an episode must sum to 0; only their ratios
-    matter."""
+    random; labels are not kept with plays. The rewards of an episode must sum to 0. An episode with larger
+    rewards weighs more; a factor that all episodes have in common does not matter."""
     scores = np.array([play.scores[cfg.metric] for play in episode.plays.values()])
     mean_of_others = (scores.sum() - scores) / (len(scores) - 1)
     return scores - mean_of_others
@@ -245,15 +245,16 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
 # ---------------------------------------------------------------- learning
 
 def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch.Tensor:
-    """(H,): the gradient of the sum of R log π(a) over all tokens a that all players masked, at w = 0, where
-    the policy π is uniform. It points to the states of tokens that were masked by players who did well.
+    """(H,): the gradient of the sum of R log π(a) over all players and the tokens a that each of them masked,
+    where R is the player's reward, at w = 0, where the policy π is uniform. It points to the states of tokens
+    that were masked by players who did well.
 
     π is the softmax of w · h over the maskable tokens of a block, so the gradient of log π(a) at w = 0 is
     h_a - mean(h). A token that all players masked counts for nothing, as the rewards sum to 0.
 
     Actions are weighted by their rewards alone, whatever policy drew them (as in reward-weighted regression,
-    Peters and Schaal 2007). That teaches something only if the players draw from different policies, as they
-    do in `mask_contexts` (as in evolution strategies, Salimans et al. 2017)."""
+    Peters and Schaal 2007). That teaches much only if the players draw from different policies, as they do in
+    `mask_contexts` (as in evolution strategies, Salimans et al. 2017)."""
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, N, L)
     # The sum of the rewards of those who masked a token, (N, L).
     R = np.tensordot(rewards(episode, cfg), masks, 1)
@@ -265,12 +266,13 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
     return gradient
 
 
-def agreement(gradients: torch.Tensor) -> float:
-    """Do the plays of E episodes, whose gradients are (E, H), say the same? A p value: the share of random
-    signs of the gradients by which their sum is as long as it is, or longer.
+def p_agree(gradients: torch.Tensor) -> float:
+    """Do E episodes agree on what to mask, or are they noise? The p value of a sign-flip test: the share of
+    random signs of their gradients (E, H) that make the sum at least as long as it is.
 
-    Had masks nothing to do with scores, either player of an episode might have won, and its gradient might as
-    well have the other sign."""
+    Had masks nothing to do with scores, either of two players might have won, and the gradient might as well
+    have the other sign. (Later masks depend on earlier scores, which does no harm: docs/learning.md has a
+    simulation.) A reward that depends on the mask itself would agree without any effect on scores."""
     products = (gradients @ gradients.T).double().numpy()                                   # (E, E)
     signs = np.random.default_rng(0).choice([-1, 1], (10_000, len(products)))
     squared_lengths = ((signs @ products) * signs).sum(1)
@@ -283,11 +285,10 @@ class Learner:
     """The policy, by which learner and opponent both play. (paper_form.Agents is its counterpart in the
     paper's form.)
 
-    w is the sum of the gradients of all episodes so far, those of other runs too (off-policy). So the policy
-    is always one step away from the uniform one, and the episodes that taught it count the same in any order.
-    How long that step is does not matter, as logits are standardised before tokens are drawn: so there is no
-    learning rate. A run with more tokens or larger scores weighs more. A network that takes many steps learns
-    the noise of single plays, too (docs/learning.md)."""
+    w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
+    So the policy is always one step away from the uniform one. How long that step is does not matter, as
+    logits are standardised before tokens are drawn: so there is no learning rate. A run with more tokens or
+    larger scores weighs more."""
 
     def __init__(self, hidden_size: int, cfg: Config):
         self.cfg = cfg
@@ -301,17 +302,17 @@ class Learner:
 
     @torch.no_grad()
     def learn(self, number: int, episode: Episode, states: list[State]) -> dict[str, float]:
-        """Adds the gradient of an episode. Returns how well the episodes agree (`agreement`)."""
+        """Adds the gradient of an episode. Returns the p value of all so far."""
         gradient = policy_gradient(episode, states, self.cfg)
         self.gradients = torch.cat([self.gradients, gradient[None]])
         self.policy.weight[:] = self.gradients.sum(0)
         loop.check_finite(self.policy.weight, "the weights of the policy")
-        return {"agreement": agreement(self.gradients)}
+        return {"p_agree": p_agree(self.gradients)}
 
     def about(self) -> str:
-        """Whether its plays taught it anything, for those who use the policy."""
-        return (f"The {len(self.gradients)} episodes that taught the policy agree on what to mask: p = "
-                f"{agreement(self.gradients):.2g} by random signs. (If p is not small, it may be noise.)")
+        """Whether there was anything to learn, for those who use the policy."""
+        return (f"Do the {len(self.gradients)} episodes that taught it agree on what to mask? "
+                f"p = {p_agree(self.gradients):.2g} (small: yes; large: these plays cannot tell).")
 
 
 # ---------------------------------------------------------------- the outer loop
@@ -332,7 +333,7 @@ def progress(metrics: list[dict]) -> str:
     """What the bar shows: the scores of the last episode, and the learner's record."""
     last = metrics[-1]
     scores = [f"{name} {last[f'{name}_score']:.4g}" for name in PLAYERS if f"{name}_score" in last]
-    agree = f"; agreement p {last['agreement']:.2g}" if "agreement" in last else ""
+    agree = f"; do they agree? p {last['p_agree']:.2g}" if "p_agree" in last else ""
     return f"{', '.join(scores)}; learner {won_lost(metrics)}{agree}"
 
 

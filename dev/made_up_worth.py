@@ -151,7 +151,7 @@ def main(cfg: Config) -> None:
         drawn.append(held_out.worth[maskers.pick(logits + gumbel, held_out, budget)].mean())
     correlation = np.corrcoef(logits[held_out.maskable], held_out.worth[held_out.maskable])[0, 1]
     print(f"seed {cfg.seed}, {n_plays} plays: correlation with the worth {correlation:.2f}, "
-          f"worth of drawn tokens {np.mean(drawn):.2f}")
+          f"worth of drawn tokens {np.mean(drawn):.2f}, p_agree {train_nmg.p_agree(learner.gradients):.2g}")
 
 
 if __name__ == "__main__":

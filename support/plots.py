@@ -57,9 +57,9 @@ def curves(metrics: list[dict], file: Path) -> None:
     scores.set(title="score (what is rewarded)")
     entropy.set(title="mean entropy of the policy, nats", ylim=(0, None))
     # Only the paper's form has losses, and only the other one tells whether its plays agree.
-    if "agreement" in metrics[0]:
-        p = [m["agreement"] for m in metrics]
-        learning.plot([m["episode"] for m in metrics], p, ".-", color=BLUE, label="p by random signs")
+    if "p_agree" in metrics[0]:
+        p = [m["p_agree"] for m in metrics]
+        learning.plot([m["episode"] for m in metrics], p, ".-", color=BLUE, label="p, sign-flip test")
         learning.set(title="do the plays agree?", yscale="log", ylim=(5e-5, 1.5))
         learning.yaxis.set_major_formatter("{x:g}")
         learning.yaxis.set_minor_formatter("")

@@ -58,8 +58,8 @@ def test_runs_foretell_each_other_alone_or_joined():
     played = {run: [an_episode(rng, N=2) for _ in range(3)] for run in "abc"}
     cfg = foretell.Config(metric="em", judged_by="em")
     rows = [*foretell.judged(["a", "b"], ["c"], played, 8, cfg)]
-    policy, agreement = foretell.learned_from(played["a"] + played["b"], 8, cfg)
-    assert {row["agreement"] for row in rows} == {agreement} and 0 < agreement < 1
+    policy, p_agree = foretell.learned_from(played["a"] + played["b"], 8, cfg)
+    assert {row["p_agree"] for row in rows} == {p_agree} and 0 < p_agree < 1
     assert {row["way"]: row["r"] for row in rows} == foretell.foretold(policy, played["c"], ["em"])["em"]
     assert {(row["source"], row["target"]) for row in rows} == {("a,b", "c")}
 

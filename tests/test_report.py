@@ -558,11 +558,11 @@ def test_learning_curves(tmp_path, shown):
     assert list(lines_of(shown[1].axes[0])) == ["worst case", "learner"]
     # The linear policy has no losses; in their place stands whether its plays agree.
     for i, record in enumerate(records):
-        record["agreement"] = 1 / (i + 1)
+        record["p_agree"] = 1 / (i + 1)
         for name in ("learner", "opponent"):
             del record[f"{name}_policy_loss"], record[f"{name}_value_loss"]
     plots.curves(records, tmp_path / "c.png")
-    assert lines_of(shown[2].axes[3]) == {"p by random signs": [1, 1 / 2, 1 / 3, 1 / 4]}
+    assert lines_of(shown[2].axes[3]) == {"p, sign-flip test": [1, 1 / 2, 1 / 3, 1 / 4]}
 
 
 def test_forest(study, shown):

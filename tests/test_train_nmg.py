@@ -112,7 +112,7 @@ def test_rewards_are_the_papers_outer_loop(self_play, seed, player):
 
 @pytest.mark.parametrize("names", [PLAYERS, ["random", "learner"]])
 def test_rewards_are_differences_of_scores(names):
-    """To the mean of the others."""
+    """From the mean of the others."""
     plays = plays_of(1, names)
     R = train_nmg.rewards(Episode(None, None, None, plays), Config(metric="em"))
     for player, reward in zip(names, R, strict=True):
@@ -433,20 +433,20 @@ def test_the_policy_learns_by_policy_gradient(subtask):
     torch.testing.assert_close(learner.policy.weight.data, uniform.weight.grad, rtol=1e-3, atol=1e-2)
 
 
-def test_agreement_is_a_p_value():
-    """Of all 32 signs, for five gradients, counted one by one. It is small if gradients point the same way,
-    and by chance it is as often below .1 as a tenth of the time."""
+def test_whether_episodes_agree():
+    """All 32 signs of five gradients, counted one by one. p is small if gradients point the same way; if they
+    are noise, it is below .1 a tenth of the time."""
     rng = np.random.default_rng(0)
     gradients = rng.normal(size=(5, 3)) + 0.5
     length = np.linalg.norm(gradients.sum(0))
     as_long = 0
     for signs in itertools.product([-1, 1], repeat=5):
         as_long += np.linalg.norm(signs @ gradients) >= length - 1e-9
-    found = train_nmg.agreement(torch.from_numpy(gradients).float())
+    found = train_nmg.p_agree(torch.from_numpy(gradients).float())
     assert found == pytest.approx(as_long / 32, abs=0.02) and 0 < found < 1
-    assert train_nmg.agreement(torch.ones(12, 3)) < 0.01
-    assert train_nmg.agreement(torch.zeros(3, 3)) == train_nmg.agreement(torch.ones(1, 3)) == 1
-    by_chance = [train_nmg.agreement(torch.from_numpy(rng.normal(size=(12, 30)))) for _ in range(200)]
+    assert train_nmg.p_agree(torch.ones(12, 3)) < 0.01
+    assert train_nmg.p_agree(torch.zeros(3, 3)) == train_nmg.p_agree(torch.ones(1, 3)) == 1
+    by_chance = [train_nmg.p_agree(torch.from_numpy(rng.normal(size=(12, 30)))) for _ in range(200)]
     assert 8 <= np.sum(np.array(by_chance) < 0.1) <= 34
 
 

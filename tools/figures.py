@@ -2,8 +2,8 @@
 
 Comparisons of masks are listed in results/comparisons.toml. The toy world's scores are those that
 tools.toy_compare writes, and what policies foretell is what tools.foretell writes; foretell-PLAYS.jsonl there
-hold its rows, or those of earlier measurements by the same equations, and agreement.jsonl its rows for whole
-tasks, of which the agreement of their episodes is shown.
+hold its rows, or those of earlier measurements by the same equations. Of its rows in agreement.jsonl, where
+the runs of a task count as one, only p_agree is shown.
 
     python -m tools.figures
 """
@@ -109,15 +109,16 @@ def foretold_table(folder: Path) -> str:
 
 
 def agreement_table(file: Path) -> str:
-    """Do the episodes of a task agree? The p value for each score that is rewarded; file: of tools.foretell,
-    with all runs of a task as one (--plays=A+B,C+D)."""
+    """Do the episodes of some runs agree? p for each score that is rewarded.
+
+    file: of tools.foretell, with the runs of a task as one (--plays=A+B,C+D)"""
     rows = pd.DataFrame(runs.read_rows(file))
     # Each policy stands in several rows, one for each task that it foretells.
-    p = rows.pivot_table("agreement", "source", "metric", "first", sort=False)
-    p.index = p.index.str.replace("+", ", ")
+    p = rows.pivot_table("p_agree", "source", "metric", "first", sort=False)
+    p.index = p.index.str.replace("nmg-", "").str.replace("-minilm", "").str.replace("+", ", ")
     for metric in p:
         p[metric] = report.formatted(p[metric], "{:.2g}")
-    return report.markdown_table(p.rename_axis("episodes of the runs"))
+    return report.markdown_table(p.rename_axis("runs").rename(columns="p by {}".format))
 
 
 def draw(points: pd.DataFrame, file: Path) -> None:

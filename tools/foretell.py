@@ -12,8 +12,8 @@ all words, as the mean standardised logit of the masked tokens, and by the highe
 masked tokens that are among the tenth of their block with the highest logits. Printed is the correlation of
 that with the score, both minus their mean over the plays of the episode: the mean, and that of each pair of
 runs. So a learner is judged by plays that it has not seen, without playing. Look at the highest tenth, too: a
-policy can be right about most words and wrong about the few that it masks. Below stands, for each policy,
-whether the episodes that taught it agree (`train_nmg.agreement`, a p value).
+policy can be right about most words and wrong about the few that it masks. The last lines tell for each
+policy whether the episodes that taught it agree (`train_nmg.p_agree`).
 Flags that say how plays are made, such as --contexts or --exploration, have no effect, as the plays are there
 already, nor have those of --paper.
 """
@@ -45,7 +45,7 @@ class Config(train_nmg.Config):
 
 
 # The fields of a line of --out.
-FIELDS = {"metric", "judged_by", "source", "agreement", "target", "way", "r"}
+FIELDS = {"metric", "judged_by", "source", "p_agree", "target", "way", "r"}
 # The share of a block's maskable tokens that counts as highest. With --p=0.05 a policy draws mostly from it.
 HIGHEST = 0.1
 
@@ -89,11 +89,11 @@ def correlations(logits: list[np.ndarray], episodes: list[Episode],
 def learned_from(played: list[tuple[Episode, list[State]]], hidden_size: int,
                  cfg: Config) -> tuple[Policy, float]:
     """The policy that is learned from the plays of one run, or of several; and how well its episodes agree
-    (train_nmg.agreement)."""
+    (train_nmg.p_agree)."""
     learner = train_nmg.Learner(hidden_size, cfg)
     for number, (episode, states) in enumerate(played):
         learned = learner.learn(number, episode, states)
-    return learner.policy, learned["agreement"]
+    return learner.policy, learned["p_agree"]
 
 
 def what_foretells_what(folders: list[str], joined: bool) -> list[tuple[list[str], list[str]]]:
@@ -113,12 +113,12 @@ def judged(sources: list[str], targets: list[str], played: dict[str, list], hidd
     """A row for each target, score and way of liking: what a policy that was learned from the sources
     foretells."""
     learned = [*itertools.chain.from_iterable(played[source] for source in sources)]
-    policy, agreement = learned_from(learned, hidden_size, cfg)
+    policy, p_agree = learned_from(learned, hidden_size, cfg)
     for target in targets:
         for score, ways in foretold(policy, played[target], cfg.judged_by.split(",")).items():
             for way, r in ways.items():
                 yield {"metric": cfg.metric, "judged_by": score, "source": ",".join(sources),
-                       "agreement": agreement, "target": target, "way": way, "r": r}
+                       "p_agree": p_agree, "target": target, "way": way, "r": r}
 
 
 def main(cfg: Config) -> None:
@@ -154,7 +154,7 @@ def main(cfg: Config) -> None:
         each = "  ".join(f"{r:.2f}" for r in found["r"])
         print(f"{score:<10}  {way:<14} {found['r'].mean():.3f}  {each}")
     for source, found in pd.DataFrame(rows).groupby("source", sort=False):
-        print(f"p {found['agreement'].iloc[0]:.2g}: do the episodes of {source} agree?")
+        print(f"p {found['p_agree'].iloc[0]:.2g}: do the episodes of {source} agree?")
 
 
 if __name__ == "__main__":
