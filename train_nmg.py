@@ -121,7 +121,7 @@ class Config(PlayConfig):
 
 # What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. A policy that had
 # learned from 48 plays of ChemProt scored 5 points above random masks after five epochs of fine-tuning; on
-# three other tasks no gain is shown, whatever was rewarded (docs/learning.md).
+# three other tasks no gain is shown, also with other rewards (docs/learning.md).
 PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "val_share": 0.5,
                            "mlm_lr": 3e-4, "ft_lr": 2e-4, "ft_max_len": 128, "batch_size": 8,
                            "metric": "likelihood"}}
@@ -270,8 +270,9 @@ def p_agree(gradients: torch.Tensor) -> float:
     random signs of their gradients (E, H) that make the sum at least as long as it is.
 
     Had masks nothing to do with scores, either of two players might have won, and the gradient might as well
-    have the other sign. (Later masks depend on earlier scores, which does no harm: docs/learning.md has a
-    simulation.) A reward that depends on the mask itself would agree without any effect on scores."""
+    have the other sign (of three players, if noise is symmetric). Later masks depend on earlier scores, which
+    does no harm: docs/learning.md has a simulation. p is at least about 2 ** (1 - E). A reward that depends
+    on the mask itself would agree without any effect on scores."""
     products = (gradients @ gradients.T).double().numpy()                                   # (E, E)
     signs = np.random.default_rng(0).choice([-1, 1], (10_000, len(products)))
     squared_lengths = ((signs @ products) * signs).sum(1)
@@ -287,7 +288,7 @@ class Learner:
     w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
     So the policy is always one step away from the uniform one. How long that step is does not matter, as
     logits are standardised before tokens are drawn: so there is no learning rate. A run with more tokens or
-    larger scores weighs more."""
+    larger differences of scores weighs more."""
 
     def __init__(self, hidden_size: int, cfg: Config):
         self.cfg = cfg
@@ -309,9 +310,9 @@ class Learner:
         return {"p_agree": p_agree(self.gradients)}
 
     def about(self) -> str:
-        """Whether there was anything to learn, for those who use the policy."""
+        """What is printed at the end and stands in the card of the policy."""
         return (f"Do the {len(self.gradients)} episodes that taught it agree on what to mask? "
-                f"p = {p_agree(self.gradients):.2g} (small: yes; large: these plays cannot tell).")
+                f"p = {p_agree(self.gradients):.2g} (it has not told which policies gain: docs/learning.md).")
 
 
 # ---------------------------------------------------------------- the outer loop
@@ -332,7 +333,7 @@ def progress(metrics: list[dict]) -> str:
     """What the bar shows: the scores of the last episode, and the learner's record."""
     last = metrics[-1]
     scores = [f"{name} {last[f'{name}_score']:.4g}" for name in PLAYERS if f"{name}_score" in last]
-    agree = f"; do they agree? p {last['p_agree']:.2g}" if "p_agree" in last else ""
+    agree = f"; episodes agree: p {last['p_agree']:.2g}" if "p_agree" in last else ""
     return f"{', '.join(scores)}; learner {won_lost(metrics)}{agree}"
 
 
@@ -390,8 +391,9 @@ def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Mo
             learner.learn(-1, episode, encode(lm, episode))
         metrics = []
         for number, (episode, log) in enumerate(load_episodes(folder)):
-            learner.learn(number, episode, encode(lm, episode))
-            metrics.append(log)
+            learned = learner.learn(number, episode, encode(lm, episode))
+            # Also for plays that were saved before there was a p_agree.
+            metrics.append(log | learned)
     log = folder / "metrics.jsonl"
     if runs.is_main_process() and (metrics or log.exists()):
         # After a kill, the log may have more or less than was saved, or a line that is cut short.
@@ -511,15 +513,16 @@ def main(cfg: Config) -> None:
     if runs.is_main_process():
         learner.policies["learner"].save(run.folder)
         metrics = runs.read_rows(run.folder / "metrics.jsonl")
+        about = learner.about()
         text = (f"A policy that chooses which words to mask when this LM is pre-trained further. It played "
                 f"{len(metrics)} episodes of its own, rewarded by {cfg.metric} on at most "
                 f"{cfg.validation:,} held-out examples; the exploring learner {won_lost(metrics)}. "
-                f"{learner.about()}\n\n"
+                f"{about}\n\n"
                 "    python pretrain.py --masker=sampled:FOLDER")
         write_card(run.folder, "train_nmg.py", cfg, "a Neural Mask Generator learned", text,
                    tags=["neural-mask-generator"])
         run.finish(base_model=runs.base_of(cfg.lm))
-        print(learner.about())
+        print(about)
         print(f"saved {run.folder}: metrics.jsonl, plays, curves.png, policy for "
               f"--masker=sampled:{run.folder}")
 

@@ -56,11 +56,11 @@ def curves(metrics: list[dict], file: Path) -> None:
     regret.yaxis.get_major_locator().set_params(integer=True)
     scores.set(title="score (what is rewarded)")
     entropy.set(title="mean entropy of the policy, nats", ylim=(0, None))
-    # Only the paper's form has losses, and only the other one tells whether its plays agree.
+    # Only the paper's form has losses, and only the other one tells whether its episodes agree.
     if "p_agree" in metrics[0]:
         p = [m["p_agree"] for m in metrics]
         learning.plot([m["episode"] for m in metrics], p, ".-", color=BLUE, label="p, sign-flip test")
-        learning.set(title="do the plays agree?", yscale="log", ylim=(5e-5, 1.5))
+        learning.set(title="do the episodes agree?", yscale="log", ylim=(5e-5, 1.5))
         learning.yaxis.set_major_formatter("{x:g}")
         learning.yaxis.set_minor_formatter("")
     else:

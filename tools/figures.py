@@ -112,7 +112,7 @@ def agreement_table(file: Path) -> str:
     """Do the episodes of some runs agree? p for each score that is rewarded.
 
     file: of tools.foretell, with the runs of a task as one (--plays=A+B,C+D)"""
-    rows = pd.DataFrame(runs.read_rows(file))
+    rows = pd.DataFrame(rows_of(file, "agreement"))
     # Each policy stands in several rows, one for each task that it foretells.
     p = rows.pivot_table("p_agree", "source", "metric", "first", sort=False)
     p.index = p.index.str.replace("nmg-", "").str.replace("-minilm", "").str.replace("+", ", ")

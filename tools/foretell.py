@@ -92,8 +92,8 @@ def learned_from(played: list[tuple[Episode, list[State]]], hidden_size: int,
     (train_nmg.p_agree)."""
     learner = train_nmg.Learner(hidden_size, cfg)
     for number, (episode, states) in enumerate(played):
-        learned = learner.learn(number, episode, states)
-    return learner.policy, learned["p_agree"]
+        learner.learn(number, episode, states)
+    return learner.policy, train_nmg.p_agree(learner.gradients)
 
 
 def what_foretells_what(folders: list[str], joined: bool) -> list[tuple[list[str], list[str]]]:
