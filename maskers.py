@@ -212,6 +212,12 @@ def punct(batch: Batch, lm=None) -> np.ndarray:
 
 
 @register_score
+def no_punct(batch: Batch, lm=None) -> np.ndarray:
+    """Random tokens that are not punctuation; punctuation only where nothing else is left."""
+    return -FIRST * batch.is_punct
+
+
+@register_score
 def oracle(batch: Batch, lm=None) -> np.ndarray:
     """The toy world's informative words first, the best that a policy could learn there (--lm=tiny)."""
     if batch.split.special.vocabulary_size != len(toy.informative()):

@@ -302,6 +302,10 @@ def test_punct_comes_first_then_random_tokens():
     mask = mask_of("punct", batch, 0.15)
     assert mask[:, [5, 9]].all()
     assert (mask.any(0) == batch.maskable[0]).all()
+    # The opposite: of what is left, everything at some time, and punctuation where there is nothing else.
+    mask = mask_of("no_punct", batch, 0.15)
+    assert (mask.any(0) == batch.maskable[0] & ~batch.is_punct[0]).all()
+    assert mask_of("no_punct", batch, 1.0)[:, [5, 9]].all()
 
 
 def test_entities_come_first_whole_or_not_at_all():
