@@ -119,6 +119,27 @@ def test_a_play_is_an_inner_loop_under_the_masks_of_its_masker(place):
     assert line["likelihood"] == pytest.approx(100 * scores["likelihood"], abs=1e-3)
 
 
+def test_plays_of_another_plan_are_taken_over(place):
+    """Those of the same maskers, seeds and tasks."""
+    assert study_of(place).returncode == 0
+    more = "seeds = 2\nseed = 2\nprimary = 'whole'\nplays_of = 'o/plays/plays.jsonl'\n"
+    text = PLAYS.replace("punct", "whole").replace("seeds = 3\nprimary = 'whole'\n", more)
+    (place / "more.toml").write_text(text)
+    result = study_of(place, "more")
+    assert result.returncode == 0, result.stderr
+    plays = plays_of(place, "more")
+    assert set(plays) == set(itertools.product((2, 3), ("random", "whole")))
+    # Only one of them was there: the others are new.
+    seconds = {line["seconds"]["play"]: (line["seed"], line["row"]) for line in lines_of(place, "more")}
+    taken = [seconds.get(line["seconds"]["play"]) for line in lines_of(place)]
+    assert taken == [None, None, None, None, (2, "random"), None]
+    # Other tasks, and a log that is not there.
+    for wrong in (text.replace("contexts = 30", "contexts = 31"), text.replace("o/plays/", "o/nothing/")):
+        (place / "wrong.toml").write_text(wrong)
+        result = study_of(place, "wrong")
+        assert result.returncode == 2 and "must hold plays of the same tasks" in result.stderr
+
+
 def test_a_file_of_a_masker_stays_the_same(place):
     (place / "plays.toml").write_text(PLAYS.replace("punct", "my.py:mine").replace("seeds = 3", "seeds = 1"))
     (place / "my.py").write_text("from maskers import whole as mine\n")

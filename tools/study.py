@@ -68,6 +68,8 @@ class Plan(DataFlags):
     lm: str = "tiny"
     policies: int = 3               # how many are learned, with the seeds 0, 1, ...
     maskers: str = "random,sampled,nmg,mean,untrained,whole,span,punct,tfidf,label,rare,difference"
+    plays_of: str | None = None     # logs of other plans, comma-separated: their plays of the same maskers
+                                    # and seeds, such as random masks, are not made again
     primary: str = "sampled"        # the masker whose comparison with random is the primary one
     metric: str = "accuracy"        # in which they are compared
     seeds: int = 12                 # sub-tasks, on each of which every masker plays
@@ -300,6 +302,7 @@ def run(study: Study) -> None:
     settings["files"] = {row: maskers.checksum_of(row) for row in study.rows if ":" in row}
     with runs.locked(log):
         refuse_another_plan(study, settings)
+        take_over_plays(study, settings)
         for number in range(plan.policies):
             save_untrained(study, lm.config.hidden_size, number)
     warn_of_commits(log)
@@ -346,6 +349,27 @@ def refuse_another_plan(study: Study, settings: dict) -> None:
         if changed:
             raise UserError(f"{study.file}: the plan, its data or its LM changed after the first play in "
                             f"{study.log} ({', '.join(changed)}); undo the change, or choose another --out")
+
+
+def take_over_plays(study: Study, settings: dict) -> None:
+    """Adds to the log what other plans have played on the same tasks, such as random masks. Raises UserError
+    if a log has no plays, or those of other tasks. (Policies that a plan learns are its own.)"""
+    seeds = range(study.plan.seed, study.plan.seed + study.plan.seeds)
+    rows = [row for row in study.rows if row not in (*LEARNED, "untrained")]
+    # The names of a plan's two parts, and what it compares, may differ from those of another plan.
+    own = {field: settings[field] for field in ("dataset", "plan", "learn", "files")}
+    for file in filter(None, (study.plan.plays_of or "").split(",")):
+        lines = runs.read_rows(Path(file))
+        if not lines or any(line["config"] | own != settings for line in lines):
+            raise UserError(f"{study.file}: plays_of={file}: must hold plays of the same tasks, LM, and "
+                            "flags in [play]")
+        taken = []
+        for line in lines:
+            play = line["seed"], line["row"]
+            same = line["row"] in rows and line["file"] == maskers.checksum_of(line["row"])
+            if same and line["seed"] in seeds and play not in done_plays(study.log):
+                taken.append(line | {"dataset": settings["dataset"], "config": settings})
+        runs.write_rows(study.log, [*runs.read_rows(study.log), *taken])
 
 
 def flat(settings: dict) -> dict:
