@@ -17,8 +17,9 @@ def tables(text: str) -> set[tuple[str, str]]:
 
 def test_the_pages_show_what_lies_in_results(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    pictures = [tmp_path / "gain.png", tmp_path / "toy.png"]
-    figures.main(figures.Config(picture=str(pictures[0]), toy_picture=str(pictures[1])))
+    pictures = [tmp_path / "gain.png", tmp_path / "masks.png", tmp_path / "toy.png"]
+    gain, masks, toy = map(str, pictures)
+    figures.main(figures.Config(picture=gain, masks_picture=masks, toy_picture=toy))
     printed = tables(capsys.readouterr().out)
     heads = {head for head, _ in printed}
     shown = set()

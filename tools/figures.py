@@ -27,6 +27,7 @@ HEAD = """| minus random masks | seeds | points | 95 % interval | p | better on 
 class Config:
     comparisons: str = "results/comparisons.toml"   # plays lie beside it
     picture: str = "docs/gain.png"      # gain against the amount of text
+    masks_picture: str = "docs/masks.png"   # ways of masking, compared on the same tasks
     toy: str = "results/toy.jsonl"      # of tools.toy_compare
     toy_picture: str = "docs/toy.png"
 
@@ -146,6 +147,7 @@ def draw(points: pd.DataFrame, file: Path) -> None:
 def main(cfg: Config) -> None:
     file = Path(cfg.comparisons)
     points = []
+    drawn = {"accuracy": {}, "macro F1": {}}
     # A field that is missing or wrong is said with the file's name.
     with error_context(file):
         for table in runs.read_toml(file, "comparisons")["table"]:
@@ -155,16 +157,21 @@ def main(cfg: Config) -> None:
                 found = compared(row, plays, row.get("metric", "accuracy"))
                 macro_f1 = compared(row, plays, "macro_f1") if "macro_f1" in plays else None
                 print(table_line(row["what"], found, macro_f1))
+                if "drawn" in row:
+                    drawn["accuracy"][row["drawn"]] = found
+                    drawn["macro F1"][row["drawn"]] = macro_f1
                 if "text" in row:
                     points.append({"task": row["task"], "text": row["text"]} | found.to_dict())
     draw(pd.DataFrame(points), Path(cfg.picture))
+    panels = {metric: pd.DataFrame(rows).T for metric, rows in drawn.items()}
+    report.forest(panels, "ChemProt, tasks of 200 texts", Path(cfg.masks_picture))
 
     toy_rows = pd.DataFrame(rows_of(Path(cfg.toy), "--toy"))
     print(f"\nWhat masks are worth in the toy world\n\n{toy_table(toy_rows)}")
     toy_compare.draw(toy_rows, Path(cfg.toy_picture))
     print(f"\nWhat policies foretell\n\n{foretold_table(file.parent)}")
     print(f"\nDo episodes agree?\n\n{agreement_table(file.parent / 'agreement.jsonl')}")
-    print(f"\npictures: {cfg.picture}, {cfg.toy_picture}")
+    print(f"\npictures: {cfg.picture}, {cfg.masks_picture}, {cfg.toy_picture}")
 
 
 if __name__ == "__main__":
