@@ -1,5 +1,5 @@
-"""A masker of one's own: random tokens, but never the brackets << >> and [[ ]] in which ChemProt and SciERC mark
-the two entities of a sentence. (A lone < or [ of the text is left out, too.)
+"""A masker of one's own: random tokens, but never the brackets << >> and [[ ]], in which ChemProt and SciERC
+mark the two entities of a sentence. (A lone < or [ of the text is left out, too.)
 
     python pretrain.py --dataset=chemprot --lm=MINILM --masker=dev/no_brackets.py:no_brackets
 """

@@ -363,13 +363,13 @@ def take_over_plays(study: Study, settings: dict) -> None:
         if not lines or any(line["config"] | own != settings for line in lines):
             raise UserError(f"{study.file}: plays_of={file}: must hold plays of the same tasks, LM, and "
                             "flags in [play]")
-        taken = []
+        done, taken = done_plays(study.log), []
         for line in lines:
-            play = line["seed"], line["row"]
             same = line["row"] in rows and line["file"] == maskers.checksum_of(line["row"])
-            if same and line["seed"] in seeds and play not in done_plays(study.log):
-                taken.append(line | {"dataset": settings["dataset"], "config": settings})
+            if same and line["seed"] in seeds and (line["seed"], line["row"]) not in done:
+                taken.append(line | {"dataset": settings["dataset"], "config": settings, "taken_from": file})
         runs.write_rows(study.log, [*runs.read_rows(study.log), *taken])
+        print(f"{study.file.stem}: {len(taken)} plays taken over from {file}")
 
 
 def flat(settings: dict) -> dict:
@@ -406,7 +406,10 @@ def show(study: Study) -> pd.Series:
     needed = {row: report.seeds_needed(found, 1) for row, found in compared.iterrows()}
     more = {"p": p, "seeds better": better, "seeds for 1 point": needed}
     table = table.join(pd.DataFrame(more, table.index, dtype=object).fillna("-"))
-    print(f"\nPlan {study.file} ({last_changed(study.file)}); the first play ended {lines['ended'].min()}:\n")
+    # Plays that were taken over may be older than the plan.
+    own = [line["ended"] for line in runs.read_rows(study.log) if "taken_from" not in line]
+    first = min(own, default="before that")
+    print(f"\nPlan {study.file} ({last_changed(study.file)}); the first play ended {first}:\n")
     for line in study.file.read_text(encoding="utf-8").strip().splitlines():
         print(f"    {line}".rstrip())
     print(f"\n{report.markdown_table(table)}\n")
