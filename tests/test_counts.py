@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from conftest import fast_tokenizer, random_lm, write_rows
+from conftest import ROOT, fast_tokenizer, random_lm, write_rows
 
 import data_prep
 import maskers
@@ -366,6 +366,22 @@ def test_marked_tokens_stand_inside_of_markers(max_len, data):
         return FIRST * (set(range(split.char_begin[t], split.char_end[t])) <= inside)
 
     check("marked", batch, expected)
+
+
+def test_brackets_are_not_masked(data):
+    """By a masker in a file of its own; all else is masked at some time."""
+    split = data["train"]
+    batch = batch_of(split)
+    masker = maskers.find(f"{ROOT}/dev/no_brackets.py:no_brackets")
+    masked = np.zeros_like(batch.maskable)
+    for epoch in range(60):
+        row_random = RowRandom(0, "mask", epoch, batch.indices)
+        masked |= masker(batch, maskers.budget_of(batch, 0.3), row_random)
+    never = set()
+    for b, column in zip(*(batch.maskable & ~masked).nonzero(), strict=True):
+        t = batch.token_at[b, column]
+        never.add(split.text(batch.text_ids[b])[split.char_begin[t]:split.char_end[t]])
+    assert never == {"<", ">", "[", "]"}
 
 
 def test_markers_that_nothing_closes_take_no_time(tmp_path, tok):
