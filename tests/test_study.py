@@ -134,10 +134,13 @@ def test_plays_of_another_plan_are_taken_over(place):
     taken = [seconds.get(line["seconds"]["play"]) for line in lines_of(place)]
     assert taken == [None, None, None, None, (2, "random"), None]
     # Other tasks, and a log that is not there.
-    for wrong in (text.replace("contexts = 30", "contexts = 31"), text.replace("o/plays/", "o/nothing/")):
+    other_task = text.replace("contexts = 30", "contexts = 31")
+    no_file = text.replace("o/plays/", "o/no/")
+    for wrong, why in ((other_task, "contexts=30 there, 31 here"), (no_file, "is not there")):
         (place / "wrong.toml").write_text(wrong)
         result = study_of(place, "wrong")
         assert result.returncode == 2 and "must hold plays of the same tasks" in result.stderr
+        assert why in result.stderr
 
 
 def test_a_file_of_a_masker_stays_the_same(place):

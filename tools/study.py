@@ -339,16 +339,11 @@ def run(study: Study) -> None:
 
 def refuse_another_plan(study: Study, settings: dict) -> None:
     """Raises UserError if there are plays, and they were made by another plan or with other data or LM."""
-    now = flat(settings)
     for line in runs.read_rows(study.log)[:1]:
-        before = flat(line["config"])
-        changed = []
-        for name in before | now:
-            if before.get(name) != now.get(name):
-                changed.append(f"{name}={before.get(name)} there, {now.get(name)} here")
+        changed = differences(line["config"], settings)
         if changed:
             raise UserError(f"{study.file}: the plan, its data or its LM changed after the first play in "
-                            f"{study.log} ({', '.join(changed)}); undo the change, or choose another --out")
+                            f"{study.log} ({changed}); undo the change, or choose another --out")
 
 
 def take_over_plays(study: Study, settings: dict) -> None:
@@ -360,16 +355,31 @@ def take_over_plays(study: Study, settings: dict) -> None:
     own = {field: settings[field] for field in ("dataset", "plan", "learn", "files")}
     for file in filter(None, (study.plan.plays_of or "").split(",")):
         lines = runs.read_rows(Path(file))
-        if not lines or any(line["config"] | own != settings for line in lines):
-            raise UserError(f"{study.file}: plays_of={file}: must hold plays of the same tasks, LM, and "
-                            "flags in [play]")
+        if not lines:
+            raise UserError(f"{study.file}: plays_of={file}: is not there, or empty; it must hold plays of "
+                            "the same tasks")
+        for line in lines:
+            config = line.get("config", {}) | own
+            if config != settings:
+                raise UserError(f"{study.file}: plays_of={file}: must hold plays of the same tasks, LM, and "
+                                f"flags in [play] ({differences(config, settings)})")
         done, taken = done_plays(study.log), []
         for line in lines:
-            same = line["row"] in rows and line["file"] == maskers.checksum_of(line["row"])
+            same = line["row"] in rows and line["file"] == settings["files"].get(line["row"])
             if same and line["seed"] in seeds and (line["seed"], line["row"]) not in done:
                 taken.append(line | {"dataset": settings["dataset"], "config": settings, "taken_from": file})
         runs.write_rows(study.log, [*runs.read_rows(study.log), *taken])
         print(f"{study.file.stem}: {len(taken)} plays taken over from {file}")
+
+
+def differences(before: dict, now: dict) -> str:
+    """What differs between the settings of two plays, as text; empty if nothing does."""
+    before, now = flat(before), flat(now)
+    found = []
+    for name in before | now:
+        if before.get(name) != now.get(name):
+            found.append(f"{name}={before.get(name)} there, {now.get(name)} here")
+    return ", ".join(found)
 
 
 def flat(settings: dict) -> dict:
