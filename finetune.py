@@ -72,7 +72,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     tokenizer = load_tokenizer(cfg.lm)
     lm = load_lm(cfg.lm, cfg.seed)
     data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, kind=task.KIND, columns=cfg)
-    origin = origin_of(cfg.lm)
+    origin = origin_of(cfg.lm, cfg.row)
     pretraining = origin["settings"]
     cfg.max_len = max_len_of(lm, cfg.max_len)
     if cfg.split is None:
@@ -192,10 +192,12 @@ def warn_of_one_answer(lines: list[dict]) -> None:
               "more --epochs or a larger --lr may help")
 
 
-def origin_of(lm: str) -> dict:
+def origin_of(lm: str, row: str | None) -> dict:
     """run.json of the pre-training that made an LM; of any other LM, a stand-in with the masker "none"."""
     run = runs.read_run(lm)
-    if "masker" not in run.get("settings", {}):
+    # These rows of a table take the LM that the others pre-train further as it is, whatever made it.
+    is_base = (row or "").partition(",")[0] in ("none", "linear")
+    if is_base or "masker" not in run.get("settings", {}):
         settings = {"lm": runs.portable(lm), "weights": weights_of(lm), "masker": "none"}
         run = {"settings": settings, "seconds": 0.0, "held_out_loss": None}
     return run
@@ -233,7 +235,7 @@ def check_results(path: Path) -> None:
 
 
 def add_result(path: Path, run: Run, row: str | None = None) -> None:
-    """Appends a finished evaluation to the results, unless a line with the same "config" is there.
+    """Appends a finished evaluation to the results, unless a line with the same "config" and row is there.
 
     row: what run_all.sh calls it."""
     settings = run.settings
@@ -247,7 +249,7 @@ def add_result(path: Path, run: Run, row: str | None = None) -> None:
             "versions": finished["versions"]}
     with runs.locked(path):
         before = runs.read_rows(path)
-        if any(other.get("config") == line["config"] for other in before):
+        if any((other.get("config"), other.get("row")) == (settings, row) for other in before):
             print(f"{path} has a line of these settings already; remove it there to score edited code")
             return
         runs.write_rows(path, [*before, line])
@@ -267,14 +269,12 @@ def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
                         "`outputs`")
     out = predicted_file(cfg)
 
-    # 1. the model, with the length that it was fine-tuned with, and the column of its texts unless --text
-    # names another
+    # 1. the model, with the length and the options (such as max_answer) that it was fine-tuned with
     model = load_finetuned(cfg.lm, task.AUTO_CLASS)
     tokenizer = load_tokenizer(cfg.lm)
     settings = runs.read_run(cfg.lm).get("settings", {})
     cfg.max_len = max_len_of(model, settings.get("max_len", cfg.max_len))
-    if cfg.text == DataFlags.text:
-        cfg.text = settings.get("text", cfg.text)
+    options = {name: settings.get(name, value) for name, value in options.items()}
     labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
 
     # 2. the rows; of a text with several questions, a row for each
@@ -282,7 +282,8 @@ def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     rows = []
     # Those of `rows` that have text; the same dicts, so that what is added to one is written with the other.
     predicted = []
-    for record, own in read_to_predict(Path(cfg.predict), cfg, task.KIND):
+    learned_text = settings.get("text", cfg.text)
+    for record, own in read_to_predict(Path(cfg.predict), cfg.text, learned_text, task.KIND):
         own = [dict(row) for row in own]
         rows += own
         if record:

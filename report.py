@@ -172,7 +172,8 @@ def of_split(lines: pd.DataFrame, split: str | None) -> pd.DataFrame:
 def row_names(lines: pd.DataFrame) -> pd.Series:
     """nmg:FOLDER becomes nmg, as policies of several seeds lie in several folders; but where one
     policy has several seeds, or two share a seed, they are to be compared, and keep their names."""
-    kind = lines["row"].str.replace("^(nmg|sampled):[^,]*", r"\1", regex=True)
+    # The folders are separated by commas, and so are the flags of a row, --name=value.
+    kind = lines["row"].str.replace("^(nmg|sampled):[^,]*(,(?!--)[^,]*)*", r"\1", regex=True)
     rows_of_a_seed = lines.groupby([kind, "dataset", "lm", "seed"])["row"].transform("nunique")
     of_kind = lines.groupby([kind, "dataset", "lm"])
     single = (of_kind["row"].transform("nunique") == 1) & (of_kind["seed"].transform("nunique") > 1)

@@ -34,7 +34,7 @@ from tqdm import tqdm
 import data_prep
 import maskers
 from nmg import loop, paper_form
-from nmg.plays import Episode, Play, checksum_of_plays, file_of, load_episodes, save_episode
+from nmg.plays import Episode, Play, checksum_of_plays, file_of, files_of, load_episodes, save_episode
 from nmg.policies import SHARPNESS, LinearPolicy, Policy, State, encode, policy_forward, sharpened
 from nmg.subtasks import SubTask, SubTaskSampler
 from pretrain import pretrain
@@ -399,6 +399,9 @@ def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Mo
     if runs.is_main_process() and (metrics or log.exists()):
         # After a kill, the log may have more or less than was saved, or a line that is cut short.
         runs.write_rows(log, metrics)
+        # With --paper, also plays of episodes that are played again from the last checkpoint.
+        for file in files_of(folder)[len(metrics):]:
+            runs.remove(file)
     return metrics
 
 

@@ -429,7 +429,8 @@ class Run:
         """Whether a finished run is to be made longer, which needs its checkpoint."""
         if self.longer not in recorded or self.settings[self.longer] <= recorded[self.longer]:
             return False
-        if not self.checkpoint.exists():
+        # A run of length 0 has none.
+        if recorded[self.longer] and not self.checkpoint.exists():
             raise UserError(f"--out={self.folder}: is finished, and its checkpoint is gone, so that it "
                             "cannot be made longer; choose another folder, or "
                             f"--{self.longer}={recorded[self.longer]}")

@@ -178,14 +178,17 @@ def check_names(names: list[str]) -> None:
 
 def check_quotes(cells: list[str], delimiter: str, columns: int) -> None:
     """Raises ValueError if double quotes that are plain characters join rows, or tear a cell apart."""
-    for cell in cells:
-        _, *below = cell.split("\n")
+    for place, cell in enumerate(cells):
+        first, *below = cell.split("\n")
         if below and delimiter == "\t":
             raise ValueError("a quoted cell runs over several lines; double quotes that are plain "
                              "characters, or use jsonl")
-        # In running text, a blank follows a comma.
-        rows = [line for line in below if len(re.findall(rf"[{delimiter}](?=\S)", line)) == columns - 1]
-        if columns > 1 and rows and 2 * len(rows) >= len(below):
+        # The first line would end one row, and the next ones would be rows. In running text, a blank follows
+        # a comma.
+        separator = rf"[{delimiter}](?=\S)"
+        ends_row = len(re.findall(separator, first)) == columns - 1 - place
+        rows = [line for line in below if len(re.findall(separator, line)) == columns - 1]
+        if columns > 1 and ends_row and rows and 2 * len(rows) >= len(below):
             raise ValueError(f"a quoted cell holds lines that look like rows: {rows[0][:60]!r}; {QUOTES}")
     # A cell that begins a quotation, or ends with a backslash, and a later one that ends the quotation.
     odd = [cell for cell in cells if cell.count('"') % 2 or cell.endswith("\\")]
@@ -372,13 +375,18 @@ def records_of(path: Path, columns: DataFlags) -> Iterator[tuple[object, dict]]:
             print(f"{path}: {len(places):,} {what} rows are skipped, the first at {places[0]}", flush=True)
 
 
-def read_to_predict(path: Path, columns: DataFlags,
+def read_to_predict(path: Path, text: str, learned_text: str,
                     kind: str) -> Iterator[tuple[dict | None, list[dict]]]:
     """(record, rows) of every row of a file, in order: what a model reads, None where there is no text, and
-    the row itself; in question answering one for each question. kind: "cls" or "qa"; labels are not read."""
+    the row itself; in question answering one for each question. Labels are not read.
+
+    text: the column of the texts; learned_text: the one that the model was fine-tuned with, which is read
+    where the file has it and `text` names no other; kind: cls or qa"""
     with error_context(path) as at:
-        for row, fields in rows_of(path, columns, at):
+        for row, fields in rows_of(path, DataFlags(text), at):
             check_row(row)
+            if fields.text == DataFlags.text and learned_text in row:
+                fields.text = learned_text
             if kind == "qa":
                 yield qa_record(row, fields), row.get("qas", [row])
             elif fields.text not in row:

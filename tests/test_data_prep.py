@@ -754,6 +754,8 @@ LOOKS = [
     ("rows.csv", table(ROWS) + "\n\n", (40, 2), "rows.csv: 40 rows in 43 lines, 2 of them blank"),
     ("breaks.csv", 'text,label\n' + '"Dear all,\nfine, thanks\n\nBye,\nMary",a\n' * 3, (3, 1),
      "breaks.csv: quoted cells run over several lines; if its texts have no line breaks"),
+    # What follows the number's comma is no second cell, as the first line does not end a row.
+    ("number.csv", 'text,label\n' + '"Dear all,\nwe sold 1,000 units",a\n' * 3, (3, 1), "3 rows in 7 lines"),
     ("empty.csv", "text,label\na,x\n,\nb,y\n\n ,\n", (2, 2), "empty.csv: 2 empty rows are skipped"),
     ("reject.jsonl", jsonl(*stories(["a"], answer=["accept", "reject", "a", "ignore"])), (20, 1),
      "reject.jsonl: 20 rejected rows are skipped, the first at"),

@@ -32,6 +32,7 @@ import finetune
 import finetune_cls
 import finetune_qa
 from data_prep import load
+from finetune import origin_of
 from nmg import counts
 from support import devices, models, runs, toy
 from support.data import collate, windows
@@ -543,6 +544,11 @@ def test_a_row_twice_is_the_same(kind, auto_class, tmp_path, lm_folder, folder_o
     assert "already done" in again.stdout
     assert "results.jsonl has a line of these settings already" in again.stdout
     assert len(runs.read_rows(tmp_path / "two/results.jsonl")) == 1
+    # In a table of this LM, further pre-training begins with it as it is.
+    adapted = str(tmp_path / "two/adapted")
+    for row, masker in ((None, "whole"), ("random", "whole"), ("none,--lr=1e-3", "none"), ("linear", "none")):
+        origin = origin_of(adapted, row)["settings"]
+        assert (origin["masker"], origin["lm"]) == (masker, ".../adapted" if masker == "none" else ".../lm")
 
 
 # ---------------------------------------------------------------- rows without labels
@@ -586,6 +592,10 @@ def test_new_rows_are_predicted(suffix, classifier, cls_folder, tmp_path):
     p = found.drop(index=9)[["p_cat", "p_dog", "p_long", "p_short"]].astype(float)
     assert np.allclose(p.sum(axis=1), 1, atol=1e-5)
     assert p.idxmax(axis=1).str.removeprefix("p_").tolist() == [*gold, gold[0]]
+    # A file without that column may have its texts in the usual one.
+    write_rows(tmp_path / "usual.jsonl", [{"text": text} for text in texts])
+    succeed("finetune_cls.py", "--predict=usual.jsonl", f"--lm={classifier}", "--text=text", cwd=tmp_path)
+    assert [row["predicted"] for row in runs.read_rows(tmp_path / "usual.predicted.jsonl")] == gold
     # Nothing is written over, and no column is.
     for flags, said in (([], "is there already"), ([f"--predict={out}"], "has a column 'predicted' already")):
         again = call("finetune_cls.py", f"--predict=new{suffix}", f"--lm={classifier}", *flags, cwd=tmp_path)
@@ -608,6 +618,12 @@ def test_new_questions_are_answered(lm_folder, qa_folder, tmp_path):
         assert all(0 < row["probability"] < 1 for row in found)
         assert found[1] == found[1] | own
         (tmp_path / "p.jsonl").unlink()
+    # Answers are as long as those that were scored.
+    run = runs.read_run(tmp_path / "o")
+    run["settings"]["max_answer"] = 1
+    (tmp_path / "o/run.json").write_text(json.dumps(run))
+    succeed("finetune_qa.py", "--predict=flat.jsonl", "--lm=o", "--out=p.jsonl", cwd=tmp_path)
+    assert max(len(row["predicted"].split()) for row in runs.read_rows(tmp_path / "p.jsonl")) == 1
     # A context of which the tokenizer keeps nothing.
     write_rows(tmp_path / "none.jsonl", [rows[0], rows[1] | {"id": "b", "context": "\u200b"}])
     result = call("finetune_qa.py", "--predict=none.jsonl", "--lm=o", cwd=tmp_path)
@@ -674,10 +690,11 @@ def test_results_that_are_there_stay(tmp_path):
     results = tmp_path / "results.jsonl"
     results.write_text('\n{"seed": 7}')
     one, two = finished_run(tmp_path / "one", seed=1), finished_run(tmp_path / "two", seed=2)
-    for run in (one, two, one):
+    # Rows of other names are other lines, or run_all.sh would not find theirs.
+    for run, row in ((one, None), (two, None), (one, None), (one, "x"), (one, "x")):
         finetune.check_results(results)
-        finetune.add_result(results, run)
-    assert [line["seed"] for line in runs.read_rows(results)] == [7, 1, 2]
+        finetune.add_result(results, run, row)
+    assert [line["seed"] for line in runs.read_rows(results)] == [7, 1, 2, 1]
     results.write_text('{"seed": 0}\n{"half a li\n')
     with pytest.raises(UserError, match=r"--results=.*results.jsonl:2: not a JSON object"):
         finetune.check_results(results)

@@ -244,7 +244,8 @@ def test_two_policies_of_one_seed_are_compared(tmp_path):
     for seed in range(2):
         for folder in ("A/policy", "B/policy"):
             add(tmp_path, f"sampled:{folder}", seed, row=f"sampled:{folder}")
-        add(tmp_path, f"nmg:{seed}", seed)
+        # The policies of one seed, and the two of another: all of them are one row.
+        add(tmp_path, "nmg:0" if seed == 0 else "nmg:1,2", seed)
     assert set(table_of(tmp_path)) == {"nmg", "sampled:A/policy", "sampled:B/policy"}
 
 

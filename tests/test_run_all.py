@@ -228,6 +228,12 @@ def test_the_price_of_one_row(masker, env, policies, rows):
 def test_what_is_not_known_is_said():
     said = run_all("--list", QA="my.json", CLS="", LMS="x", MASKERS="none").stderr
     assert said == "question answering: my.json; classification: nothing (CLS is empty); rows: none\n"
+    # A preset has other sub-tasks, and the row `linear` no LM.
+    for env in ({"MASKERS": "nmg", "NMG_FLAGS": "--preset=small_tasks"}, {"MASKERS": "linear"}):
+        for command in listed(CLS="chemprot", LMS="bert-base-uncased", SEEDS="0", **env):
+            if "small_tasks" in command or "linear" in command:
+                with pytest.raises(KeyError):
+                    cost.hours_of(command)
     # A mistyped flag is an error of its script.
     assert listed(CLS="chemprot", LMS="bert-base-uncased", MASKERS="nmg", NMG_FLAGS="--episodes=x")
 

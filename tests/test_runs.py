@@ -377,6 +377,9 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
     (folder / "checkpoint.pt").unlink()
     with pytest.raises(UserError, match=r"its checkpoint is gone.* or --episodes=5"):
         Run(folder, SETTINGS | {"episodes": 6}, longer="episodes")
+    # A run of length 0 has no checkpoint.
+    Run(tmp_path / "none", SETTINGS | {"episodes": 0}, longer="episodes").finish()
+    assert not Run(tmp_path / "none", SETTINGS | {"episodes": 1}, longer="episodes").done
 
 
 @pytest.mark.parametrize("kept", [2, 4])

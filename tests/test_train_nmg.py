@@ -528,8 +528,8 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     """Two runs teach something else than one of them; and from there it goes on playing."""
     other = finished["default"] / "o"
     learned = []
-    for folders, episodes in ((f"{other}", 0), (f"{other},{other}", 0), (f"{other}", 1)):
-        out = tmp_path / str(len(learned))
+    for folders, episodes, place in ((other, 0, "0"), (f"{other},{other}", 0, "1"), (other, 1, "0")):
+        out = tmp_path / place
         flags = [*SMALL, f"--episodes={episodes}", f"--plays={folders}", f"--out={out}"]
         succeed("train_nmg.py", *flags, cwd=tmp_path)
         learned.append((out / "policy.safetensors").read_bytes())
@@ -549,6 +549,18 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
         command = [*SMALL, "--episodes=0", f"--plays={folder}", *flags.split()]
         result = call("train_nmg.py", *command, cwd=tmp_path)
         assert result.returncode == 2 and said in result.stderr
+
+
+def test_plays_beyond_a_checkpoint_are_played_again(tmp_path):
+    """A killed run of the paper's form has more of them, which other flags may have made."""
+    for number in (1, 2, 3):
+        runs.append_row(tmp_path / "metrics.jsonl", {"episode": number})
+        (tmp_path / "plays").mkdir(exist_ok=True)
+        file_of(tmp_path, number).touch()
+    learner = SimpleNamespace(load_checkpoint=lambda file, lm: [{"episode": 1}])
+    assert train_nmg.resume(learner, tmp_path, None, Config(paper=True)) == [{"episode": 1}]
+    assert runs.read_rows(tmp_path / "metrics.jsonl") == [{"episode": 1}]
+    assert names(tmp_path / "plays") == ["00001.npz"]
 
 
 # ---------------------------------------------------------------- whole episodes

@@ -76,9 +76,11 @@ def plays_of(flags: dict[str, str]) -> int:
 
 def hours_of(command: str) -> tuple[str, str, bool, float]:
     """Data set, LM, whether the command learns a policy, and its hours. KeyError where data set or LM are not
-    known here."""
+    known here, and for what has another price: a --preset, or the baseline without an LM."""
     scripts = command.split("&&")
     flags = flags_of(scripts[0])
+    if "preset" in flags or "linear.py" in command:
+        raise KeyError(command)
     size, share = SIZES[flags["dataset"]], LAYERS[flags["lm"]]
     learns = "train_nmg.py" in command
     if learns:
@@ -117,7 +119,7 @@ def main() -> None:
     print(f"about {total:.{digits}f} hours of one H100 (the longest command: {longest:.1f}), estimated as "
           "docs/speed.md says")
     if unknown:
-        print(f"{unknown} commands have a data set or an LM whose cost is not known here")
+        print(f"{unknown} commands have a data set, an LM or a preset whose cost is not known here")
 
 
 if __name__ == "__main__":
