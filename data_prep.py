@@ -82,7 +82,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     special = SpecialTokens.of(tokenizer)
 
     # What was prepared is found by the checksum of all that went into it.
-    # (Its first number stays, as by the checksum tables know that two results are of the same data.)
+    # (4 is an old version number. It stays, so that checksums in older results remain valid.)
     how = [4, asdict(source.columns), source.cut, list(source.splits), source.kind]
     how.append(tokenizer.backend_tokenizer.to_str())
     with error_context(f"--dataset={name}"):
@@ -482,6 +482,8 @@ def words_of_tokens(text: str, offsets: np.ndarray) -> tuple[np.ndarray, np.ndar
     last = np.maximum(first, np.searchsorted(start, end) - 1)
     # Characters that have no token, as a normaliser drops them (accents) or composes them (Korean letters in
     # parts, marks of half-width kana), belong to the token before them in their word, else to the one behind.
+    # For example, the tokens cafe (characters 0 to 4) and ##s (5 to 6) leave out an accent between them: then
+    # cafe ends at 5.
     end = np.maximum(end, np.minimum(stop[last], np.append(begin[1:], len(text))))
     begin = np.minimum(begin, np.maximum(start[first], np.append(0, end[:-1])))
     last_before = np.append(-1, np.maximum.accumulate(last)[:-1])

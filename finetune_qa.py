@@ -134,7 +134,8 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
     # The best window of each question comes first.
     order = np.lexsort((-score, pieces.question_ids))
     questions, first_window = np.unique(pieces.question_ids[order], return_index=True)
-    # Mean over windows that hold the answer; 0 if none does, so that no player gains by it.
+    # The mean over the windows that hold the answer. A question without such a window counts 0 for every
+    # player, so that it makes no difference between them.
     likelihood = pd.Series(log_prob).groupby(pieces.question_ids).mean().fillna(0).to_numpy()
     lines = []
     for i, window in enumerate(order[first_window]):

@@ -97,7 +97,7 @@ def find(name: str) -> Masker:
     if not callable(masker):
         raise UserError(f"--masker={name}: {file} has no function {function!r}")
     if masker is SCORES.get(function):
-        # The file registers a score: its masker is meant.
+        # @register_score leaves the name to the score, so we take the masker that it made of it.
         masker = MASKERS[function]
     return masker
 
@@ -166,9 +166,9 @@ def span(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarra
     # Lengths of consecutive spans, in words: 2, 1, 3, ...
     p_length = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)                                         # of 1 to 10
     length = 1 + np.searchsorted(p_length.cumsum()[:-1], rng.random((B, L)), "right")
-    # The first span begins at a random word. After the last word comes the first one, so that all are masked
-    # equally often. place: how many words a word stands behind that random one, 3 4 0 1 2 if it is the third
-    # of 5; with the lengths above, these words are in the spans 2 2 0 0 1.
+    # The words of a row are numbered in a circle that begins at a random word, so that all are masked equally
+    # often. `place` is this number: 3 4 0 1 2 if the circle of five words begins at the third. With the
+    # lengths above, these words are in the spans 2 2 0 0 1.
     first_of_word = (units_of(checked_word_ids(batch)) == np.arange(L)) & batch.maskable
     n_words = np.maximum(1, first_of_word.sum(1, keepdims=True))                                # (B, 1)
     turn = (rng.random((B, 1)) * n_words).astype(np.int64)

@@ -163,6 +163,7 @@ def of_split(lines: pd.DataFrame, split: str | None) -> pd.DataFrame:
     known = set(lines["split"])
     if split and split not in known:
         raise UserError(f"--split={split}: no line of this split; there is {', '.join(sorted(known))}")
+    # Without test, the first by the alphabet: dev comes before val.
     first = lines.groupby("dataset")["split"].transform("min")
     has_test = (lines["split"] == "test").groupby(lines["dataset"]).transform("any")
     wanted = split or first.mask(has_test, "test")

@@ -166,9 +166,9 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 
 @torch.no_grad()
 def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
-    """A direction in the space of policies: the logits (N, L) of a policy whose weights are drawn from a
-    normal distribution, with mean 0 and standard deviation 1 in each block; 0 at tokens that must not be
-    masked."""
+    """(N, L): what a step in a random direction adds to the logits of each token. These are the logits of a
+    linear policy with normally distributed weights, scaled to mean 0 and standard deviation 1 in each block;
+    0 at tokens that must not be masked."""
     hidden, _ = states[0]
     other = LinearPolicy(hidden.shape[1])
     torch_seed(seed, f"direction {episode}")
@@ -246,11 +246,11 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
 
 def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch.Tensor:
     """(H,): the gradient of the sum of R log π(a) over all players and the tokens a that each of them masked,
-    where R is the player's reward, at w = 0, where the policy π is uniform. It points to the states of tokens
-    that were masked by players who did well.
+    where R is the player's reward. It points to the states of tokens that good players masked.
 
-    π is the softmax of w · h over the maskable tokens of a block, so the gradient of log π(a) at w = 0 is
-    h_a - mean(h). A token that all players masked counts for nothing, as the rewards sum to 0.
+    It is always taken at the uniform policy, w = 0, however much has been learned by then. π is the softmax
+    of w · h over the maskable tokens of a block, so the gradient of log π(a) there is h_a - mean(h). A token
+    that all players masked counts for nothing, as the rewards sum to 0.
 
     Actions are weighted by their rewards alone, whatever policy drew them (as in reward-weighted regression,
     Peters and Schaal 2007). That teaches much only if the players draw from different policies, as they do in
@@ -270,10 +270,11 @@ def p_agree(gradients: torch.Tensor) -> float:
     """Do E episodes agree on what to mask, or are they noise? The p value of a sign-flip test: the share of
     random signs of their gradients (E, H) that make the sum at least as long as it is.
 
-    Had masks nothing to do with scores, either of two players might have won, and the gradient might as well
-    have the other sign (of three players, if noise is symmetric). Later masks depend on earlier scores, which
-    does no harm: docs/learning.md has a simulation. p is at least about 2 ** (1 - E). A reward that depends
-    on the mask itself would agree without any effect on scores."""
+    If masks did not matter, the two players of an episode could as well have had each other's scores, and
+    with these the gradient has the other sign. (For three players this also needs noise that is symmetric.)
+    Later masks depend on earlier scores; docs/learning.md has a simulation which shows that this does no
+    harm. p is never far below 2 ** (1 - E). A reward that is computed from the mask itself would make
+    episodes agree without any effect on scores."""
     products = (gradients @ gradients.T).double().numpy()                                   # (E, E)
     signs = np.random.default_rng(0).choice([-1, 1], (10_000, len(products)))
     squared_lengths = ((signs @ products) * signs).sum(1)

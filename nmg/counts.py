@@ -214,7 +214,8 @@ def collocations(split: Split) -> np.ndarray:
 def high_pmi(texts: list[list[int]], words: set[int]) -> set[tuple[int, ...]]:
     """The collocations among the n-grams of some texts that consist of the given words."""
     total = sum(map(len, texts))
-    # log p of the likeliest way to put an n-gram together of segments, or to take it as a whole.
+    # For each n-gram the highest log p: of its own frequency, or of its best division into two parts, each of
+    # which has its highest log p in turn.
     likeliest = {}
     pmi = {}
     for n in range(1, LONGEST + 1):
@@ -229,10 +230,10 @@ def high_pmi(texts: list[list[int]], words: set[int]) -> set[tuple[int, ...]]:
             if times < 10 or (n == 1 and gram[0] not in words):
                 continue
             log_p = np.log(times / total)
-            apart = max([likeliest[gram[:k]] + likeliest[gram[k:]] for k in range(1, n)], default=log_p)
-            likeliest[gram] = max(log_p, apart)
+            divided = max([likeliest[gram[:k]] + likeliest[gram[k:]] for k in range(1, n)], default=log_p)
+            likeliest[gram] = max(log_p, divided)
             if n > 1:
-                pmi[gram] = log_p - apart
+                pmi[gram] = log_p - divided
     # 0 is there in case there is no n-gram.
     median = np.median([0.0, *pmi.values()])
     return {gram for gram, value in pmi.items() if value > median}

@@ -28,8 +28,8 @@ class SubTaskSampler:
         independent       any of the corpus               any of D_tr                     any of D_val
 
     same_texts: the texts themselves are labelled, as in all data sets of the paper. same_documents: there is
-    a corpus of its own, with known documents; as at meta-test time, it also holds documents that are scored.
-    independent: there is a corpus, but its documents are not known.
+    a corpus of its own, with known documents. Like a whole task's corpus, contexts then also come from the
+    documents that are scored. independent: there is a corpus, but its documents are not known.
 
     task: finetune_cls, finetune_qa, or another file with their interface; max_len, ft_max_len: tokens of a
     block and of a labelled piece; val_share: the share of train's texts that is D_val, whole documents."""

@@ -49,7 +49,8 @@ class SpecialTokens:
         if tokenizer.mask_token_id is None or tokenizer.pad_token_id is None:
             name = tokenizer.name_or_path or "this LM"
             raise UserError(f"the tokenizer of {name} has no mask or no padding token: not a masked LM's")
-        # What it puts around one word and another does not depend on its own vocabulary.
+        # We run its post-processor on two texts of one word each, to see which special tokens it puts around
+        # them. That does not depend on its own vocabulary.
         around = Tokenizer(WordLevel({"word": 0}, unk_token="word"))
         if tokenizer.backend_tokenizer.post_processor:
             around.post_processor = tokenizer.backend_tokenizer.post_processor
@@ -200,7 +201,8 @@ class Pieces:
 
     question_ids (M,): the question that stands before the piece; None in a task without questions
     max_question: tokens beyond which a question is cut; max_answer: of the longest answer that is predicted
-    labelled: the texts of train whose labels a masker may read (`label` does); None: split.train.labelled"""
+    labelled: the texts of train whose labels a masker may read (`label` does): those of a sub-task; None: all
+        that fine-tuning may use, split.train.labelled"""
     split: Split
     text_ids: np.ndarray
     begin: np.ndarray

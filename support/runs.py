@@ -469,7 +469,7 @@ class Run:
     def refuse_others(self, recorded: dict) -> None:
         changed = []
         for name, value in self.settings.items():
-            # A flag that was added since then is an edit of the code, with which a run may go on.
+            # In an unfinished run, a flag that the record lacks is an edit of the code, and the run goes on.
             is_new = name not in recorded and not self.done
             # Earlier records may hold whole paths.
             if portable(recorded.get(name)) != portable(value) and name != self.longer and not is_new:

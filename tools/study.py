@@ -131,7 +131,9 @@ def check_maskers(study: Study) -> None:
             if row not in (*LEARNED, "untrained"):
                 maskers.find(row)
         except UserError as e:
-            raise UserError(f"{study.file}: {e}; and {', '.join(LEARNED)}, untrained") from None
+            # With a colon, the name is known, and it is the file or the folder behind it that is wrong.
+            more = "" if ":" in row else f"; a plan may also have {', '.join(LEARNED)}, untrained"
+            raise UserError(f"{study.file}: {e}{more}") from None
     others = [row for row in study.rows if row != "random"]
     if "random" not in study.rows or len({*study.rows}) < len(study.rows):
         raise UserError(f"{study.file}: maskers={study.plan.maskers}: must hold random, and none twice")
@@ -316,7 +318,8 @@ def run(study: Study) -> None:
         if row in LEARNED:
             needs[seed, row] = set(maskers.folders_of(study.masker(row, seed)))
     policies = sorted(set().union(*needs.values()))
-    # Those that this process has learned, or has found finished and learned with the plan's flags.
+    # The policies that this process has learned. Of one that is finished already, train_nmg.main only checks
+    # that it was learned with the plan's flags.
     ready = set()
     with tqdm(total=len(plays), initial=len(done_plays(log)), unit="play", disable=None) as bar:
         for job in runs.shared([*policies, *plays], lambda: ready | done_plays(log), locks_of(log), needs):
