@@ -253,12 +253,6 @@ def in_entity(batch: Batch, lm=None) -> np.ndarray:
 
 
 @register_score
-def marked(batch: Batch, lm=None) -> np.ndarray:
-    """What stands inside << >> and [[ ]] first: the entities that a label of ChemProt is about."""
-    return FIRST * counts.in_markers(batch.split)[batch.token_at]
-
-
-@register_score
 def tfidf(batch: Batch, lm=None) -> np.ndarray:
     """log(tf log(N / df)): tf times in this piece, in df of the N texts of the split."""
     same = batch.input_ids[:, :, None] == batch.input_ids[:, None, :]                           # (B, L, L)

@@ -48,12 +48,6 @@ from support.runs import Run, UserError
 from support.sources import DataFlags
 
 PLAYERS = ("random", "opponent", "learner")
-# Printed at the start of a run: what --paper chooses between.
-FORMS = {
-    False: "Exploring among policies: an episode adds a random direction to the logits of a linear policy "
-           "for the learner and subtracts it for the opponent; the policy learns from all plays so far.",
-    True: "The paper's form: players explore token by token, and the loss has the ratio of the new "
-          "and the old policy; it has learned nothing in any task tried so far."}
 
 
 @dataclass
@@ -513,7 +507,6 @@ def main(cfg: Config) -> None:
     run = Run(cfg.out, settings, longer="episodes", checkpoint=checkpoint)
     if run.done:
         return
-    print(FORMS[cfg.paper])
     learner = meta_train(cfg, run.folder, data, lm, task)
     if runs.is_main_process():
         learner.policies["learner"].save(run.folder)

@@ -69,32 +69,6 @@ def label_information(split: Split, texts: tuple[int, ...]) -> np.ndarray:
     return 1e-4 + (p_given * np.log(p_given / p_label)).sum(1)
 
 
-@functools.cache
-def in_markers(split: Split) -> np.ndarray:
-    """(T,) bool: which tokens of a split stand inside << >> or [[ ]]."""
-    inside = np.zeros(len(split.input_ids), bool)
-    for i in range(len(split)):
-        text = split.text(i)
-        tokens = slice(split.token_start[i], split.token_start[i + 1])
-        for opener, closer in (("<<", ">>"), ("[[", "]]")):
-            # From the first opening mark to the next closing one, on one line. In one pass: a regular
-            # expression would read on to the end of the line for each << that nothing closes.
-            begins = [-1]
-            ends = [-1]
-            at = 0
-            *pieces, _ = text.split(closer)
-            for piece in pieces:
-                begin = piece.find(opener, piece.rfind("\n") + 1)
-                if begin >= 0:
-                    begins.append(at + begin + 2)
-                    ends.append(at + len(piece))
-                at += len(piece) + 2
-            # The last span that begins before a token.
-            span = np.searchsorted(begins, split.char_begin[tokens], "right") - 1
-            inside[tokens] |= split.char_end[tokens] <= np.array(ends)[span]
-    return inside
-
-
 class Words(NamedTuple):
     """The words of a split, and the signs between them; W different ones, in the order of their first use."""
     word_of_token: np.ndarray   # (T,)

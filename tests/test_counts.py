@@ -4,7 +4,6 @@ import math
 import random
 import re
 import string
-import time
 from collections import Counter
 
 import numpy as np
@@ -339,35 +338,6 @@ def test_label_knows_only_the_labels_that_it_may(of_pieces, data):
 
 # ---------------------------------------------------------------- places
 
-def naive_marked(text):
-    """The characters between << and the next >>, and between [[ and the next ]]."""
-    marked, at = set(), 0
-    while at < len(text):
-        close = {"<<": ">>", "[[": "]]"}.get(text[at:at + 2])
-        end = text.find(close, at + 2) if close else -1
-        if end < 0:
-            at += 1
-        else:
-            marked |= set(range(at + 2, end))
-            at = end + 2
-    return marked
-
-
-@pytest.mark.parametrize("max_len", [64, 9])
-def test_marked_tokens_stand_inside_of_markers(max_len, data):
-    """Also in a block that begins or ends between them."""
-    split = data["train"]
-    batch = batch_of(split, max_len)
-    text_of = np.searchsorted(split.token_start, batch.token_at, side="right") - 1
-
-    def expected(b, column):
-        t = batch.token_at[b, column]
-        inside = naive_marked(split.text(text_of[b, column]))
-        return FIRST * (set(range(split.char_begin[t], split.char_end[t])) <= inside)
-
-    check("marked", batch, expected)
-
-
 def test_brackets_are_not_masked(data):
     """By a masker in a file of its own; all else is masked at some time."""
     split = data["train"]
@@ -382,14 +352,6 @@ def test_brackets_are_not_masked(data):
         t = batch.token_at[b, column]
         never.add(split.text(batch.text_ids[b])[split.char_begin[t]:split.char_end[t]])
     assert never == {"<", ">", "[", "]"}
-
-
-def test_markers_that_nothing_closes_take_no_time(tmp_path, tok):
-    """A loop over them that reads on to the end of the text each time takes 20 seconds."""
-    split = words_corpus(tmp_path, tok, [50_000 * "<<"])
-    began = time.process_time()
-    assert not counts.in_markers.__wrapped__(split).any()
-    assert time.process_time() - began < 5
 
 
 def test_subwords_are_second_and_later_tokens_of_words(data, tok):
