@@ -389,17 +389,12 @@ def test_the_settings_of_random_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(("changed", "said"), [
-    ({"seed": "0", "seconds": None}, "seed, seconds missing or of a wrong type"),
-    ({"metrics": {"accuracy": 1}, "config": []}, "config, metrics missing or of a wrong type"),
-    ({"config": {"pretraining": "x"}}, "pretraining missing"),
-    ({"config": {"pretraining": {"policy": {"lm": 0}}}}, "lm missing"),
-    ({"metrics": ["mcc"]}, "mcc is None, and must be a number"),
-    ({"accuracy": "75"}, "accuracy is '75', and"),
-    ({"accuracy": math.nan}, "accuracy is nan, and"),
-    ({"accuracy": True}, "accuracy is True, and"),
-    ({"metrics": []}, "metrics is [], and"),
-    ({"lm": "\ud800"}, "holds half of a character"),
-    ({"seconds": {"train": "1"}}, "seconds of train is '1', and"),
+    ({"seed": "0", "seconds": None}, "seed, seconds missing, or of a wrong type"),
+    ({"metrics": {"accuracy": 1}, "config": []}, "config, metrics missing"),
+    ({"metrics": ["mcc"]}, "mcc missing"),
+    ({"accuracy": "75"}, "accuracy missing"),
+    ({"accuracy": math.nan}, "accuracy missing"),
+    ({"metrics": []}, "metrics missing"),
     ({"row": "whole"}, "the row whole has the masker none; give it another --row"),
 ])
 def test_values_of_wrong_types(changed, said, tmp_path):
