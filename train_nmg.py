@@ -34,8 +34,26 @@ from tqdm import tqdm
 import data_prep
 import maskers
 from nmg import loop, paper_form
-from nmg.plays import Episode, Play, checksum_of_plays, file_of, files_of, load_episodes, save_episode
-from nmg.policies import SHARPNESS, LinearPolicy, Policy, State, encode, policy_forward, sharpened
+from nmg.plays import (
+    Episode,
+    Play,
+    checksum_of_plays,
+    episodes_of_runs,
+    file_of,
+    files_of,
+    load_episodes,
+    save_episode,
+)
+from nmg.policies import (
+    SHARPNESS,
+    LinearPolicy,
+    Policy,
+    State,
+    encode,
+    policy_forward,
+    random_policy,
+    sharpened,
+)
 from nmg.subtasks import SubTask, SubTaskSampler
 from pretrain import pretrain
 from support import devices, runs, toy
@@ -43,7 +61,7 @@ from support.data import Batch, Data, collate
 from support.devices import all_gather, broadcast, device, rank_and_world
 from support.models import load_lm, load_tokenizer, max_len_of, weights_of, write_card
 from support.plots import curves
-from support.rng import RowRandom, rng_for, torch_seed
+from support.rng import RowRandom, rng_for
 from support.runs import Run, UserError
 from support.sources import DataFlags
 
@@ -161,14 +179,12 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 @torch.no_grad()
 def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
     """(N, L): what a step in a random direction adds to the logits of each token. These are the logits of a
-    linear policy with normally distributed weights, scaled to mean 0 and standard deviation 1 in each block;
-    0 at tokens that must not be masked."""
+    linear policy with random weights, scaled to mean 0 and standard deviation 1 in each block; 0 at tokens
+    that must not be masked."""
     hidden, _ = states[0]
-    other = LinearPolicy(hidden.shape[1])
-    torch_seed(seed, f"direction {episode}")
-    torch.nn.init.normal_(other.weight)
+    other = random_policy(hidden.shape[1], 1.0, seed, f"direction {episode}")
     logits, _ = policy_forward(other.to(device()), states)
-    direction = sharpened(logits.cpu().numpy(), 1.0)
+    direction = sharpened(logits.cpu().numpy(), other.sharpness)
     return np.where(np.isfinite(direction), direction, 0)
 
 
@@ -297,7 +313,7 @@ class Learner:
         return {"opponent": self.policy, "learner": self.policy}
 
     @torch.no_grad()
-    def learn(self, number: int, episode: Episode, states: list[State]) -> dict[str, float]:
+    def learn(self, episode: Episode, states: list[State]) -> dict[str, float]:
         """Adds the gradient of an episode. Returns the p value of all so far."""
         gradient = policy_gradient(episode, states, self.cfg)
         self.gradients = torch.cat([self.gradients, gradient[None]])
@@ -353,28 +369,6 @@ def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], t
     return learners_weights
 
 
-def plays_of_others(folders: str | None, lm: torch.nn.Module, cfg: Config) -> list[Episode]:
-    """The episodes of other runs, whose folders are separated by commas. Raises UserError if they cannot be
-    learned from."""
-    if not folders:
-        return []
-    episodes = []
-    for folder in folders.split(","):
-        found = [episode for episode, _ in load_episodes(Path(folder))]
-        if not found:
-            raise UserError(f"--plays={folder}: holds no plays ({folder}/plays/*.npz); give a run that has "
-                            "kept them")
-        for episode in found:
-            if any(cfg.metric not in play.scores for play in episode.plays.values()):
-                raise UserError(f"--plays={folder}: its plays have no score {cfg.metric}; choose another "
-                                "--metric")
-            if episode.input_ids.max() >= lm.config.vocab_size:
-                raise UserError(f"--plays={folder}: has tokens that --lm={cfg.lm} does not know; give the LM "
-                                "of these plays")
-        episodes += found
-    return episodes
-
-
 def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Module,
            cfg: Config) -> list[dict]:
     """Brings a learner to where a run stopped, and gives it the plays of other runs; returns the metrics of
@@ -382,12 +376,15 @@ def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Mo
     if cfg.paper:
         metrics = learner.load_checkpoint(folder / "checkpoint.pt", lm)
     else:
-        # What was learned follows from what was played. Plays of others have no number, and need none.
-        for episode in plays_of_others(cfg.plays, lm, cfg):
-            learner.learn(-1, episode, encode(lm, episode))
+        # What was learned follows from what was played.
+        others = []
+        if cfg.plays:
+            others = episodes_of_runs(cfg.plays, cfg.metric, lm.config.vocab_size)
+        for episode in others:
+            learner.learn(episode, encode(lm, episode))
         metrics = []
-        for number, (episode, log) in enumerate(load_episodes(folder)):
-            learned = learner.learn(number, episode, encode(lm, episode))
+        for episode, log in load_episodes(folder):
+            learned = learner.learn(episode, encode(lm, episode))
             # Also for plays that were saved before there was a p_agree.
             metrics.append(log | learned)
     log = folder / "metrics.jsonl"
@@ -438,7 +435,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
             # 4. Outer loop: what was masked is rewarded by how its player did against the others, and the
             #    policy learns from this episode and all before it.
             episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
-            learned = learner.learn(number, episode, states)
+            learned = learner.learn(episode, states)
 
         # 5. Continual adaptation, only with --paper: the next episode starts from the learner's LM.
         if learners_weights:

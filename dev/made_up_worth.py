@@ -139,7 +139,7 @@ def main(cfg: Config) -> None:
             play.scores = {"worth": float(contexts.worth[play.mask].mean() + noise)}
         n_plays += len(plays)
         episode = Episode(contexts.input_ids, contexts.attention_mask, contexts.maskable, plays)
-        learner.learn(number, episode, contexts.states)
+        learner.learn(episode, contexts.states)
 
     with torch.no_grad():
         logits, _ = policy_forward(learner.policy, held_out.states)

@@ -181,6 +181,7 @@ class Agents:
     def __init__(self, hidden_size: int, cfg: Any):
         self.cfg = cfg
         self.agents: dict[str, Agent] = {}
+        self.number = 0             # of the next episode, from 0
         self.states_of: dict[int, list[State]] = {}
         for name in ("opponent", "learner"):
             # Without self-play (Table 3) there is no opponent.
@@ -192,25 +193,26 @@ class Agents:
     def policies(self) -> dict[str, Policy]:
         return {name: agent.policy for name, agent in self.agents.items()}
 
-    def store(self, number: int, episode: Episode, states: list[State]) -> None:
+    def store(self, episode: Episode, states: list[State]) -> None:
         """Each agent remembers its own plays, with π_old, the policy that masked, which its loss needs."""
-        self.states_of[number] = states
+        self.states_of[self.number] = states
         for name, agent in self.agents.items():
             R, rewarded = rewards(episode.plays, name, self.cfg)
-            actions = actions_of(number, episode.plays[name], R, rewarded, episode.input_ids)
+            actions = actions_of(self.number, episode.plays[name], R, rewarded, episode.input_ids)
             agent.replay = np.concatenate((agent.replay, actions))[-self.cfg.replay_size:]
         # States that no action needs are dropped.
         used = np.concatenate([agent.replay["episode"] for agent in self.agents.values()])
         self.states_of = {e: states for e, states in self.states_of.items() if e in used}
 
-    def learn(self, number: int, episode: Episode, states: list[State]) -> dict[str, float]:
+    def learn(self, episode: Episode, states: list[State]) -> dict[str, float]:
         """Stores an episode's plays, and learns from replay; returns the mean losses of each agent."""
-        self.store(number, episode, states)
+        self.store(episode, states)
         log = {}
         for name, agent in self.agents.items():
-            rng = rng_for(self.cfg.seed, f"{name} learns {number}")
+            rng = rng_for(self.cfg.seed, f"{name} learns {self.number}")
             mean_losses = agent.learn(self.states_of, rng, self.cfg)
             log |= {f"{name}_{loss}": value for loss, value in mean_losses.items()}
+        self.number += 1
         return log
 
     def about(self) -> str:
@@ -243,4 +245,5 @@ class Agents:
                 self.agents[name].policy.load_state_dict(saved["policy"])
                 self.agents[name].optimizer.load_state_dict(saved["optimizer"])
                 self.agents[name].replay = saved["replay"].numpy().view(ACTION)
+            self.number = len(state["metrics"])
             return state["metrics"]

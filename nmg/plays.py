@@ -77,6 +77,28 @@ def load_episodes(folder: Path) -> list[tuple[Episode, dict]]:
     return [load_episode(file) for file in files_of(folder)]
 
 
+def episodes_of_runs(folders: str, metric: str, vocabulary_size: int) -> list[Episode]:
+    """All episodes of some runs, whose folders are separated by commas. Raises UserError if they cannot be
+    learned from.
+
+    metric: what is rewarded; vocabulary_size: of the LM, which is the one of these runs"""
+    episodes = []
+    for folder in folders.split(","):
+        found = [episode for episode, _ in load_episodes(Path(folder))]
+        if not found:
+            raise UserError(f"--plays={folder}: holds no plays ({folder}/plays/*.npz); give a run that has "
+                            "kept them")
+        for episode in found:
+            if any(metric not in play.scores for play in episode.plays.values()):
+                raise UserError(f"--plays={folder}: its plays have no score {metric}; choose another "
+                                "--metric")
+            if episode.input_ids.max() >= vocabulary_size:
+                raise UserError(f"--plays={folder}: has tokens that --lm does not know; give the LM of these "
+                                "plays")
+        episodes += found
+    return episodes
+
+
 def files_of(folder: Path) -> list[Path]:
     """The files of all episodes of a run, in order."""
     return sorted((folder / "plays").glob("[!.]*.npz"))

@@ -17,6 +17,7 @@ from nmg.plays import Episode
 from support.data import Batch, model_inputs
 from support.devices import device
 from support.models import LMReader
+from support.rng import torch_seed
 from support.runs import UserError, atomic_write
 
 # The standard deviation of a block's logits, in nats, by which tokens are drawn.
@@ -75,6 +76,15 @@ class LinearPolicy(Policy):
         logits = hidden @ self.weight
         check_finite(logits[maskable], "the logits of the policy")
         return logits.masked_fill(~maskable, -torch.inf), hidden.new_zeros(len(hidden))
+
+
+def random_policy(hidden_size: int, sharpness: float, seed: int, name: str) -> LinearPolicy:
+    """A linear policy that has learned nothing: its weights are normally distributed, by a random stream of
+    this name."""
+    policy = LinearPolicy(hidden_size, sharpness)
+    torch_seed(seed, name)
+    torch.nn.init.normal_(policy.weight)
+    return policy
 
 
 class PaperPolicy(Policy):

@@ -165,7 +165,8 @@ def test_an_agent_remembers_its_own_rewarded_actions():
         plays, ids = plays_of(number, PLAYERS), rng.integers(0, 3, (6, 9))
         for play in plays.values():
             play.log_prob, play.value = -rng.random((6, 9)), rng.normal(size=6)
-        agents.store(number, Episode(ids, None, None, plays), [f"states of {number}"])
+        agents.store(Episode(ids, None, None, plays), [f"states of {number}"])
+        agents.number += 1
         for name, actions in expected.items():
             for s, a in np.argwhere(plays[name].mask).tolist():
                 R = papers_reward(plays, name, (s, a))
@@ -423,7 +424,7 @@ def test_the_policy_learns_by_policy_gradient(subtask):
     objective = 0
     for number, (scores, R) in enumerate((three, two)):
         episode = played_at_random(batch, scores, number)
-        learner.learn(number, episode, states)
+        learner.learn(episode, states)
         logits, _ = train_nmg.policy_forward(uniform, states)
         for name, play in episode.plays.items():
             for block, t in zip(*play.mask.nonzero(), strict=True):
@@ -457,7 +458,7 @@ def test_scores_of_any_scale_teach_the_same(subtask):
     for scale in (1, 100, 0):
         learner = train_nmg.Learner(128, Config(metric="em"))
         scores = {"opponent": 0.1 * scale, "learner": 0.4 * scale}
-        learner.learn(0, played_at_random(batch, scores, 0), states)
+        learner.learn(played_at_random(batch, scores, 0), states)
         found, _ = train_nmg.policy_forward(learner.policy, states)
         logits.append(policies.sharpened(found.detach().numpy(), 2.0))
     np.testing.assert_allclose(logits[0], logits[1], atol=1e-3)
@@ -612,7 +613,7 @@ def test_the_papers_own_rule_learns(sign):
         plays = train_nmg.mask_contexts(agents.policies, states, batch, e, cfg)
         for play in plays.values():
             play.scores["em"] = sign * (play.mask & good).sum()
-        agents.learn(e, Episode(ids, None, None, plays), states)
+        agents.learn(Episode(ids, None, None, plays), states)
         # Of the learner's probability.
         shares.append((np.exp(plays["learner"].log_prob) * good).sum() / N)
     share = np.mean(shares[-10:])
@@ -639,7 +640,7 @@ def test_exploring_among_policies_learns(seed):
         plays = train_nmg.mask_contexts(learner.policies, states, batch, e, cfg)
         for play in plays.values():
             play.scores["em"] = (play.mask & good).sum() / N + 0.3 * rng.normal()
-        learner.learn(e, Episode(kind.numpy(), every, every, plays), states)
+        learner.learn(Episode(kind.numpy(), every, every, plays), states)
         drawn = train_nmg.act(learner.policy, states, batch, RowRandom(seed, "x", e, np.arange(N)), 1 / L)
         shares.append((drawn.mask & good).sum() / N)
     assert np.mean(shares[-3:]) > 0.85

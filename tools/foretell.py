@@ -29,7 +29,7 @@ import torch
 from tqdm import tqdm
 
 import train_nmg
-from nmg.plays import Episode
+from nmg.plays import Episode, episodes_of_runs
 from nmg.policies import Policy, State, encode, policy_forward, sharpened
 from support import devices, runs, toy
 from support.devices import device
@@ -91,8 +91,8 @@ def learned_from(played: list[tuple[Episode, list[State]]], hidden_size: int,
     """The policy that is learned from the plays of one run, or of several; and how well its episodes agree
     (train_nmg.p_agree)."""
     learner = train_nmg.Learner(hidden_size, cfg)
-    for number, (episode, states) in enumerate(played):
-        learner.learn(number, episode, states)
+    for episode, states in played:
+        learner.learn(episode, states)
     return learner.policy, train_nmg.p_agree(learner.gradients)
 
 
@@ -131,7 +131,9 @@ def main(cfg: Config) -> None:
     if cfg.metric is None:
         cfg.metric = "accuracy"
     cfg.judged_by = cfg.judged_by or cfg.metric
-    episodes_of = {folder: train_nmg.plays_of_others(folder.replace("+", ","), lm, cfg) for folder in folders}
+    episodes_of = {}
+    for folder in folders:
+        episodes_of[folder] = episodes_of_runs(folder.replace("+", ","), cfg.metric, lm.config.vocab_size)
     # All are checked before the first is read by the LM, which takes longest.
     for folder, episodes in episodes_of.items():
         first, *_ = episodes[0].plays.values()

@@ -36,13 +36,13 @@ import maskers
 import report
 import train_nmg
 from nmg.loop import length_batches
-from nmg.policies import LinearPolicy
+from nmg.policies import random_policy
 from nmg.subtasks import SubTaskSampler
 from pretrain import mask_batch
 from support import devices, runs, sources, toy
 from support.data import Pieces, cut_docs
 from support.models import LMReader, weights_of
-from support.rng import rng_for, torch_seed
+from support.rng import rng_for
 from support.runs import UserError
 from support.sources import DataFlags, Source
 
@@ -392,15 +392,11 @@ def flat(settings: dict) -> dict:
 
 
 def save_untrained(study: Study, hidden_size: int, number: int) -> None:
-    """Saves a linear policy that has learned nothing: its weights are random numbers, and it is as sharp as
-    those that learn."""
+    """Saves a policy that has learned nothing, and is as sharp as those that learn."""
     folder = study.folder / f"untrained-{number}"
     # Written last of all.
     if not (folder / "policy.safetensors").exists():
-        torch_seed(number, "untrained")
-        untrained = LinearPolicy(hidden_size, study.learn.sharpness)
-        torch.nn.init.normal_(untrained.weight)
-        untrained.save(folder)
+        random_policy(hidden_size, study.learn.sharpness, number, "untrained").save(folder)
 
 
 # ---------------------------------------------------------------- the table
