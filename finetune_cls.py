@@ -30,10 +30,9 @@ import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification
 
 from finetune import EvaluationConfig, evaluate
-from nmg.loop import check_finite, fit, length_batches, progress
+from nmg.loop import check_finite, fit, forward_all
 from support import runs, toy
 from support.data import Pieces, Split, collate, truncated
-from support.devices import autocast, device, to_device
 from support.models import with_head
 from support.runs import UserError
 
@@ -91,15 +90,10 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, seed: int = 0, **training: 
     return model
 
 
-@torch.no_grad()
 def log_probs_of(model: torch.nn.Module, pieces: Pieces) -> np.ndarray:
     """(M, C) log probability of each of C labels for each piece."""
     log_probs = np.zeros((len(pieces), model.config.num_labels), np.float32)                    # (M, C)
-    model.to(device()).eval()
-    for indices in progress([*length_batches(pieces.length)], "scoring"):
-        tensors = to_device(collate(pieces, indices).tensors())
-        with autocast(model):
-            output = model(input_ids=tensors["input_ids"], attention_mask=tensors.get("attention_mask"))
+    for indices, _, output in forward_all(model, pieces):
         check_finite(output.logits, "the predictions")
         log_probs[indices] = output.logits.float().log_softmax(-1).cpu().numpy()
     return log_probs

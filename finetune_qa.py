@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from transformers import AutoModelForQuestionAnswering
 
 from finetune import EvaluationConfig, evaluate
-from nmg.loop import check_finite, fit, length_batches, progress
+from nmg.loop import check_finite, fit, forward_all
 from support import runs, toy
 from support.data import Batch, Pieces, Split, collate, windows
-from support.devices import autocast, device, to_device
+from support.devices import device
 from support.models import with_head
 
 KIND = "qa"
@@ -105,7 +105,6 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, seed: int = 0, **training: 
     return model
 
 
-@torch.no_grad()
 def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
     """A line for every question, in the order of the split: its best answer over all windows, characters of
     the raw text, with the sum of its start and end logit, its probability in its window, exact match and F1
@@ -117,11 +116,7 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
     probability = np.zeros(len(pieces))
     log_prob = np.zeros(len(pieces))
     tokens = np.zeros((len(pieces), 2), np.int64)
-    model.to(device()).eval()
-    for indices in progress([*length_batches(pieces.length)], "scoring"):
-        batch = collate(pieces, indices)
-        with autocast(model):
-            output = model(**to_device(batch.tensors()))
+    for indices, batch, output in forward_all(model, pieces):
         real = torch.tensor(batch.attention_mask, device=device())
         check_finite(output.start_logits[real] + output.end_logits[real], "the predictions")
         log_probs = ends_log_probs(output, batch)

@@ -19,7 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
+from transformers.utils import ModelOutput
 
+from support.data import Batch, Pieces, collate
 from support.devices import autocast, check_gpus, device, precision_of, rank_and_world, to_device
 from support.rng import rng_for, torch_seed
 from support.runs import UserError, atomic_write, is_main_process
@@ -57,6 +59,18 @@ def length_batches(length: np.ndarray, tokens: int | None = None) -> Iterator[np
         size = max(1, tokens // max(1, int(length[order[0]])))
         yield order[:size]
         order = order[size:]
+
+
+@torch.no_grad()
+def forward_all(model: torch.nn.Module, pieces: Pieces) -> Iterator[tuple[np.ndarray, Batch, ModelOutput]]:
+    """Runs a model on all pieces, in batches of similar length, without dropout and gradients: the indices of
+    some pieces, their batch, and the model's output for it."""
+    model.to(device()).eval()
+    for indices in progress([*length_batches(pieces.length)], "scoring"):
+        batch = collate(pieces, indices)
+        with autocast(model):
+            output = model(**to_device(batch.tensors()))
+        yield indices, batch, output
 
 
 # ---------------------------------------------------------------- training

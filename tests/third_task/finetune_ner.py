@@ -17,10 +17,9 @@ from transformers import AutoModelForTokenClassification
 
 import finetune_cls
 from finetune import evaluate
-from nmg.loop import fit, length_batches
+from nmg.loop import fit, forward_all
 from support import data, runs, sources
 from support.data import blocks, collate
-from support.devices import autocast, device, to_device
 from support.models import with_head
 
 KIND = "ner"
@@ -74,15 +73,10 @@ data.ARRAYS["tag"] = np.int32
 pieces_of = blocks
 
 
-def logits_of(model, tensors):
-    """(B, L, C) for C tags."""
-    with autocast(model):
-        output = model(input_ids=tensors["input_ids"], attention_mask=tensors.get("attention_mask"))
-    return output.logits.float()
-
-
 def loss_fn(model, tensors):
-    return F.cross_entropy(logits_of(model, tensors).transpose(1, 2), tensors["labels"], reduction="sum")
+    output = model(input_ids=tensors["input_ids"], attention_mask=tensors.get("attention_mask"))
+    logits = output.logits.float().transpose(1, 2)                  # (B, C, L) for C tags
+    return F.cross_entropy(logits, tensors["labels"], reduction="sum")
 
 
 def finetune(lm, pieces, *, seed=0, **training):
@@ -97,15 +91,12 @@ def finetune(lm, pieces, *, seed=0, **training):
     return model
 
 
-@torch.no_grad()
 def predictions(model, pieces):
     """A line for every sentence: the tags of its words, the right and the predicted ones."""
     split = pieces.split
     predicted = np.zeros(len(split.input_ids), int)                 # (T,) of every token of the split
-    model.to(device()).eval()
-    for indices in length_batches(pieces.length):
-        batch = collate(pieces, indices)
-        best = logits_of(model, to_device(batch.tensors())).argmax(-1).cpu().numpy()
+    for _, batch, output in forward_all(model, pieces):
+        best = output.logits.argmax(-1).cpu().numpy()
         predicted[batch.token_at[batch.in_text]] = best[batch.in_text]
     lines = []
     for i in np.unique(pieces.text_ids):
