@@ -1,4 +1,4 @@
-"""tools/figures.py: README.md and docs/learning.md show what it makes of results/."""
+"""tools/figures.py: README.md, docs/learning.md and docs/comparisons.md show what it makes of results/."""
 import pytest
 from conftest import ROOT
 
@@ -23,7 +23,7 @@ def test_the_pages_show_what_lies_in_results(tmp_path, capsys, monkeypatch):
     printed = tables(capsys.readouterr().out)
     heads = {head for head, _ in printed}
     shown = set()
-    for page in ("README.md", "docs/learning.md"):
+    for page in ("README.md", "docs/learning.md", "docs/comparisons.md"):
         shown |= {row for row in tables((ROOT / page).read_text("utf-8")) if row[0] in heads}
     assert len(heads) == 4 and shown == printed
     assert all(picture.stat().st_size > 10_000 for picture in pictures)

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/learning.md, and their pictures, from what lies in results/.
+"""The tables of README.md, docs/learning.md and docs/comparisons.md, and their pictures, from results/.
 
 Comparisons of masks are listed in results/comparisons.toml. The toy world's scores are those that
 tools.toy_compare writes, and what policies foretell is what tools.foretell writes; foretell-PLAYS.jsonl there
