@@ -136,8 +136,8 @@ class Config(PlayConfig):
 # of it by masking no punctuation, and such policies 1.6 above them after 20. On three other tasks no gain
 # is shown (docs/learning.md).
 PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "val_share": 0.5,
-                           "mlm_lr": 3e-4, "ft_lr": 2e-4, "ft_max_len": 128, "batch_size": 8,
-                           "metric": "likelihood"}}
+                           "mlm_lr": 3e-4, "ft_lr": 2e-4, "max_len": 128, "ft_max_len": 128,
+                           "batch_size": 8, "metric": "likelihood"}}
 
 # Flags that only one form reads.
 READ_WITH_PAPER = {True: ("continual", "uniform_episodes", "rl_lr", "updates_per_episode", "minibatch",
