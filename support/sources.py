@@ -385,16 +385,17 @@ def read_to_predict(path: Path, text: str, learned_text: str,
     with error_context(path) as at:
         for row, fields in rows_of(path, DataFlags(text), at):
             check_row(row)
-            if fields.text == DataFlags.text and learned_text in row:
-                fields.text = learned_text
+            name = fields.text
+            if name == DataFlags.text and learned_text in row:
+                name = learned_text
             if kind == "qa":
-                yield qa_record(row, fields), row.get("qas", [row])
-            elif fields.text not in row:
-                raise missing_field(fields.text, row)
-            elif is_missing(row[fields.text]):
+                yield qa_record(row, DataFlags(name)), row.get("qas", [row])
+            elif name not in row:
+                raise missing_field(name, row)
+            elif is_missing(row[name]):
                 yield None, [row]
             else:
-                yield {"text": nonempty(row, fields.text)}, [row]
+                yield {"text": nonempty(row, name)}, [row]
 
 
 def rows_of(path: Path, columns: DataFlags, at: SimpleNamespace) -> Iterator[tuple[object, DataFlags]]:
