@@ -186,6 +186,8 @@ def without_scores(line: dict, task: ModuleType) -> dict:
 def warn_of_one_answer(lines: list[dict]) -> None:
     """A classifier that gives all texts one label has learned nothing."""
     first = lines[0]
+    if "predicted" not in first:
+        return
     constant = all(line.get("predicted") == first.get("predicted") for line in lines)
     if constant and any(line.get("gold") != first.get("gold") for line in lines):
         print(f"WARNING: all texts were given the label {first['predicted']}: fine-tuning learned nothing; "

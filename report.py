@@ -96,7 +96,8 @@ def read(files: list[str], split: str | None) -> pd.DataFrame:
         raise UserError(f"--results={','.join(files)}: holds no line of results yet")
     lines = pd.DataFrame(found)
     lines["lm"] = short_names(lines["lm"], lines["weights"])
-    lines["dataset"] = short_names(lines["dataset"], lines["data"])
+    # A data set has another checksum for each tokenizer.
+    lines["dataset"] = short_names(lines["dataset"], lines["data"], within=lines["lm"])
     lines = of_split(lines, split)
     lines["row"] = row_names(lines)
     refuse_contradictions(lines)
@@ -132,16 +133,23 @@ def origins_of(line: dict) -> dict[str, str | None]:
     return {"pre-trainings": adapted, "policies": policy_file, "learned": " and ".join(learned) or None}
 
 
-def short_names(full: pd.Series, checksum: pd.Series) -> pd.Series:
+def short_names(full: pd.Series, checksum: pd.Series, within: pd.Series | None = None) -> pd.Series:
     """The paths of LMs or data sets, shortened to their last components if these are unambiguous. Equal
     checksums are one LM or data set, which has moved. If what is at a path was replaced or edited, names end
-    with the checksum, as scores on other data or with another LM are not compared."""
+    with the checksum, as scores on other data or with another LM are not compared.
+
+    within: checksums differ by these, too, which is no edit"""
     # The first path of each checksum; without a checksum, each path is one of its own.
     first = full.groupby(checksum.where(checksum.notna(), full)).transform("first")
     last = first.map(lambda path: Path(path).name)
     names = last.where(first.groupby(last).transform("nunique") == 1, first)
-    replaced = checksum.groupby(names).transform("nunique") > 1
-    return names + (" (" + checksum.fillna("unknown").astype(str).str[:7] + ")").where(replaced, "")
+    alike = [names]
+    if within is not None:
+        alike.append(within)
+    replaced = checksum.groupby(alike).transform("nunique") > 1
+    # Seven characters of the weights; what stands behind a hyphen is of config.json and the tokenizer.
+    short = checksum.fillna("unknown").astype(str).str.replace("^(.{7})[^-]*", r"\1", regex=True)
+    return names + (" (" + short + ")").where(replaced, "")
 
 
 def of_split(lines: pd.DataFrame, split: str | None) -> pd.DataFrame:
@@ -336,6 +344,9 @@ def notes(lines: pd.DataFrame, primary: str | None) -> list[str]:
         if len(rows) > 1 and not re.search("seed|masker_file|masker_code|policy$|policy.checksum", name):
             values = [f"{value} ({', '.join(names)})" for value, names in rows.items()]
             found.append(f"- {name} differs: {', '.join(values)}.")
+    for row, of_row in lines[lines["policies"].isna()].groupby("row"):
+        if of_row["settings"].map(lambda settings: settings.get("pretraining.masker_file")).nunique() > 1:
+            found.append(f"- The file of {row} was edited between its seeds: they are of different maskers.")
     commits = lines["commit"].dropna().unique()
     if len(commits) > 1:
         found.append(f"- The code was edited between these lines (commits {', '.join(commits)}).")

@@ -33,6 +33,8 @@
 # shellcheck disable=SC2016,SC2086       # lists are split at spaces
 # -f: a * in a name is no pattern
 set -ef
+# Elsewhere `printf %q` writes the letters of a name in a form that is not looked for below.
+[[ $(locale charmap 2> /dev/null) = UTF-8 ]] || export LC_ALL=C.UTF-8
 here=$(dirname "$0")
 fail() {
     echo "error: $*" >&2
@@ -104,21 +106,48 @@ known NMG_FLAGS "$NMG_FLAGS" train_nmg.py
 for row in "${rows[@]}"; do known MASKERS "${row//,/ }" pretrain.py; done
 qa_lms=${LMS:-bert-base-uncased distilbert-base-uncased} cls_lms=${LMS:-bert-base-uncased}
 
+# NAME: as it is, or its beginning and a checksum, where a file could not be called like this
+short() {
+    local name=$1
+    [ ${#name} -le 200 ] || name=${name:0:180}-$(cksum <<< "$name" | cut -d " " -f 1)
+    echo "$name"
+}
+# DATASET LM: both in the name of a folder. Whole paths, with - for /, as x/data and y/data are two data sets
+place_of() {
+    local name="$1-$2"
+    short "${name//[\/,:]/-}"
+}
+# LMS DATASETS: the place of each pair, and the pair
+places() {
+    for lm in $1; do for data in $2; do
+        printf "%s\t%s\n" "$(place_of "$data" "$lm")" "$data $lm"
+    done; done
+}
+shared=$({ places "$qa_lms" "$QA"; places "$cls_lms" "$CLS"; } | sort -u | cut -f 1 | uniq -d)
+[ -z "$shared" ] || fail "two pairs of data and LM would share the folders *-$shared-*; give one another path"
+
 # What FINETUNE_FLAGS says of the columns of data, and of what is cut from them
-columns=$(grep -aoE -e "--(text|label|doc)=\S+" <<< "$FINETUNE_FLAGS" || true)
-cut=$(grep -aoE -e "--dev_share=\S+" <<< "$FINETUNE_FLAGS" || true)
+columns=$(grep -aoE -e "--(text|label|doc)(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
+cut=$(grep -aoE -e "--dev_share(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
 # KIND LM DATASET: prepares a data set as its rows read it, or ends with the reason why it cannot
 prepare() { $PYTHON $here/data_prep.py "--dataset=$3" "--lm=$2" --kind=$1 $columns $cut; }
 
 if [ "$1" = --download ]; then
+    fetch_lm='import sys
+from support.models import load_lm
+from support.runs import UserError
+try:
+    load_lm(sys.argv[1])
+except UserError as e:
+    sys.exit(f"error: {e}")'
     # KIND LMS DATASETS: fetches what can be fetched
     download() {
         for lm in $2; do
             for data in $3; do
                 prepare $1 "$lm" "$data" || status=2
             done
-            [ -z "$3" ] || PYTHONPATH=$here $PYTHON -c \
-                'import sys; from support.models import load_lm; load_lm(sys.argv[1])' "$lm"
+            # data_prep.py has fetched the tokenizer only.
+            [ -z "$3" ] || PYTHONPATH=$here $PYTHON -c "$fetch_lm" "$lm" || status=2
         done
     }
     download qa "$qa_lms" "$QA"
@@ -143,11 +172,6 @@ quoted() {
     words=${words//\\,/,}                       # a comma needs no \, and many rows have one
     echo "${words# }"
 }
-# DATASET LM: both in the name of a folder. Whole paths, with - for /, as x/data and y/data are two data sets
-place_of() {
-    local name="$1-$2"
-    echo "${name//[\/,:]/-}"
-}
 torchrun=""
 [ $PROCESSES = 1 ] || torchrun="-m torch.distributed.run --standalone --nproc_per_node=$PROCESSES"
 # SCRIPT LMS DATASETS MASKERS: prints the shell commands that are left to do for a table, one a line; `run`
@@ -163,7 +187,7 @@ table() {
             script=tools/linear.py
         fi
         place=$(place_of "$data" "$lm")
-        name=$place-${row//[\/,:]/-}-$seed
+        name=$(short "$place-${row//[\/,:]/-}-$seed")
         # Finished are those that have also added their line of results.
         if [ -e $OUT/score-$name/run.json ] && grep -qsF "score-$name/" $OUT/results.jsonl; then
             continue
@@ -235,8 +259,11 @@ done
         "classification: ${CLS:-nothing (CLS is ${CLS+empty}${CLS-not set})}; rows: ${rows[*]}"
     [ $n_seeds -ge $least ] || echo "$n_seeds seeds can show nothing: a comparison of ${#rows[@]} rows" \
         "needs $least (docs/results.md says what they cost)"
-    [ $n_seeds -le $POLICIES ] || [ -z "$(left "$learns")" ] ||
-        echo "$n_seeds seeds share $POLICIES policies: nothing will be claimed of learned masks"
+    n_policies=$(for seed in $SEEDS; do echo $((10#$seed % POLICIES)); done | sort -u | wc -l)
+    [ $n_seeds -le $n_policies ] || [ -z "$(left "$learns")" ] ||
+        echo "$n_seeds seeds share $n_policies policies: nothing will be claimed of learned masks"
+    [[ $n_seeds = 1 || " ${rows[*]} " != *" mean"[\ ,]* ]] ||
+        echo "all seeds of the row mean share its policies: nothing will be claimed of it"
     $PYTHON $here/tools/cost.py <<< "$commands"
 } >&2
 if [ "$1" ]; then

@@ -359,8 +359,10 @@ def read_rows(file: Path) -> list[dict]:
 
 def write_rows(file: Path, rows: list[dict]) -> None:
     with atomic_write(file) as partial:
-        lines = [json.dumps(row) + "\n" for row in rows]
-        partial.write_text("".join(lines), encoding="utf-8")
+        # Names stay readable, and run_all.sh looks for them. (What UTF-8 lacks, half of a character, becomes
+        # \\ud800, as JSON writes it, too.)
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        partial.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
 
 
 def check_fields(file: Path, own: set[str]) -> None:

@@ -388,14 +388,19 @@ def read_to_predict(path: Path, text: str, learned_text: str,
             name = fields.text
             if name == DataFlags.text and learned_text in row:
                 name = learned_text
+            asked = [row]
             if kind == "qa":
-                yield qa_record(row, DataFlags(name)), row.get("qas", [row])
-            elif name not in row:
+                asked = row.get("qas", asked)
+                if "context" in row:
+                    name = "context"
+            if name not in row:
                 raise missing_field(name, row)
-            elif is_missing(row[name]):
-                yield None, [row]
+            if is_missing(row[name]):
+                yield None, asked
+            elif kind == "qa":
+                yield qa_record(row, DataFlags(name)), asked
             else:
-                yield {"text": nonempty(row, name)}, [row]
+                yield {"text": nonempty(row, name)}, asked
 
 
 def rows_of(path: Path, columns: DataFlags, at: SimpleNamespace) -> Iterator[tuple[object, DataFlags]]:

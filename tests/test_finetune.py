@@ -624,6 +624,10 @@ def test_new_questions_are_answered(lm_folder, qa_folder, tmp_path):
     (tmp_path / "o/run.json").write_text(json.dumps(run))
     succeed("finetune_qa.py", "--predict=flat.jsonl", "--lm=o", "--out=p.jsonl", cwd=tmp_path)
     assert max(len(row["predicted"].split()) for row in runs.read_rows(tmp_path / "p.jsonl")) == 1
+    # A row without a context stays, and has no answer.
+    write_rows(tmp_path / "blank.jsonl", [rows[0], rows[1] | {"context": " "}])
+    succeed("finetune_qa.py", "--predict=blank.jsonl", "--lm=o", "--out=b.jsonl", cwd=tmp_path)
+    assert [row["predicted"] is None for row in runs.read_rows(tmp_path / "b.jsonl")] == [False, True]
     # A context of which the tokenizer keeps nothing.
     write_rows(tmp_path / "none.jsonl", [rows[0], rows[1] | {"id": "b", "context": "\u200b"}])
     result = call("finetune_qa.py", "--predict=none.jsonl", "--lm=o", cwd=tmp_path)

@@ -312,7 +312,9 @@ def test_the_same_may_be_said_again_of_another_folder(tmp_path):
     (("A/ckpt", "aa"), ("B/ckpt", "aa"), ["ckpt"]),
     (("orgA/bert-x", None), ("orgA/bert-x", None), ["bert-x"]),
     # Replaced between two lines.
-    (("A/ckpt", "aa"), ("A/ckpt", "bb"), ["ckpt (aa)", "ckpt (bb)"])])
+    (("A/ckpt", "aa"), ("A/ckpt", "bb"), ["ckpt (aa)", "ckpt (bb)"]),
+    # The same weights with another config.json.
+    (("A/ckpt", "123456789-aa"), ("A/ckpt", "123456789-bb"), ["ckpt (1234567-aa)", "ckpt (1234567-bb)"])])
 def test_lms_whose_paths_end_alike_have_tables_of_their_own(one, other, names, tmp_path):
     """Else the difference of two LMs would be called a gain of the masker. Plays of tools have their LM among
     their flags."""
@@ -332,6 +334,10 @@ def test_data_sets_whose_paths_end_alike_have_tables_of_their_own(tmp_path):
     lines = read(tmp_path)
     assert {name: set(rows["row"]) for name, rows in lines.groupby("dataset")} == {
         "x/data (aa)": {"random", "span"}, "x/data (cc)": {"none"}, "y/data": {"whole"}}
+    # With the tokenizer of another LM the same data have another checksum.
+    for lm, checksum in (("bert", "aa"), ("roberta", "bb")):
+        add(tmp_path / "lms", lm=lm, dataset="my.csv", config={"data": checksum})
+    assert set(read(tmp_path / "lms")["dataset"]) == {"my.csv"}
 
 
 def test_the_papers_layout(tmp_path):
@@ -366,6 +372,10 @@ def test_settings_that_differ_are_named_with_their_rows(tmp_path):
         add(tmp_path, "random", seed, config={"labelled": None}, versions={"commit": "1a"})
         add(tmp_path, "my.py:rare", seed, pretraining={"masker_file": "a"})
     assert notes_of(tmp_path)[1] == []
+    add(tmp_path / "edited", "my.py:rare", 0, pretraining={"masker_file": "a"})
+    add(tmp_path / "edited", "my.py:rare", 1, pretraining={"masker_file": "b"})
+    assert notes_of(tmp_path / "edited")[1] == [
+        "- The file of my.py:rare was edited between its seeds: they are of different maskers."]
     add(tmp_path, "nmg:a", 0, pretraining={"p": 0.05}, policy={"seed": 0, "paper": True})
     add(tmp_path, "nmg:b", 1, pretraining={"p": 0.05}, policy={"seed": 1, "paper": False})
     # With the commit where tools/study.py writes it.

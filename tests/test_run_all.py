@@ -142,6 +142,11 @@ NAME = "my.csv-google-bert_tiny-my.py-rare---p=0.3-7"
      [f" --masker=sampled:a/b --seed=0 {LEARNED} --p=0.15 --out=", " && ",
       " --seed=0 --save_model=False --lr=2e-4 --row="]),
     ({"MASKERS": "linear"}, ["/tools/linear.py --dataset=my.csv --lm=x --seed=0 ", "--row=linear "]),
+    # Letters of other alphabets are not escaped, in any locale.
+    ({"CLS": "données.csv", "LC_ALL": "C", "MASKERS": "none"},
+     ["--dataset=données.csv ", "score-données.csv-x-none-0"]),
+    # A file whose name is too long for the system ends with a checksum.
+    ({"CLS": 30 * "scratch/" + "my.csv", "MASKERS": "none"}, ["--row=none", f"score-{22 * 'scratch-'}scra-"]),
 ])
 def test_the_command_of_a_row(env, parts):
     command, = listed(**{"CLS": "my.csv", "LMS": "x", "SEEDS": "0"} | env)
@@ -234,6 +239,13 @@ def test_what_is_not_known_is_said():
             if "small_tasks" in command or "linear" in command:
                 with pytest.raises(KeyError):
                     cost.hours_of(command)
+    # Of other plays, and of rows with fewer labels, the price is not known; that of more epochs is.
+    given = {"CLS": "chemprot", "LMS": "bert-base-uncased", "SEEDS": "0", "MASKERS": "none"}
+    [usual], [longer] = listed(**given), listed(**given, FINETUNE_FLAGS="--epochs=20")
+    assert cost.hours_of(longer)[-1] > 6 * cost.hours_of(usual)[-1]
+    [fewer] = listed(**given, FINETUNE_FLAGS="--labelled=100")
+    with pytest.raises(KeyError):
+        cost.hours_of(fewer)
     # A mistyped flag is an error of its script.
     assert listed(CLS="chemprot", LMS="bert-base-uncased", MASKERS="nmg", NMG_FLAGS="--episodes=x")
 
@@ -242,6 +254,9 @@ def test_what_is_not_known_is_said():
     ({"SEEDS": "0 1 2 3 4 5"}, "6 seeds can show nothing: a comparison of 3 rows needs 7 "),
     ({"SEEDS": "0 1 2 3 4 5 6", "POLICIES": "7"}, None),
     ({"SEEDS": "0 1 2 3 4 5 6"}, "7 seeds share 3 policies: nothing will be claimed of learned masks"),
+    # All of them have policy 0.
+    ({"SEEDS": "0 3 6 9 12 15 18"}, "7 seeds share 1 policies: nothing will be claimed of learned masks"),
+    ({"SEEDS": "0 1 2 3 4 5 6", "POLICIES": "7", "MASKERS": "random mean"}, "all seeds of the row mean"),
     ({"SEEDS": "0", "MASKERS": "none whole"}, None)])
 def test_how_many_seeds_can_show_something(env, said):
     """With which report.py would find p <= .05, Holm's first step, if all of them agreed."""
@@ -284,6 +299,8 @@ def test_learned_rows_carry_their_flags(row, lm, flags):
     (["--list"], {"MASKERS": "random,whole"}, "MASKERS=random,whole: must be like none random,--p=0.3 whole"),
     (["--list"], {"QUICK": "yes"}, "QUICK=yes: must be 1 or 0"),
     (["--list"], {"CLS": "my data.csv"}, "my data.csv: names in lists must be without spaces"),
+    (["--list"], {"CLS": "a a-b", "LMS": "c b-c"},
+     "two pairs of data and LM would share the folders *-a-b-c-*; give one another path"),
     ([], {"PRETRAIN_FLAGS": "--lr=1 --epoch=3"},
      "PRETRAIN_FLAGS=--lr=1 --epoch=3: --epoch is no flag of pretrain.py; its --help lists them"),
     (["--list"], {"FINETUNE_FLAGS": "--p=1"},
@@ -309,7 +326,7 @@ def test_help_is_the_comment_at_the_top():
 
 def test_what_download_imports_is_there():
     """Python is a stand-in in the test below."""
-    code = re.search(r"-c .*\n +'import sys; (from .*); load_lm", (ROOT / "run_all.sh").read_text())[1]
+    code = re.search("fetch_lm='(import sys.*)\ntry:", (ROOT / "run_all.sh").read_text(), re.DOTALL)[1]
     exec(code)
 
 
@@ -321,9 +338,10 @@ def test_download_fetches_and_runs_nothing_else(stub, tmp_path):
     wanted = [f"--dataset={data} --lm=x --kind={kind}" for data, kind in zip("qcd", kinds, strict=True)]
     assert [line.partition("/data_prep.py ")[2] for line in prepared] == wanted
     fetched = (tmp_path / "log").read_text().splitlines()
-    assert sum("load_lm" in line and line.endswith(" x") for line in fetched[:2]) == 2
+    # The LM, for questions and for classes.
+    assert fetched.count("    load_lm(sys.argv[1])") == sum(line.endswith('") x') for line in fetched) == 2
     # For the row entity.
-    assert fetched[2:] == ["-m spacy download en_core_web_sm"]
+    assert fetched[-1] == "-m spacy download en_core_web_sm"
     assert not (tmp_path / "out").exists()
 
 
@@ -387,12 +405,12 @@ def test_a_failed_row_says_so_and_the_rest_go_on(stub, tmp_path):
 def test_a_data_set_that_cannot_be_read_is_said_once(stub, tmp_path):
     """Its rows and policies are not tried, and those of others are."""
     asked = stub | {"CLS": "unreadable good", "QA": "unreadable2", "MASKERS": "none nmg", "LMS": "x y"}
-    result = run_all(**asked | {"SEEDS": "0 1", "FINETUNE_FLAGS": "--epochs=3 --label=stars"})
+    result = run_all(**asked | {"SEEDS": "0 1", "FINETUNE_FLAGS": "--epochs=3 --label stars"})
     assert result.returncode == 1 and "4 policies and 8 rows are left" in result.stdout
     lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) == 4 + 4 + 8 and not any("unreadable" in line for line in lines)
     tried = (tmp_path / "log-data").read_text().splitlines()
-    assert len(tried) == 6 and tried[0].endswith("--dataset=unreadable2 --lm=x --kind=qa --label=stars")
+    assert len(tried) == 6 and tried[0].endswith("--dataset=unreadable2 --lm=x --kind=qa --label stars")
     failed = [line for line in result.stderr.splitlines() if line.startswith("FAILED")]
     # At once, and at the end, together.
     assert len(failed) == 2 * 4 and failed[:4] == failed[4:]

@@ -43,6 +43,11 @@ SIZES = {
     "imdb": Size(20_000, 1.7, 20_000, 25_000, 1.0, 208, 3, 5)}
 
 
+# Flags of plays, and of rows, that change a price in ways that are not known here.
+OTHER_PRICE = {"preset", "contexts", "docs", "examples", "validation", "val_share", "mlm_epochs", "ft_epochs",
+               "batch_size", "max_steps", "labelled"}
+
+
 def play_seconds(size: Size) -> float:
     """Of a play of BERT-base with the paper's sub-tasks: 200 texts in three epochs, at most 1,000 examples of
     these texts, and at most 10,000 of a tenth of train."""
@@ -52,9 +57,9 @@ def play_seconds(size: Size) -> float:
     return STEP * (3 * blocks + size.ft_epochs * train) / BATCH + TOKEN * scored * size.tokens + PLAY
 
 
-def row_seconds(size: Size, mlm_epochs: int) -> float:
+def row_seconds(size: Size, mlm_epochs: int, epochs: int) -> float:
     """Of a row of BERT-base: pre-training on all texts, fine-tuning on all examples, and scoring."""
-    pieces = mlm_epochs * size.texts * size.blocks + size.epochs * size.train * size.pieces
+    pieces = mlm_epochs * size.texts * size.blocks + epochs * size.train * size.pieces
     return STEP * pieces / BATCH + TOKEN * size.scored * size.pieces * size.tokens
 
 
@@ -76,19 +81,21 @@ def plays_of(flags: dict[str, str]) -> int:
 
 def hours_of(command: str) -> tuple[str, str, bool, float]:
     """Data set, LM, whether the command learns a policy, and its hours. KeyError where data set or LM are not
-    known here, and for what has another price: a --preset, or the baseline without an LM."""
+    known here, and for what has another price: the baseline without an LM, and flags of OTHER_PRICE."""
     scripts = command.split("&&")
     flags = flags_of(scripts[0])
-    if "preset" in flags or "linear.py" in command:
+    given = flags.keys() | flags_of(scripts[-1]).keys()
+    if given & OTHER_PRICE or "linear.py" in command:
         raise KeyError(command)
     size, share = SIZES[flags["dataset"]], LAYERS[flags["lm"]]
     learns = "train_nmg.py" in command
+    epochs = int(flags_of(scripts[-1]).get("epochs", size.epochs))
     if learns:
         seconds = plays_of(flags) * play_seconds(size)
     elif len(scripts) == 2:
-        seconds = row_seconds(size, int(flags.get("epochs", 1)))
+        seconds = row_seconds(size, int(flags.get("epochs", 1)), epochs)
     else:
-        seconds = row_seconds(size, 0)
+        seconds = row_seconds(size, 0, epochs)
     return flags["dataset"], flags["lm"], learns, seconds * share / 3600
 
 
@@ -119,7 +126,7 @@ def main() -> None:
     print(f"about {total:.{digits}f} hours of one H100 (the longest command: {longest:.1f}), estimated as "
           "docs/speed.md says")
     if unknown:
-        print(f"{unknown} commands have a data set, an LM or a preset whose cost is not known here")
+        print(f"{unknown} commands have a data set, an LM or flags whose cost is not known here")
 
 
 if __name__ == "__main__":

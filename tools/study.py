@@ -289,12 +289,11 @@ def warn_of_commits(log: Path) -> None:
 
 # ---------------------------------------------------------------- learning and playing
 
-def run(study: Study) -> None:
-    """Learns the policies and plays all maskers, as far as that is not done."""
+def open_study(study: Study) -> tuple[torch.nn.Module, SubTaskSampler, ModuleType, dict]:
+    """The LM, the sub-tasks, the task's module, and what all plays have in common. Fills in flags of plays
+    that were left open. Raises UserError if the plan cannot be played."""
     divide(study)
-    plan, log = study.plan, study.log
-    # A copy, as open_task fills in flags that were left open.
-    cfg = replace(study.play)
+    plan, cfg, log = study.plan, study.play, study.log
     data, lm, task = train_nmg.open_task(cfg, plan.spacy_model)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     settings = settings_of_plays(cfg, data.checksum)
@@ -308,7 +307,15 @@ def run(study: Study) -> None:
         for number in range(plan.policies):
             save_untrained(study, lm.config.hidden_size, number)
     warn_of_commits(log)
+    return lm, sampler, task, settings
 
+
+def run(study: Study, lm: torch.nn.Module, sampler: SubTaskSampler, task: ModuleType, settings: dict) -> None:
+    """Learns the policies and plays all maskers, as far as that is not done.
+
+    lm, sampler, task, settings: of open_study"""
+    plan, log = study.plan, study.log
+    devices.use_fast_path(study.play.fast)
     plays = list(itertools.product(range(plan.seed, plan.seed + plan.seeds), study.rows))
     # The primary comparison first, so that it is whole where the time ends early.
     plays.sort(key=lambda job: job[1] not in ("random", plan.primary))
@@ -327,12 +334,12 @@ def run(study: Study) -> None:
                 train_nmg.main(replace(study.learn, seed=int(job.rpartition("-")[2]), out=job))
                 ready.add(job)
                 # Learning may have other flags.
-                devices.use_fast_path(cfg.fast)
+                devices.use_fast_path(study.play.fast)
                 # The time of learning says nothing about that of plays.
                 bar.unpause()
                 continue
             seed, row = job
-            line = play(study.masker(row, seed), seed, lm, sampler, task, cfg)
+            line = play(study.masker(row, seed), seed, lm, sampler, task, study.play)
             refuse_another_plan(study, settings)
             add_play(log, line | {"row": row}, settings)
             # Other processes play, too.
@@ -447,10 +454,13 @@ def main(cfg: Config) -> None:
     files = [Path(name) for name in cfg.plan.split(",")]
     if cfg.dataset and len(files) > 1:
         raise UserError(f"--dataset={cfg.dataset}: is for one plan, and --plan has {len(files)}")
-    # All plans are read before the first play, as a mistake in the last one should not show after days.
+    # All studies are opened before the first play, as a mistake in the last one should not show after days.
     studies = [read_plan(file, cfg) for file in files]
-    for study in studies:
-        run(study)
+    if len({study.folder for study in studies}) < len(studies):
+        raise UserError(f"--plan={cfg.plan}: two plans of the same name would share a folder; rename one")
+    opened = [open_study(study) for study in studies]
+    for study, parts in zip(studies, opened, strict=True):
+        run(study, *parts)
     found = {f"{study.file.stem}, {study.plan.primary}": show(study) for study in studies}
     if len(studies) > 1:
         show_primaries(found)
