@@ -168,10 +168,7 @@ def policy_settings(cfg: Config) -> dict:
         if settings and (p, epochs) != (cfg.p, cfg.epochs) and not runs.is_tiny(cfg.lm):
             print(f"WARNING: this policy was learned with --p={p} --epochs={epochs}, and is used with "
                   f"--p={cfg.p} --epochs={cfg.epochs}")
-        # An LM of the hub has no checksum here, but a name. That of earlier policies is of the weights alone.
-        learned_with = settings.get("weights") or settings.get("lm")
-        checksum = weights_of(cfg.lm) or ""
-        if learned_with and learned_with not in (cfg.lm, checksum, checksum.partition("-")[0]):
+        if models.had_another_lm(settings, cfg.lm):
             print(f"WARNING: this policy was learned with the LM {settings['lm']}, whose hidden states it "
                   f"reads, and is used with {cfg.lm}")
     return settings
@@ -266,8 +263,12 @@ def main(cfg: Config) -> None:
     before = held_out_loss(model, held_out) if held_out else None
     steps, seconds = 0, 0.0
     checkpoint = run.folder / "checkpoint.pt"
-    if cfg.eval_every and runs.is_main_process() and not checkpoint.exists():
-        log_held_out(run.folder, 0, before)
+    if runs.is_main_process() and not checkpoint.exists():
+        # What a run with other flags may have left here.
+        for name in ("metrics.jsonl", "held_out.png"):
+            runs.remove(run.folder / name)
+        if cfg.eval_every:
+            log_held_out(run.folder, 0, before)
 
     def look(step):
         if cfg.eval_every and step % cfg.eval_every == 0:

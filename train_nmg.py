@@ -40,7 +40,6 @@ from nmg.plays import (
     checksum_of_plays,
     episodes_of_runs,
     file_of,
-    files_of,
     load_episodes,
     save_episode,
 )
@@ -59,7 +58,7 @@ from pretrain import pretrain
 from support import devices, runs, toy
 from support.data import Batch, Data, collate
 from support.devices import all_gather, broadcast, device, rank_and_world
-from support.models import load_lm, load_tokenizer, max_len_of, weights_of, write_card
+from support.models import had_another_lm, load_lm, load_tokenizer, max_len_of, weights_of, write_card
 from support.plots import curves
 from support.rng import RowRandom, rng_for
 from support.runs import Run, UserError
@@ -391,9 +390,6 @@ def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Mo
     if runs.is_main_process() and (metrics or log.exists()):
         # After a kill, the log may have more or less than was saved, or a line that is cut short.
         runs.write_rows(log, metrics)
-        # With --paper, also plays of episodes that are played again from the last checkpoint.
-        for file in files_of(folder)[len(metrics):]:
-            runs.remove(file)
     return metrics
 
 
@@ -496,12 +492,17 @@ def main(cfg: Config) -> None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     sources = {"data": data.checksum, "weights": weights_of(cfg.lm)}
     if cfg.plays:
-        sources["plays_checksum"] = [checksum_of_plays(Path(folder)) for folder in cfg.plays.split(",")]
+        folders = cfg.plays.split(",")
+        sources["plays_checksum"] = [checksum_of_plays(Path(folder)) for folder in folders]
+        for folder in folders:
+            played = runs.read_run(folder).get("settings", {})
+            if had_another_lm(played, cfg.lm):
+                print(f"WARNING: --plays={folder}: was played with the LM {played['lm']}; {cfg.lm} must have "
+                      "the same tokenizer")
     # A killed run may go on with other values of the flags that are left out; a finished one may be made
     # longer. (A preset is known by its values.)
     settings = runs.settings_of(cfg, without=("save_every", "micro_batch", "preset"), **sources)
-    checkpoint = "checkpoint.pt" if cfg.paper else "plays"
-    run = Run(cfg.out, settings, longer="episodes", checkpoint=checkpoint)
+    run = Run(cfg.out, settings, longer="episodes", checkpoint="plays")
     if run.done:
         return
     learner = meta_train(cfg, run.folder, data, lm, task)

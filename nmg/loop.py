@@ -24,7 +24,7 @@ from transformers.utils import ModelOutput
 from support.data import Batch, Pieces, collate
 from support.devices import autocast, check_gpus, device, precision_of, rank_and_world, to_device
 from support.rng import rng_for, torch_seed
-from support.runs import UserError, atomic_write, is_main_process
+from support.runs import UserError, atomic_write, is_main_process, is_out_of_memory
 
 CHECKPOINT_MINUTES = 10         # between two checkpoints of a long training
 
@@ -250,7 +250,9 @@ def load_checkpoint(file: Path, trained: dict) -> tuple[int, float]:
     """Returns the steps that are done, and the seconds that they took."""
     with loaded_state(file) as state:
         for name, part in trained.items():
-            part.load_state_dict(state[name])
+            # A scaler of fp16 that was off, as on another device, has no state.
+            if state[name]:
+                part.load_state_dict(state[name])
         return state["done"], state["seconds"]
 
 
@@ -273,5 +275,8 @@ def loaded_state(file: Path) -> Iterator[dict]:
     # What torch raises for a file that is cut short, and the block for values of other types.
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError,
             zipfile.BadZipFile, zlib.error, pickle.UnpicklingError) as e:
+        # That is no fault of the file.
+        if is_out_of_memory(e):
+            raise
         raise UserError(f"{file}: cannot be read (cut short, damaged, or of other code); remove it, and the "
                         f"same command begins anew. The reason: {' '.join(repr(e).split())[:200]}") from e

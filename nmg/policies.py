@@ -143,7 +143,10 @@ def sharpened(logits: np.ndarray, sharpness: float | None) -> np.ndarray:
 
 
 def load_policy(folder: str | Path) -> Policy:
-    """The policy of a folder. Raises UserError if there is none."""
+    """The policy of a folder. Raises UserError if there is none, or if the run that makes it, or makes it
+    longer, is not finished."""
+    if Path(folder, "started.json").exists() and not Path(folder, "run.json").exists():
+        raise UserError(f"{folder}: the run that learns this policy is not finished; start its command again")
     try:
         settings = json.loads((Path(folder) / "policy.json").read_text())
         weights = load_file(Path(folder) / "policy.safetensors")

@@ -93,6 +93,10 @@ def open_config(name: str, settings: dict = ENCODER):
             there = f"{setting.removeprefix('_')}={found} in its config.json"
             print(f"WARNING: {name}: {there} is not for a masked LM; {value} is used")
             setattr(config, setting, value)
+    # BigBird's sparse attention ends at the first short batch: what comes later would depend on batches.
+    if config.model_type == "big_bird" and config.attention_type != "original_full":
+        print(f"WARNING: {name}: its sparse attention depends on the batch; full attention is used")
+        config.attention_type = "original_full"
     return config
 
 
@@ -211,7 +215,7 @@ def try_lm(name: str, model: torch.nn.Module) -> None:
     if "attention_mask" not in inspect.signature(model.forward).parameters:
         raise UserError(f"--lm={name}: {type(model).__name__} takes no attention mask, so that padding would "
                         "change what it computes; another LM is needed")
-    # A copy, as BigBird is another LM once it has seen a short text.
+    # A copy, so that nothing of the trial stays.
     trial = copy.deepcopy(model).to(device()).train()
     ids = torch.arange(16).view(2, 8) % model.config.vocab_size
     mask = torch.ones_like(ids)
@@ -222,6 +226,8 @@ def try_lm(name: str, model: torch.nn.Module) -> None:
             trial.base_model(**inputs).last_hidden_state.sum()
             trial(**inputs).logits.sum().backward()
     except Exception as e:
+        if runs.is_out_of_memory(e):
+            raise
         way_out = "another config.json or another LM is needed"
         if precision_of(model) != torch.float32:
             way_out = f"--fast=False may help; otherwise, {way_out}"
@@ -264,7 +270,7 @@ def set_dropout(model: torch.nn.Module, p: float) -> None:
         if isinstance(module, torch.nn.Dropout):
             module.p = p
         # The rate of some attention is a number of its module.
-        for name in ("dropout", "attention_dropout"):
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, p)
 
@@ -282,6 +288,14 @@ def max_len_of(model: torch.nn.Module, wanted: int, flag: str = "max_len") -> in
     if wanted > most:
         print(f"--{flag}={most} instead of {wanted}: this LM takes no longer text")
     return min(wanted, most)
+
+
+def had_another_lm(settings: dict, lm: str) -> bool:
+    """Whether a run with these settings had another LM; False if they do not tell."""
+    # An LM of the hub has no checksum here, but a name. That of earlier runs is of the weights alone.
+    known = settings.get("weights") or settings.get("lm")
+    checksum = weights_of(lm) or ""
+    return bool(known) and known not in (lm, checksum, checksum.partition("-")[0])
 
 
 def weights_of(lm: str) -> str | None:

@@ -104,8 +104,7 @@ def start(main: Callable, config: type, tiny: dict | None = None, presets: dict 
         print("error:", *str(e).splitlines(), file=sys.stderr)
         sys.exit(2)
     except RuntimeError as e:
-        # torch says "CUDA out of memory" or "can't allocate memory".
-        if "out of memory" not in str(e) and "allocate memory" not in str(e):
+        if not is_out_of_memory(e):
             raise
         reason = str(e).splitlines()[0]
         print(f"error: {reason}; a small --micro_batch or shorter pieces need less", file=sys.stderr)
@@ -113,6 +112,11 @@ def start(main: Callable, config: type, tiny: dict | None = None, presets: dict 
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from its last checkpoint, if any", file=sys.stderr)
         sys.exit(130)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """torch says "CUDA out of memory" or "can't allocate memory"."""
+    return "out of memory" in str(error) or "allocate memory" in str(error)
 
 
 def parse_flags(config: type, args: list[str], tiny: dict | None = None,

@@ -137,16 +137,16 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
     csv.field_size_limit(2**31 - 1)
     n = blank = 0
     with error_context(path) as at:
-        first = next((line for _, line in lines(path)), "")
+        first = next((line for _, line in lines(path) if line.strip()), "")
         likely = max(",;\t|", key=first.count)
         # Excel writes what it calls csv with other separators.
         if delimiter not in first and likely in first:
             print(f"{path}: its columns are separated by {likely!r}, not by {delimiter!r}", flush=True)
             delimiter = likely
         table = csv.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
-        header = [name.strip() for name in next(table, [])]
-        check_names(header)
-        at.where = f"{path}:2"
+        # Blank lines may come first, and a line for Excel, such as sep=;
+        header = column_names(next((cells for cells in table if cells and cells[0] != "sep="), []))
+        at.where = f"{path}:{table.line_num + 1}"
         for cells in table:
             if cells:
                 # The second of two files that were joined may begin with a byte order mark.
@@ -169,30 +169,37 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
                   f"{QUOTES}", flush=True)
 
 
-def check_names(names: list[str]) -> None:
-    """Raises ValueError if two columns have the same name. Columns without a name are not read."""
-    for name, count in collections.Counter(names).items():
-        if count > 1 and name:
-            raise ValueError(f"the name {name!r} appears {count} times; rename all but one")
+def column_names(names: list[str]) -> list[str]:
+    """The names of columns, without blanks around them. Raises ValueError if two are equal; of those that
+    have no name, all but the first get one, as --predict keeps them."""
+    found = []
+    for name in map(str.strip, names):
+        if name and name in found:
+            raise ValueError(f"the name {name!r} appears {names.count(name)} times; rename all but one")
+        if not name and name in found:
+            name = f"unnamed {len(found)}"
+        found.append(name)
+    return found
 
 
 def check_quotes(cells: list[str], delimiter: str, columns: int) -> None:
     """Raises ValueError if double quotes that are plain characters join rows, or tear a cell apart."""
     for place, cell in enumerate(cells):
         first, *below = cell.split("\n")
-        if below and delimiter == "\t":
-            raise ValueError("a quoted cell runs over several lines; double quotes that are plain "
-                             "characters, or use jsonl")
-        # The first line would end one row, and the next ones would be rows. In running text, a blank follows
-        # a comma.
-        separator = rf"[{delimiter}](?=\S)"
+        if below and "\t" in cell and delimiter == "\t":
+            raise ValueError("a quoted cell holds tabs and runs over several lines, as where double quotes "
+                             "are plain characters; double them, or use jsonl")
+        # The first line would end one row, and the next ones would be rows. In running text, a blank or a
+        # quotation mark follows a comma.
+        separator = rf"[{delimiter}](?=[^\s\"])"
         ends_row = len(re.findall(separator, first)) == columns - 1 - place
         rows = [line for line in below if len(re.findall(separator, line)) == columns - 1]
         if columns > 1 and ends_row and rows and 2 * len(rows) >= len(below):
             raise ValueError(f"a quoted cell holds lines that look like rows: {rows[0][:60]!r}; {QUOTES}")
-    # A cell that begins a quotation, or ends with a backslash, and a later one that ends the quotation.
+    # A cell that begins a quotation behind a blank, or ends with a backslash, and a later one that ends the
+    # quotation. (A cell whose first character is a quotation mark was quoted as it must be.)
     odd = [cell for cell in cells if cell.count('"') % 2 or cell.endswith("\\")]
-    opened = [cell for cell in odd[:-1] if cell.lstrip().startswith('"') or cell.endswith("\\")]
+    opened = [cell for cell in odd[:-1] if re.match(r'\s+"', cell) or cell.endswith("\\")]
     if opened and odd[-1].endswith('"'):
         raise ValueError(f"a quoted cell is torn apart at {delimiter!r}; it begins at its first character, "
                          f"and {QUOTES}")
@@ -244,10 +251,12 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
 
 def paragraphs_of(row: object, n: int | None) -> Iterator[object]:
     """The paragraphs of a SQuAD article, with its number n, or the notes of emrQA; other rows as they are."""
-    if not isinstance(row, dict) or "paragraphs" not in row:
+    paragraphs = row.get("paragraphs") if isinstance(row, dict) else None
+    # A column of this name may hold something else.
+    if not isinstance(paragraphs, list) or not all(isinstance(p, dict) and "qas" in p for p in paragraphs):
         yield row
         return
-    for paragraph in row["paragraphs"]:
+    for paragraph in paragraphs:
         if "note_id" in paragraph:
             paragraph = note_row(paragraph)
             # A note that no question is about says nothing.
@@ -264,7 +273,7 @@ def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
     which stands for no label, becomes None."""
     import datasets
     import pyarrow
-    from pyarrow import parquet
+    from pyarrow import parquet, types
     with error_context(path) as at:
         if path.suffix.lower() == ".parquet":
             file = parquet.ParquetFile(path)
@@ -275,15 +284,25 @@ def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
         else:
             batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
             schema = batches.schema
-        check_names(schema.names)
-        features = datasets.Features.from_arrow_schema(schema)
-        classes = {column: kind for column, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
+        column_names(schema.names)
+        # Classes are numbers, or lists of numbers; what else there is may be of types that datasets lacks.
+        numbers = [part for part in schema if types.is_integer(getattr(part.type, "value_type", part.type))]
+        features = datasets.Features.from_arrow_schema(pyarrow.schema(numbers, schema.metadata))
+        classes = {}
+        for column, kind in features.items():
+            kind = getattr(kind, "feature", kind)
+            if isinstance(kind, datasets.ClassLabel):
+                classes[column] = kind
         rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
         for n, row in enumerate(rows, 1):
             at.where = f"{path}, row {n}"
             for column, kind in classes.items():
-                has_class = row[column] not in (None, -1)
-                row[column] = kind.int2str(row[column]) if has_class else None
+                if isinstance(row[column], list):
+                    row[column] = [kind.int2str(i) for i in row[column]]
+                elif row[column] in (None, -1):
+                    row[column] = None
+                else:
+                    row[column] = kind.int2str(row[column])
             yield at.where, row
 
 
@@ -391,8 +410,7 @@ def read_to_predict(path: Path, text: str, learned_text: str,
             asked = [row]
             if kind == "qa":
                 asked = row.get("qas", asked)
-                if "context" in row:
-                    name = "context"
+                name = context_of(row, name)
             if name not in row:
                 raise missing_field(name, row)
             if is_missing(row[name]):
@@ -469,8 +487,8 @@ def is_question(row: dict, columns: DataFlags) -> bool:
 def label_of(value: object) -> object:
     """The name of a class. Numbers, true and false become text, as JSON writes them; a lone surrogate becomes
     its escape; what cannot be a label, such as a list, stays as it is. None if there is none."""
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
+    if isinstance(value, list) and len(value) <= 1:
+        value = value[0] if value else None
     if isinstance(value, str):
         return value.strip().encode("utf-8", "backslashreplace").decode() or None
     if is_missing(value):
@@ -510,12 +528,17 @@ def doc_number(value: object, column: str) -> int:
     return value
 
 
+def context_of(row: dict, text: str) -> str:
+    """The column that questions are about: `text` if it is a name that somebody chose, or if there is no
+    "context"."""
+    if text in row and (text != DataFlags.text or "context" not in row):
+        return text
+    return "context"
+
+
 def qa_record(row: dict, columns: DataFlags) -> dict:
     """A text and its questions: those of "qas", or the one of the row itself."""
-    context = "context"
-    if context not in row and columns.text in row:
-        context = columns.text
-    text = nonempty(row, context)
+    text = nonempty(row, context_of(row, columns.text))
     record = {"text": text, "qas": []}
     for qa in row.get("qas", [row]):
         # MRQA has qid, KLUE guid.
@@ -718,6 +741,9 @@ DATASETS |= {name: functools.partial(toy_source, name) for name in toy.TASKS}
 def find_source(name: str) -> Source:
     """The source of --dataset: a registered name, hf:REPO or hf:REPO:CONFIGURATION, a folder, or a file."""
     if name in DATASETS:
+        if Path(name).exists():
+            print(f"WARNING: --dataset={name} is the data set of that name; what lies here is called "
+                  f"--dataset=./{name}", flush=True)
         return DATASETS[name]()
     if name.startswith("hf:"):
         return Source(hub_files(name), cut={"dev": 0.1})
@@ -771,7 +797,9 @@ def arrow_files(found, name: str) -> dict[str, list[Path]]:
 
 def split_of(name: str) -> str | None:
     """The split that a file is by its name: train.csv, val-00000-of-00002.parquet, dev-v1.1.json; None for
-    others, such as test_protocol.txt."""
+    others, such as test_protocol.txt, and for what --predict has written."""
+    if ".predicted." in name.lower():
+        return None
     word = re.match(r"([^\W_]+)([-_]v?\d[^.]*)?(\.|$)", name.lower())
     return SPLIT_NAMES.get(word[1]) if word else None
 

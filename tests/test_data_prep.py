@@ -126,6 +126,16 @@ def test_a_saved_folder_of_the_library_datasets(tmp_path, tok):
     data = load(str(tmp_path / "all"), tok)
     assert label_names(data["train"]) == ["neg", "pos", "pos"] and label_names(data["dev"]) == ["pos", "neg"]
     assert texts_of(data.corpus)[4] == "text 4 of 5" and not hasattr(data.corpus, "label")
+    # The names of classes are also those of lists with one class; a column of another type is not read.
+    features = datasets.Features({"text": datasets.Value("string"),
+                                  "labels": datasets.List(datasets.ClassLabel(names=["neg", "pos"]))})
+    rows = {"text": ["a cat", "a dog"], "labels": [[1], [0]]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "lists")
+    lists = load(str(tmp_path / "lists"), tok, columns=DataFlags(label="labels"))
+    assert {*label_names(lists["train"]), *label_names(lists["dev"])} == {"neg", "pos"}
+    uuid = pa.array([bytes(16), bytes(16)], pa.uuid())
+    pq.write_table(pa.table({"id": uuid, "text": ["a", "b"], "label": ["x", "y"]}), tmp_path / "u.parquet")
+    assert len(load(str(tmp_path / "u.parquet"), tok)["train"]) == 1
     # All labels of test are -1, which says that there are none.
     data.check_labels(*data.splits)
     assert data["dev"].has_gold and not data["test"].has_gold and len(data["test"]) == 4
@@ -301,9 +311,22 @@ def test_squad_and_mrqa_give_the_same_questions(tmp_path, tok):
 @pytest.mark.parametrize(("name", "split"), [
     ("Val", "dev"), ("valid", "dev"), ("validation", "dev"), ("dev.clean", "dev"), ("dev-v1.1", "dev"),
     ("dev_v2", "dev"), ("dev-00000-of-00001", "dev"), ("unsupervised", "corpus"), ("test_protocol", None),
-    ("training", None), ("README", None)])
+    ("training", None), ("README", None), ("test.predicted", None)])
 def test_splits_by_their_usual_names(name, split):
     assert sources.split_of(f"{name}.jsonl") == split
+
+
+def test_a_folder_that_is_called_like_a_data_set(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sources.find_source("toycls")
+    assert capsys.readouterr().out == ""
+    (tmp_path / "toycls").mkdir()
+    sources.find_source("toycls")
+    assert "what lies here is called --dataset=./toycls" in capsys.readouterr().out
+
+
+def test_columns_without_names_are_told_apart():
+    assert sources.column_names(["", "text", " ", "", " a "]) == ["", "text", "unnamed 2", "unnamed 3", "a"]
 
 
 def test_a_tokenizer_with_a_length_of_its_own(tmp_path):
@@ -703,7 +726,7 @@ BAD = [
      "column.csv:2: the field 'text' is missing, there are id, review, labels; --text=NAME, --label=NAME"),
     ("cells.csv", "text,label\na, b,c", "cells.csv:2: more cells than columns"),
     ("quote.csv", 'text,label\n"a,b\n', "quote.csv:2: unexpected end of data"),
-    ("quoted.tsv", TSV, "quoted.tsv:2: a quoted cell runs over several lines"),
+    ("quoted.tsv", TSV, "quoted.tsv:2: a quoted cell holds tabs and runs over"),
     ("offset.json", QA.replace('"mat"', '"dog"'), "answer 'dog' of question 'q0' does not stand at offset"),
     ("id.json", QA.replace('"id"', '"number"'), "id.json[0]: the field 'id' is missing"),
     ("span.jsonl", jsonl(MRQA), "span.jsonl, train: the answer 'b' of question '1' does not stand"),
@@ -756,6 +779,12 @@ LOOKS = [
      "breaks.csv: quoted cells run over several lines; if its texts have no line breaks"),
     # What follows the number's comma is no second cell, as the first line does not end a row.
     ("number.csv", 'text,label\n' + '"Dear all,\nwe sold 1,000 units",a\n' * 3, (3, 1), "3 rows in 7 lines"),
+    ("speech.csv", 'label,text\n' + 'pos,"It was late.\n""Go,"" he said."\n' * 3, (3, 1), "3 rows in 7"),
+    ("breaks.tsv", 'text\tlabel\n' + '"Dear all,\nbye"\ta\n' * 3, (3, 1), "3 rows in 7 lines"),
+    # As pandas writes a quotation that goes on in the next column.
+    ("goes_on.csv", 'title,text,label\n' + '"""I am sad.","Very sad.""",a\n' * 3, (3, 1), "3 rows in 4"),
+    ("excel.csv", "\nsep=;\ntext;label\na;x\n", (1, 1), "csv: its columns are separated by ';'"),
+    ("columns.jsonl", jsonl(*stories(["a"], paragraphs=[["b", "c"]])), (40, 1), "label 'a'"),
     ("empty.csv", "text,label\na,x\n,\nb,y\n\n ,\n", (2, 2), "empty.csv: 2 empty rows are skipped"),
     ("reject.jsonl", jsonl(*stories(["a"], answer=["accept", "reject", "a", "ignore"])), (20, 1),
      "reject.jsonl: 20 rejected rows are skipped, the first at"),

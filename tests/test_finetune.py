@@ -410,7 +410,7 @@ def test_stages_of_a_seed_use_the_same_labels(kind, texts, lm_folder, folder_of,
 def test_a_test_file_without_labels_is_predicted(kind, lm_folder, folder_of, tmp_path):
     """A prediction for each example and no score, and none in the results; started again, the same."""
     if kind == "cls":
-        rows = [{"text": f"text {i}", "label": None} for i in range(3)]
+        rows = [{"text": f"text {i}", "label": label} for i, label in enumerate([None, [], None])]
         write_rows(folder_of[kind] / "test.jsonl", rows)
         kept = {"text", "predicted"}
     else:
@@ -618,6 +618,13 @@ def test_new_questions_are_answered(lm_folder, qa_folder, tmp_path):
         assert all(0 < row["probability"] < 1 for row in found)
         assert found[1] == found[1] | own
         (tmp_path / "p.jsonl").unlink()
+    # The column that --text names, also beside one that is called context.
+    titled = [row | {"passage": row["context"], "context": "a title"} for row in rows]
+    write_rows(tmp_path / "titled.jsonl", titled)
+    flags = ["--predict=titled.jsonl", "--text=passage", "--out=t.jsonl"]
+    succeed("finetune_qa.py", *flags, "--lm=o", cwd=tmp_path)
+    assert [row["predicted"] for row in runs.read_rows(tmp_path / "t.jsonl")] == [
+        line["answer"] for line in lines]
     # Answers are as long as those that were scored.
     run = runs.read_run(tmp_path / "o")
     run["settings"]["max_answer"] = 1

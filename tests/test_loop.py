@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 import socket
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -214,6 +215,22 @@ def test_a_checkpoint_of_other_code_is_one_sentence(state, tmp_path):
     loop.save_state(tmp_path / "checkpoint.pt", state)
     with pytest.raises(UserError, match="or of other code"):
         fit(Tagger(), checkpoint=tmp_path / "checkpoint.pt")
+
+
+def test_what_is_no_fault_of_a_checkpoint(tmp_path):
+    """Too little memory, and a scaler of fp16 that another device did not need."""
+    file = tmp_path / "checkpoint.pt"
+
+    def load_state_dict(state):
+        raise RuntimeError("CUDA out of memory" if state else "the source state dict is empty")
+
+    scaler = SimpleNamespace(state_dict=dict, load_state_dict=load_state_dict)
+    loop.save_checkpoint(file, {"scaler": scaler}, 3, 1.0)
+    assert loop.load_checkpoint(file, {"scaler": scaler}) == (3, 1.0)
+    scaler.state_dict = lambda: {"scale": 1.0}
+    loop.save_checkpoint(file, {"scaler": scaler}, 3, 1.0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        loop.load_checkpoint(file, {"scaler": scaler})
 
 
 def test_seconds_are_those_of_all_processes_of_a_run(tmp_path, monkeypatch):

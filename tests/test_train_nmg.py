@@ -2,6 +2,7 @@
 import copy
 import gc
 import itertools
+import json
 import math
 import os
 import random
@@ -41,6 +42,7 @@ from nmg.subtasks import SubTaskSampler
 from support import models, runs, toy
 from support.data import blocks, collate
 from support.rng import RowRandom
+from support.runs import UserError
 from train_nmg import Config
 
 # Runs of a few seconds: random plays some of the episodes. In the paper's form each episode has the LM of the
@@ -542,7 +544,11 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     damaged = tmp_path / "damaged/plays/00001.npz"
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes((other / "plays/00001.npz").read_bytes()[:-200])
+    empty = tmp_path / "empty/plays/00001.npz"
+    empty.parent.mkdir(parents=True)
+    empty.touch()
     cases = [(f"{tmp_path}/other/o", f"--out={tmp_path}/0", "holds another run (plays_checksum="),
+             ("empty", "", "00001.npz: is no episode of train_nmg.py"),
              (other, "--dataset=toyqa --metric=em", "its plays have no score em"),
              ("nowhere", "", "--plays=nowhere: holds no plays"),
              ("damaged", "", "00001.npz: is no episode of train_nmg.py")]
@@ -550,18 +556,24 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
         command = [*SMALL, "--episodes=0", f"--plays={folder}", *flags.split()]
         result = call("train_nmg.py", *command, cwd=tmp_path)
         assert result.returncode == 2 and said in result.stderr
+    # Tokens mean something else to another LM.
+    run = runs.read_run(other)
+    run["settings"]["weights"] = "another"
+    (tmp_path / "other/o/run.json").write_text(json.dumps(run))
+    result = succeed("train_nmg.py", *SMALL, "--episodes=0", "--plays=other/o", "--out=w", cwd=tmp_path)
+    assert "WARNING: --plays=other/o: was played with the LM tiny; tiny must have" in result.stdout
 
 
-def test_plays_beyond_a_checkpoint_are_played_again(tmp_path):
-    """A killed run of the paper's form has more of them, which other flags may have made."""
-    for number in (1, 2, 3):
-        runs.append_row(tmp_path / "metrics.jsonl", {"episode": number})
-        (tmp_path / "plays").mkdir(exist_ok=True)
-        file_of(tmp_path, number).touch()
-    learner = SimpleNamespace(load_checkpoint=lambda file, lm: [{"episode": 1}])
-    assert train_nmg.resume(learner, tmp_path, None, Config(paper=True)) == [{"episode": 1}]
-    assert runs.read_rows(tmp_path / "metrics.jsonl") == [{"episode": 1}]
-    assert names(tmp_path / "plays") == ["00001.npz"]
+def test_plays_of_one_form_are_not_lost_to_the_other(finished, tmp_path):
+    """A run of the default form that was killed while it was made longer, and then --paper."""
+    shutil.copytree(finished["default"] / "o", tmp_path / "o")
+    (tmp_path / "o/run.json").rename(tmp_path / "o/started.json")
+    result = call("train_nmg.py", *PAPER, "--out=o", cwd=tmp_path)
+    assert result.returncode == 2 and "holds another run (" in result.stderr
+    assert len(load_episodes(tmp_path / "o")) == 4
+    # Its policy is that of fewer episodes than are wanted.
+    with pytest.raises(UserError, match="the run that learns this policy is not finished"):
+        load_policy(tmp_path / "o")
 
 
 # ---------------------------------------------------------------- whole episodes
