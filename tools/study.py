@@ -293,7 +293,8 @@ def open_study(study: Study) -> tuple[torch.nn.Module, SubTaskSampler, ModuleTyp
     """The LM, the sub-tasks, the task's module, and what all plays have in common. Fills in flags of plays
     that were left open. Raises UserError if the plan cannot be played."""
     divide(study)
-    plan, cfg, log = study.plan, study.play, study.log
+    plan, log = study.plan, study.log
+    cfg = study.play
     data, lm, task = train_nmg.open_task(cfg, plan.spacy_model)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     settings = settings_of_plays(cfg, data.checksum)
