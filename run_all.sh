@@ -2,7 +2,7 @@
 # Every row of the paper's tables across seeds, or maskers of your choice on your data; then report.py.
 #
 #   bash run_all.sh                     all rows; started again, it goes on where it stopped
-#   QUICK=1 bash run_all.sh             the same rows on the embedded data and LM, no download, minutes
+#   QUICK=1 bash run_all.sh             nearly the same on the embedded data and LM, no download, minutes
 #   CLS=my.csv LMS=roberta-base MASKERS="none random whole tfidf" SEEDS="0 1 2 3 4 5 6 7 8 9" bash run_all.sh
 #   bash run_all.sh --list              prints what is left, for a scheduler: policies (must end first), rows;
 #                                       and, on stderr, what they cost

@@ -281,7 +281,7 @@ def p_agree(gradients: torch.Tensor) -> float:
 
     If masks did not matter, the two players of an episode could as well have had each other's scores, and
     with these the gradient has the other sign. (For three players this also needs noise that is symmetric.)
-    Later masks depend on earlier scores; docs/learning.md has a simulation which shows that this does no
+    Later masks depend on earlier scores; docs/comparisons.md has a simulation which shows that it does no
     harm. p is never far below 2 ** (1 - E). A reward that is computed from the mask itself would make
     episodes agree without any effect on scores."""
     products = (gradients @ gradients.T).double().numpy()                                   # (E, E)
@@ -322,8 +322,8 @@ class Learner:
 
     def about(self) -> str:
         """What is printed at the end and stands in the card of the policy."""
-        return (f"Do the {len(self.gradients)} episodes that taught it agree on what to mask? "
-                f"p = {p_agree(self.gradients):.2g} (it has not told which policies gain: docs/learning.md).")
+        return (f"Do the {len(self.gradients)} episodes that taught it agree on what to mask? p = "
+                f"{p_agree(self.gradients):.2g} (it has not told which policies gain: docs/comparisons.md).")
 
 
 # ---------------------------------------------------------------- the outer loop

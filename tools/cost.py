@@ -1,6 +1,6 @@
 """What the commands of run_all.sh cost, in hours of one H100 with one process a command.
 
-    bash run_all.sh --list | python tools/cost.py       # run_all.sh --list ends with it
+    bash run_all.sh --list | python tools/cost.py       # run_all.sh prints it by itself, on stderr
 
 A training step takes as long as the CPU needs to launch it, whatever is in its batch; scoring takes as long
 as the GPU computes. Both were measured on one machine (docs/speed.md).
