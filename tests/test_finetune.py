@@ -139,19 +139,23 @@ def test_the_best_spans_are_those_of_brute_force(questions, tok):
     torch.nn.init.normal_(model.qa_outputs.weight, std=3.0)
     predicted = finetune_qa.predictions(model, pieces)
     for question, line in enumerate(predicted):
-        spans = {}
+        spans, probabilities = {}, {}
         for piece in np.flatnonzero(pieces.question_ids == question):
             batch = collate(pieces, np.array([piece]))
             with torch.no_grad():
                 output = model.eval()(**devices.to_device(batch.tensors()))
             columns = np.flatnonzero(batch.in_text[0])
+            p_start, p_end = output.start_logits[0].softmax(0), output.end_logits[0].softmax(0)
             for first in columns:
                 for last in columns[(columns >= first) & (columns < first + 7)]:
                     span = (batch.token_at[0, first], batch.token_at[0, last])
                     score = (output.start_logits[0, first] + output.end_logits[0, last]).item()
-                    spans[span] = max(spans.get(span, -np.inf), score)
+                    if score > spans.get(span, -np.inf):
+                        spans[span] = score
+                        probabilities[span] = (p_start[first] * p_end[last]).item()
         first, last = max(spans, key=spans.get)
         assert line["score"] == pytest.approx(spans[first, last], abs=1e-4)
+        assert line["probability"] == pytest.approx(probabilities[first, last], rel=1e-3)
         text = split.text(split.question_text[question])
         assert line["answer"] == text[split.char_begin[first]:split.char_end[last]].strip()
     assert len(predicted) == len(split.questions)
@@ -351,13 +355,14 @@ def test_every_flag_reaches_the_training(kind, lm_folder, folder_of, tmp_path, m
     monkeypatch.setattr(module, "finetune", finetune)
     monkeypatch.setattr(module, "fit", stop)
     wanted = {"epochs": 4, "lr": 0.002, "batch_size": 3}
+    more = {"micro_batch": 2, "warmup": 0.1, "weight_decay": 0.01}
     flags = [f"--dataset={folder_of[kind]}", f"--lm={lm_folder}", "--max_len=48"]
-    flags += [f"--{name}={value}" for name, value in wanted.items()]
+    flags += [f"--{name}={value}" for name, value in (wanted | more).items()]
     if kind == "qa":
         flags.append("--max_answer=9")
     for seed in (7, 8):
         assert "stop" in call(script, *flags, f"--seed={seed}", cwd=tmp_path).stderr
-        assert seen[-1] == seen[-1] | wanted | {"seed": seed, "distributed": True, "max_len": 48}
+        assert seen[-1] == seen[-1] | wanted | more | {"seed": seed, "distributed": True, "max_len": 48}
     assert not same(*fresh) and (kind == "cls" or max_answers == [9, 9])
     assert "stop" in call(script, cwd=tmp_path).stderr
     tiny = {"cls": toy.FINETUNE_CLS, "qa": toy.FINETUNE_QA}[kind]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import data_prep
 import maskers
 from maskers import SCORES
-from nmg.policies import PaperPolicy, load_policy
+from nmg.policies import PaperPolicy, load_policy, random_policy, sharpened
 from support import models, toy
 from support.data import Batch, blocks, collate
 from support.rng import RowRandom
@@ -126,6 +126,22 @@ def wide_policy():
     for weight in policy.parameters():
         torch.nn.init.normal_(weight, std=0.5)
     return policy
+
+
+@given(batch=batches(), seed=st.integers(0, 1000))
+@settings(max_examples=15, deadline=None)
+def test_what_a_folder_of_a_policy_masks(batch, seed, tmp_path_factory):
+    """nmg: the tokens of the highest logits; sampled: tokens drawn from them, as sharp as in training."""
+    folder = tmp_path_factory.mktemp("policy")
+    policy = random_policy(16, 1.7, seed, "x")
+    policy.save(folder)
+    budget = maskers.budget_of(batch, 0.4)
+    logits = np.where(batch.maskable, (LM()(batch) @ policy.weight).detach().numpy(), -np.inf)
+    greedy = maskers.find(f"nmg:{folder}")(batch, budget, rng_of(batch, seed), LM())
+    assert (greedy == maskers.pick(logits, batch, budget)).all()
+    noise = rng_of(batch, seed).gumbel(logits.shape)
+    drawn = maskers.find(f"sampled:{folder}")(batch, budget, rng_of(batch, seed), LM())
+    assert (drawn == maskers.pick(sharpened(logits, 1.7) + noise, batch, budget)).all()
 
 
 # ---------------------------------------------------------------- the contract

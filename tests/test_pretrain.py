@@ -139,6 +139,16 @@ def test_masks_depend_on_seed_epoch_and_piece_alone(pieces):
         assert not (masked(p=1.0)[1] == masked(p=1.0, **changed)[1]).all()
 
 
+def test_what_is_masked_does_not_tell_how_it_is_corrupted(pieces):
+    """80 % of the masked tokens become [MASK], by random numbers that did not choose them."""
+    corrupted = []
+    for epoch in range(200):
+        _, mask, ids = pretrain.mask_batch(pieces, maskers.random, 0.15, 0, epoch, np.arange(8))
+        corrupted += ids[mask].tolist()
+    share = np.mean(np.array(corrupted) == pieces.split.special.mask_id)
+    assert len(corrupted) > 2000 and share == pytest.approx(0.8, abs=0.03)
+
+
 @pytest.mark.parametrize("bad", [
     lambda batch: batch.maskable,                               # more than the budget
     lambda batch: np.indices(batch.maskable.shape)[1] == 0,     # [CLS], which may not be masked
@@ -558,7 +568,8 @@ def test_every_flag_reaches_the_training(tmp_path, lm_folder, cls_folder, monkey
         raise UserError("stop")
 
     monkeypatch.setattr(pretrain, "pretrain", stop)
-    wanted = {"p": 0.3, "p_end": 0.2, "epochs": 4, "lr": 0.002, "batch_size": 3, "seed": 7}
+    wanted = {"p": 0.3, "p_end": 0.2, "epochs": 4, "lr": 0.002, "batch_size": 3, "seed": 7, "micro_batch": 2,
+              "warmup": 0.1, "weight_decay": 0.01, "max_steps": 5}
     given = [f"--{name}={value}" for name, value in wanted.items()]
     result = call("pretrain.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", *given, "--max_len=20",
                   "--masker=punct", "--dropout=0.4", "--out=o", cwd=tmp_path)

@@ -300,7 +300,9 @@ def test_what_nmg_learned_is_compared_by_seed(tmp_path, monkeypatch):
             if episode % 2 == 0:
                 rows[-1]["random_score"] = 0.9 if episode < 3 else 0.1 * (seed - 4)
         runs.write_rows(folder / "metrics.jsonl", rows)
-    monkeypatch.setattr(toy_compare, "score_on_test", lambda data, masker, seed: seed + len(masker) % 2)
+    points = {"random": 0, "sampled": 1, "nmg": 2, "oracle": 3}
+    monkeypatch.setattr(toy_compare, "score_on_test",
+                        lambda data, masker, seed: seed + points[masker.partition(":")[0]])
     monkeypatch.setattr(toy_compare, "shares_of_kinds",
                         lambda data, masker: np.array([60, 10, 10, 10, len(masker), 0, 0, 0, 0]))
     result = succeed("tools/toy_compare.py", "--seed=7", "--seeds=2", "--out=toy.png", cwd=tmp_path)
@@ -309,6 +311,7 @@ def test_what_nmg_learned_is_compared_by_seed(tmp_path, monkeypatch):
     assert [re.split(r"  | \d", line)[0] for line in lines[:4]] == names
     # The mean, each seed, and their shares of informative words.
     assert lines[0].split()[1:] == ["7.50", "7.00", "8.00", "60", "60"]
+    assert [line.split()[-5] for line in lines[1:4]] == ["8.50", "9.50", "10.50"]
     said = ("the learner won 4, lost 2, tied 0 against random. It masks attributes 60 % of the time; they "
             "are 11 % of the text.")
     assert lines[-2:] == [f"seed 7: {said}", f"seed 8: {said}"]

@@ -316,6 +316,7 @@ def test_who_plays(subtask):
     assert train_nmg.players_of(1, Config(paper=True)) == three
     batch, states, _, _ = acting(subtask)
     learner = train_nmg.Learner(128, cfg)
+    torch.nn.init.normal_(learner.policy.weight)
     plays = train_nmg.mask_contexts(learner.policies, states, batch, 1, cfg)
     direction = train_nmg.random_direction(states, 0, 1)
     base = policies.sharpened(train_nmg.policy_forward(learner.policy, states)[0].detach().cpu().numpy(), 1.5)
@@ -357,26 +358,41 @@ def some_config(**flags):
 def test_an_inner_loop_trains_a_copy_on_its_own_masks(subtask, monkeypatch):
     """Each context under its own row of the mask in every epoch; what is fine-tuned is the adapted LM; the LM
     itself stays as it was."""
-    lm, seen, tuned, mlm_loss = models.load_lm("tiny"), [], [], pretrain.mlm_loss
+    lm, seen, tuned, scored_on, mlm_loss = models.load_lm("tiny"), [], [], [], pretrain.mlm_loss
+    corrupted = set()
     batch, before = batch_of(subtask.contexts), weights(lm)
     rng = np.random.default_rng(1)
     mask = maskers.pick(rng.random(batch.input_ids.shape), batch, maskers.budget_of(batch, 0.2))
 
     def watch(model, tensors):
         seen.append(tensors["labels"].tolist())
+        # The same masks are corrupted in the same way in each epoch.
+        corrupted.add(str(tensors["input_ids"].tolist()))
         return mlm_loss(model, tensors)
+
+    def predictions(model, pieces):
+        scored_on.append(pieces)
+        return lines
+
+    def watched_pretrain(*given, **flags):
+        rates.append(flags["lr"])
+        return pretrain.pretrain(*given, **flags)
 
     lines = [{"gold": "a", "predicted": "a", "likelihood": -0.5},
              {"gold": "b", "predicted": "a", "likelihood": -3.0}]
     monkeypatch.setattr(pretrain, "mlm_loss", watch)
     monkeypatch.setattr(finetune_cls, "finetune", lambda *given, **flags: tuned.append((*given, flags)))
-    monkeypatch.setattr(finetune_cls, "predictions", lambda model, pieces: lines)
-    cfg = some_config(batch_size=1, p=0.2)
+    monkeypatch.setattr(finetune_cls, "predictions", predictions)
+    rates = []
+    monkeypatch.setattr(train_nmg, "pretrain", watched_pretrain)
+    cfg = some_config(batch_size=1, p=0.2, mlm_lr=2e-3)
     adapted, scored = train_nmg.inner_loop(lm, subtask, mask, finetune_cls, cfg)
     expected = [batch.input_ids[i][mask[i]].tolist() for i in range(len(mask))]
     assert sorted(seen) == sorted(2 * expected)
     flags = {"epochs": 1, "lr": 1e-3, "batch_size": 1, "micro_batch": None, "seed": subtask.seed}
-    assert tuned == [(adapted, subtask.train, flags)]
+    assert tuned == [(adapted, subtask.train, flags)] and rates == [2e-3]
+    assert len(scored_on) == 1 and scored_on[0] is subtask.val
+    assert len(corrupted) == len(mask)
     # F1 of a is 2/3, of b 0.
     assert scored == {"accuracy": 50, "macro_f1": pytest.approx(100 / 3), "likelihood": -1.75}
     assert same(weights(lm), before)
@@ -503,7 +519,9 @@ def test_an_agent_learns_the_value_of_a_context():
 def test_actions_are_drawn_by_priority():
     agent, _ = small_agent(1e-3)
     agent.replay = np.zeros(4, paper_form.ACTION)
-    agent.replay["inv_sqrt_frequency"], agent.replay["R"] = [1, 2, 5, 0], [1, -1, 1, 1]
+    agent.replay["inv_sqrt_frequency"], agent.replay["R"] = [1, 1, 5, 0], [1, -1, 1, 1]
+    # |R - V|: 1, 2, 1, 1
+    agent.replay["value"] = [0, 1, 2, 0]
     rng = np.random.default_rng(0)
     drawn = [agent.draw(rng, 1)[0] for _ in range(1000)]
     np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 1000, np.array([1, 2, 5, 0]) / 8, atol=0.06)
@@ -537,7 +555,8 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
         succeed("train_nmg.py", *flags, cwd=tmp_path)
         learned.append((out / "policy.safetensors").read_bytes())
         assert len(runs.read_rows(out / "metrics.jsonl")) == episodes
-    assert learned[0] != learned[1]
+    # From the plays of a run alone follows the policy of that run.
+    assert learned[0] == (other / "policy.safetensors").read_bytes() != learned[1]
     # Other plays in a folder of the same name are another run.
     shutil.copytree(other, tmp_path / "other/o")
     (tmp_path / "other/o/plays/00001.npz").unlink()
@@ -582,7 +601,7 @@ def test_plays_of_one_form_are_not_lost_to_the_other(finished, tmp_path):
 def test_what_an_episode_of_the_paper_hands_on(continual, seconds, pictures, cls_folder, lm_folder, tmp_path,
                                                monkeypatch):
     """Whose LM an episode starts from, seeds, flags; where episodes are slow, each draws its picture."""
-    starts, seeds, drawn = [], [], []
+    starts, seeds, drawn, subtasks = [], [], [], []
     monkeypatch.setattr(train_nmg, "SAVE_SECONDS", seconds)
     monkeypatch.setattr(train_nmg, "curves", lambda metrics, file: drawn.append(len(metrics)))
 
@@ -593,16 +612,27 @@ def test_what_an_episode_of_the_paper_hands_on(continual, seconds, pictures, cls
             adapted.cls.predictions.bias += 1
         starts.append(lm.cls.predictions.bias[0].round().item())
         seeds.append(subtask.seed)
+        subtasks.append(subtask)
         return adapted, {"accuracy": 50.0, "likelihood": -1.0}
 
     monkeypatch.setattr(train_nmg, "inner_loop", inner_loop)
-    flags = {"paper": True, "episodes": 3, "contexts": 12, "val_share": 0.3, "p": 0.3, "mlm_epochs": 2,
-             "mlm_lr": 1e-4, "ft_epochs": 4, "ft_lr": 2e-4, "batch_size": 6, "max_len": 32, "ft_max_len": 24,
-             "metric": "likelihood", "continual": continual, "updates_per_episode": 1}
-    train_nmg.main(Config(dataset=str(cls_folder), lm=str(lm_folder), out=str(tmp_path / "o"), **flags))
+    flags = {"paper": True, "episodes": 3, "contexts": 12, "docs": 11, "examples": 5, "validation": 3,
+             "val_share": 0.3, "p": 0.3, "mlm_epochs": 2, "mlm_lr": 1e-4, "ft_epochs": 4, "ft_lr": 2e-4,
+             "batch_size": 6, "max_len": 32, "ft_max_len": 24, "metric": "likelihood", "continual": continual,
+             "updates_per_episode": 1}
+    given = {"dataset": str(cls_folder), "lm": str(lm_folder)}
+    train_nmg.main(Config(**given, out=str(tmp_path / "o"), **flags))
     # The LM that the learner of each episode before has adapted.
     assert starts == ([0, 0, 0, 1, 1, 1, 2, 2, 2] if continual else [0] * 9)
     assert seeds[0] == seeds[1] == seeds[2] and len(set(seeds)) == 3 and drawn == pictures
+    # The sub-tasks that were asked for.
+    assert {len(np.unique(subtask.contexts.doc)) for subtask in subtasks} == {11}
+    assert {(len(subtask.train), len(subtask.val)) for subtask in subtasks} == {(5, 3)}
+    lengths = [(subtask.contexts.length.max(), subtask.train.length.max()) for subtask in subtasks]
+    assert max(lengths)[0] == 32 and max(length for _, length in lengths) == 24
+    # Other seeds have others.
+    train_nmg.main(Config(**given, out=str(tmp_path / "other"), seed=1, **flags))
+    assert not {*seeds[:9]} & {*seeds[9:]}
 
 
 @pytest.mark.slow
