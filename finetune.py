@@ -194,10 +194,10 @@ def warn_of_one_answer(lines: list[dict]) -> None:
               "more --epochs or a larger --lr may help")
 
 
-def origin_of(lm: str, row: str | None) -> dict:
-    """run.json of the pre-training that made an LM; of any other LM, a stand-in with the masker "none"."""
+def origin_of(lm: str, row: str | None = None) -> dict:
+    """run.json of the pre-training that made an LM. A stand-in with the masker "none" for other LMs, and for
+    the rows none and linear of run_all.sh, which take any LM as it is."""
     run = runs.read_run(lm)
-    # These rows of a table take the LM that the others pre-train further as it is, whatever made it.
     is_base = (row or "").partition(",")[0] in ("none", "linear")
     if is_base or "masker" not in run.get("settings", {}):
         settings = {"lm": runs.portable(lm), "weights": weights_of(lm), "masker": "none"}
@@ -271,12 +271,16 @@ def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
                         "`outputs`")
     out = predicted_file(cfg)
 
-    # 1. the model, with the length and the options (such as max_answer) that it was fine-tuned with
+    # 1. the model, with the length and the options (such as max_answer) that it was fine-tuned with, unless
+    # flags say otherwise
     model = load_finetuned(cfg.lm, task.AUTO_CLASS)
     tokenizer = load_tokenizer(cfg.lm)
     settings = runs.read_run(cfg.lm).get("settings", {})
-    cfg.max_len = max_len_of(model, settings.get("max_len", cfg.max_len))
-    options = {name: settings.get(name, value) for name, value in options.items()}
+    learned = {}
+    for name, value in (options | {"max_len": cfg.max_len}).items():
+        is_default = value == getattr(type(cfg), name)
+        learned[name] = settings.get(name, value) if is_default else value
+    cfg.max_len = max_len_of(model, learned.pop("max_len"))
     labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
 
     # 2. the rows; of a text with several questions, a row for each
@@ -295,7 +299,7 @@ def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     # 3. predict
     with tempfile.TemporaryDirectory() as folder:
         split = data_prep.split_to_predict(records, tokenizer, labels, Path(folder, "new"), cfg.predict)
-        pieces = task.pieces_of(split, cfg.max_len, **options)
+        pieces = task.pieces_of(split, cfg.max_len, **learned)
         print(f"{len(predicted):,} of {len(rows):,} rows have text; {cut_share(pieces):.1%} of the texts are "
               f"cut to {cfg.max_len} tokens", flush=True)
         outputs = task.outputs(model, pieces)

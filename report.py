@@ -138,7 +138,8 @@ def short_names(full: pd.Series, checksum: pd.Series, within: pd.Series | None =
     checksums are one LM or data set, which has moved. If what is at a path was replaced or edited, names end
     with the checksum, as scores on other data or with another LM are not compared.
 
-    within: checksums differ by these, too, which is no edit"""
+    within: (LMs) the checksum of the same data differs between these; only a difference within one is an
+    edit"""
     # The first path of each checksum; without a checksum, each path is one of its own.
     first = full.groupby(checksum.where(checksum.notna(), full)).transform("first")
     last = first.map(lambda path: Path(path).name)
@@ -504,7 +505,7 @@ def main(cfg: Config) -> None:
                 page.append(escaped(planned(found, metric, cfg.plan)))
     text = "\n\n".join(filter(None, page)) + "\n"
     with runs.atomic_write(Path(cfg.out, "results.md")) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
     print(text)
     print(f"saved {cfg.out}: {', '.join(made)}")
 

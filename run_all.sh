@@ -2,7 +2,7 @@
 # Every row of the paper's tables across seeds, or maskers of your choice on your data; then report.py.
 #
 #   bash run_all.sh                     all rows; started again, it goes on where it stopped
-#   QUICK=1 bash run_all.sh             nearly the same on the embedded data and LM, no download, minutes
+#   QUICK=1 bash run_all.sh             nearly the same rows on the embedded data and LM, minutes
 #   CLS=my.csv LMS=roberta-base MASKERS="none random whole tfidf" SEEDS="0 1 2 3 4 5 6 7 8 9" bash run_all.sh
 #   bash run_all.sh --list              prints what is left, for a scheduler: policies (must end first), rows;
 #                                       and, on stderr, what they cost
@@ -33,7 +33,7 @@
 # shellcheck disable=SC2016,SC2086       # lists are split at spaces
 # -f: a * in a name is no pattern
 set -ef
-# Elsewhere `printf %q` writes the letters of a name in a form that is not looked for below.
+# In other locales `printf %q` writes é as $'\303\251', which is not looked for below.
 [[ $(locale charmap 2> /dev/null) = UTF-8 ]] || export LC_ALL=C.UTF-8
 here=$(dirname "$0")
 fail() {
@@ -109,7 +109,8 @@ qa_lms=${LMS:-bert-base-uncased distilbert-base-uncased} cls_lms=${LMS:-bert-bas
 # NAME: as it is, or its beginning and a checksum, where a file could not be called like this
 short() {
     local name=$1
-    [ ${#name} -le 200 ] || name=${name:0:180}-$(cksum <<< "$name" | cut -d " " -f 1)
+    # In bytes, of which a letter has up to four.
+    [ "$(printf %s "$name" | wc -c)" -le 200 ] || name=${name:0:45}-$(cksum <<< "$name" | cut -d " " -f 1)
     echo "$name"
 }
 # DATASET LM: both in the name of a folder. Whole paths, with - for /, as x/data and y/data are two data sets
@@ -261,7 +262,7 @@ done
         "needs $least (docs/results.md says what they cost)"
     n_policies=$(for seed in $SEEDS; do echo $((10#$seed % POLICIES)); done | sort -u | wc -l)
     [ $n_seeds -le $n_policies ] || [ -z "$(left "$learns")" ] ||
-        echo "$n_seeds seeds share $n_policies policies: nothing will be claimed of learned masks"
+        echo "policies behind $n_seeds seeds: $n_policies; nothing will be claimed of learned masks"
     [[ $n_seeds = 1 || " ${rows[*]} " != *" mean"[\ ,]* ]] ||
         echo "all seeds of the row mean share its policies: nothing will be claimed of it"
     $PYTHON $here/tools/cost.py <<< "$commands"

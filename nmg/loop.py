@@ -250,7 +250,7 @@ def load_checkpoint(file: Path, trained: dict) -> tuple[int, float]:
     """Returns the steps that are done, and the seconds that they took."""
     with loaded_state(file) as state:
         for name, part in trained.items():
-            # A scaler of fp16 that was off, as on another device, has no state.
+            # Where the scaler was off (no fp16), its state is empty, and one that is on would refuse it.
             if state[name]:
                 part.load_state_dict(state[name])
         return state["done"], state["seconds"]

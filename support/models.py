@@ -93,7 +93,8 @@ def open_config(name: str, settings: dict = ENCODER):
             there = f"{setting.removeprefix('_')}={found} in its config.json"
             print(f"WARNING: {name}: {there} is not for a masked LM; {value} is used")
             setattr(config, setting, value)
-    # BigBird's sparse attention ends at the first short batch: what comes later would depend on batches.
+    # At its first short batch BigBird switches to full attention for good, so that results would depend on
+    # the order of batches.
     if config.model_type == "big_bird" and config.attention_type != "original_full":
         print(f"WARNING: {name}: its sparse attention depends on the batch; full attention is used")
         config.attention_type = "original_full"

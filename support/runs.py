@@ -103,7 +103,7 @@ def start(main: Callable, config: type, tiny: dict | None = None, presets: dict 
         # One line, also if a name in it has several.
         print("error:", *str(e).splitlines(), file=sys.stderr)
         sys.exit(2)
-    except RuntimeError as e:
+    except (RuntimeError, OSError) as e:
         if not is_out_of_memory(e):
             raise
         reason = str(e).splitlines()[0]
@@ -363,8 +363,8 @@ def read_rows(file: Path) -> list[dict]:
 
 def write_rows(file: Path, rows: list[dict]) -> None:
     with atomic_write(file) as partial:
-        # Names stay readable, and run_all.sh looks for them. (What UTF-8 lacks, half of a character, becomes
-        # \\ud800, as JSON writes it, too.)
+        # No \\u escapes, as run_all.sh searches this file for names of folders. A lone surrogate, which UTF-8
+        # cannot encode, is written as JSON escapes it.
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         partial.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
 
@@ -408,20 +408,22 @@ class Run:
     settings: every resolved flag, and the checksums of what was read; JSON values
     longer: the flag that may grow: a finished run then keeps its checkpoint, and goes on from it if more is
         asked for
-    checkpoint: the file or folder from which it goes on"""
+    checkpoints: the file or folder from which it goes on, and others that would be lost if a run with other
+        flags began in this folder"""
 
     def __init__(self, folder: str | Path, settings: dict, longer: str | None = None,
-                 checkpoint: str = "checkpoint.pt"):
+                 checkpoints: tuple[str, ...] = ("checkpoint.pt",)):
         self.folder = Path(folder)
         # Through JSON and back, as recorded settings went: so the two compare equal (tuples become lists).
         self.settings = json.loads(json.dumps(settings))
         self.longer = longer
-        self.checkpoint = self.folder / checkpoint
+        self.checkpoint = self.folder / checkpoints[0]
         started = self.folder / "started.json"
         # The record of what is there: of a finished run, of one that was stopped after a checkpoint, or {}.
         before = read_run(self.folder)
         self.done = bool(before) and not self.grows(before["settings"])
-        if not before and os.path.exists(self.checkpoint) and os.path.isfile(started):
+        has_checkpoint = any(os.path.exists(self.folder / name) for name in checkpoints)
+        if not before and has_checkpoint and os.path.isfile(started):
             # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
             before = read_record(started)
         self.refuse_others(before.get("settings", {}))

@@ -145,8 +145,12 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
             delimiter = likely
         table = csv.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
         # Blank lines may come first, and a line for Excel, such as sep=;
-        header = column_names(next((cells for cells in table if cells and cells[0] != "sep="), []))
-        at.where = f"{path}:{table.line_num + 1}"
+        firsts = (cells for cells in table if "".join(cells).strip() and cells[0] != "sep=")
+        header = [name.strip() for name in next(firsts, [])]
+        check_names(header)
+        names = with_names(header)
+        before = table.line_num
+        at.where = f"{path}:{before + 1}"
         for cells in table:
             if cells:
                 # The second of two files that were joined may begin with a byte order mark.
@@ -158,46 +162,52 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
                 raise ValueError("the header is repeated here; remove this line (were two files joined?)")
             if cells:
                 n += 1
-                yield at.where, dict(zip(header, cells, strict=False))
+                yield at.where, dict(zip(names, cells, strict=False))
             else:
                 blank += 1
             # A quoted cell may run over lines: the place of a row is where it begins.
             at.where = f"{path}:{table.line_num + 1}"
         print(f"{path}: {n:,} rows in {table.line_num:,} lines, {blank:,} of them blank", flush=True)
-        if table.line_num - blank > 2 * n + 1:
+        if table.line_num - before - blank > 2 * n:
             print(f"WARNING: {path}: quoted cells run over several lines; if its texts have no line breaks, "
                   f"{QUOTES}", flush=True)
 
 
-def column_names(names: list[str]) -> list[str]:
-    """The names of columns, without blanks around them. Raises ValueError if two are equal; of those that
-    have no name, all but the first get one, as --predict keeps them."""
-    found = []
-    for name in map(str.strip, names):
-        if name and name in found:
-            raise ValueError(f"the name {name!r} appears {names.count(name)} times; rename all but one")
-        if not name and name in found:
-            name = f"unnamed {len(found)}"
-        found.append(name)
-    return found
+def check_names(names: list[str]) -> None:
+    """Raises ValueError if two columns have the same name. Columns without a name are not read."""
+    for name, count in collections.Counter(names).items():
+        if count > 1 and name:
+            raise ValueError(f"the name {name!r} appears {count} times; rename all but one")
+
+
+def with_names(header: list[str]) -> list[str]:
+    """The names of columns, where a second column without a name is called `unnamed N`, as --predict writes
+    all columns and needs different names."""
+    names = []
+    for name in header:
+        if not name and name in names:
+            name = f"unnamed {len(names)}"
+        names.append(name)
+    return names
 
 
 def check_quotes(cells: list[str], delimiter: str, columns: int) -> None:
     """Raises ValueError if double quotes that are plain characters join rows, or tear a cell apart."""
-    for place, cell in enumerate(cells):
+    for column, cell in enumerate(cells):
         first, *below = cell.split("\n")
         if below and "\t" in cell and delimiter == "\t":
             raise ValueError("a quoted cell holds tabs and runs over several lines, as where double quotes "
                              "are plain characters; double them, or use jsonl")
-        # The first line would end one row, and the next ones would be rows. In running text, a blank or a
-        # quotation mark follows a comma.
+        # If quotes joined several rows, the first line of the cell completes its own row, and each line below
+        # is a whole row. (In running text, a blank or a quotation mark follows a comma.)
         separator = rf"[{delimiter}](?=[^\s\"])"
-        ends_row = len(re.findall(separator, first)) == columns - 1 - place
+        ends_row = len(re.findall(separator, first)) >= columns - 1 - column
         rows = [line for line in below if len(re.findall(separator, line)) == columns - 1]
         if columns > 1 and ends_row and rows and 2 * len(rows) >= len(below):
             raise ValueError(f"a quoted cell holds lines that look like rows: {rows[0][:60]!r}; {QUOTES}")
-    # A cell that begins a quotation behind a blank, or ends with a backslash, and a later one that ends the
-    # quotation. (A cell whose first character is a quotation mark was quoted as it must be.)
+    # A separator inside a quotation has cut a cell in two: an earlier cell opens the quotation, behind a
+    # blank or with \", and the last one with an odd number of quotes closes it. (A cell whose first
+    # character is a quotation mark was quoted as it must be.)
     odd = [cell for cell in cells if cell.count('"') % 2 or cell.endswith("\\")]
     opened = [cell for cell in odd[:-1] if re.match(r'\s+"', cell) or cell.endswith("\\")]
     if opened and odd[-1].endswith('"'):
@@ -253,7 +263,8 @@ def paragraphs_of(row: object, n: int | None) -> Iterator[object]:
     """The paragraphs of a SQuAD article, with its number n, or the notes of emrQA; other rows as they are."""
     paragraphs = row.get("paragraphs") if isinstance(row, dict) else None
     # A column of this name may hold something else.
-    if not isinstance(paragraphs, list) or not all(isinstance(p, dict) and "qas" in p for p in paragraphs):
+    are_asked = isinstance(paragraphs, list) and all(isinstance(p, dict) and "qas" in p for p in paragraphs)
+    if not are_asked or "text" in row:
         yield row
         return
     for paragraph in paragraphs:
@@ -284,12 +295,13 @@ def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
         else:
             batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
             schema = batches.schema
-        column_names(schema.names)
+        check_names(schema.names)
         # Classes are numbers, or lists of numbers; what else there is may be of types that datasets lacks.
         numbers = [part for part in schema if types.is_integer(getattr(part.type, "value_type", part.type))]
         features = datasets.Features.from_arrow_schema(pyarrow.schema(numbers, schema.metadata))
         classes = {}
         for column, kind in features.items():
+            # Of a list, the type of its items.
             kind = getattr(kind, "feature", kind)
             if isinstance(kind, datasets.ClassLabel):
                 classes[column] = kind
@@ -298,12 +310,18 @@ def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
             at.where = f"{path}, row {n}"
             for column, kind in classes.items():
                 if isinstance(row[column], list):
-                    row[column] = [kind.int2str(i) for i in row[column]]
-                elif row[column] in (None, -1):
-                    row[column] = None
+                    row[column] = [class_name(kind, number) for number in row[column]]
                 else:
-                    row[column] = kind.int2str(row[column])
+                    row[column] = class_name(kind, row[column])
             yield at.where, row
+
+
+def class_name(kind, number: int | None) -> str | None:
+    """The name that a ClassLabel of the library `datasets` has for a number; None where there is no class,
+    which a negative number stands for."""
+    if number is None or number < 0:
+        return None
+    return kind.int2str(number)
 
 
 def note_row(note: dict) -> dict:

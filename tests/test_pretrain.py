@@ -431,7 +431,7 @@ def test_a_policy_is_to_be_used_as_it_was_learned(learned, given, warned, tmp_pa
     """Which is said."""
     monkeypatch.chdir(tmp_path)
     # The checksum of an LM is its name here, but the hub's have none.
-    monkeypatch.setattr(pretrain, "weights_of", lambda lm: lm if lm[0] in "ab" else None)
+    monkeypatch.setattr(models, "weights_of", lambda lm: lm if lm[0] in "ab" else None)
     if learned:
         runs.Run("policy", learned).finish()
     cfg = pretrain.Config(**{"lm": "a", "masker": "nmg:policy"} | given)

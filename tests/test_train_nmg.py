@@ -590,6 +590,12 @@ def test_plays_of_one_form_are_not_lost_to_the_other(finished, tmp_path):
     result = call("train_nmg.py", *PAPER, "--out=o", cwd=tmp_path)
     assert result.returncode == 2 and "holds another run (" in result.stderr
     assert len(load_episodes(tmp_path / "o")) == 4
+    # And the other way round, also where the plays are gone.
+    shutil.copytree(finished["paper"] / "o", tmp_path / "p")
+    (tmp_path / "p/run.json").rename(tmp_path / "p/started.json")
+    shutil.rmtree(tmp_path / "p/plays")
+    result = call("train_nmg.py", *PAPER, "--rl_lr=1e-3", "--out=p", cwd=tmp_path)
+    assert result.returncode == 2 and "rl_lr=0.0001 there, 0.001 here" in result.stderr
     # Its policy is that of fewer episodes than are wanted.
     with pytest.raises(UserError, match="the run that learns this policy is not finished"):
         load_policy(tmp_path / "o")

@@ -45,7 +45,8 @@ SIZES = {
 
 # Flags of plays, and of rows, that change a price in ways that are not known here.
 OTHER_PRICE = {"preset", "contexts", "docs", "examples", "validation", "val_share", "mlm_epochs", "ft_epochs",
-               "batch_size", "max_steps", "labelled"}
+               "batch_size", "max_steps", "labelled", "corpus", "read", "max_len", "ft_max_len",
+               "random_every", "eval_every"}
 
 
 def play_seconds(size: Size) -> float:

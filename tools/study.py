@@ -131,7 +131,7 @@ def check_maskers(study: Study) -> None:
             if row not in (*LEARNED, "untrained"):
                 maskers.find(row)
         except UserError as e:
-            # With a colon, the name is known, and it is the file or the folder behind it that is wrong.
+            # With a colon it names a file or a folder, so that the list of other names would not help.
             more = "" if ":" in row else f"; a plan may also have {', '.join(LEARNED)}, untrained"
             raise UserError(f"{study.file}: {e}{more}") from None
     others = [row for row in study.rows if row != "random"]
@@ -304,7 +304,6 @@ def open_study(study: Study) -> tuple[torch.nn.Module, SubTaskSampler, ModuleTyp
     settings["files"] = {row: maskers.checksum_of(row) for row in study.rows if ":" in row}
     with runs.locked(log):
         refuse_another_plan(study, settings)
-        take_over_plays(study, settings)
         for number in range(plan.policies):
             save_untrained(study, lm.config.hidden_size, number)
     warn_of_commits(log)
@@ -317,6 +316,8 @@ def run(study: Study, lm: torch.nn.Module, sampler: SubTaskSampler, task: Module
     lm, sampler, task, settings: of open_study"""
     plan, log = study.plan, study.log
     devices.use_fast_path(study.play.fast)
+    with runs.locked(log):
+        take_over_plays(study, settings)
     plays = list(itertools.product(range(plan.seed, plan.seed + plan.seeds), study.rows))
     # The primary comparison first, so that it is whole where the time ends early.
     plays.sort(key=lambda job: job[1] not in ("random", plan.primary))
@@ -355,6 +356,14 @@ def refuse_another_plan(study: Study, settings: dict) -> None:
         if changed:
             raise UserError(f"{study.file}: the plan, its data or its LM changed after the first play in "
                             f"{study.log} ({changed}); undo the change, or choose another --out")
+
+
+def check_plays_of(study: Study, coming: set[Path]) -> None:
+    """Raises UserError if the log of another plan is not there, nor is to come in this command."""
+    for file in filter(None, (study.plan.plays_of or "").split(",")):
+        if not Path(file).exists() and Path(file) not in coming:
+            raise UserError(f"{study.file}: plays_of={file}: is not there; it must hold plays of the same "
+                            "tasks")
 
 
 def take_over_plays(study: Study, settings: dict) -> None:
@@ -459,6 +468,8 @@ def main(cfg: Config) -> None:
     studies = [read_plan(file, cfg) for file in files]
     if len({study.folder for study in studies}) < len(studies):
         raise UserError(f"--plan={cfg.plan}: two plans of the same name would share a folder; rename one")
+    for study in studies:
+        check_plays_of(study, {other.log for other in studies})
     opened = [open_study(study) for study in studies]
     for study, parts in zip(studies, opened, strict=True):
         run(study, *parts)
