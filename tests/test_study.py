@@ -120,12 +120,15 @@ def test_a_play_is_an_inner_loop_under_the_masks_of_its_masker(place):
 
 
 def test_plays_of_another_plan_are_taken_over(place):
-    """Those of the same maskers, seeds and tasks."""
-    assert study_of(place).returncode == 0
+    """Those of the same maskers, seeds and tasks, also of a plan that the same command plays first. A mistake
+    in the last plan shows before any play."""
+    (place / "last.toml").write_text(f"metric = 'acuracy'\n{PLAYS}")
     more = "seeds = 2\nseed = 2\nprimary = 'whole'\nplays_of = 'o/plays/plays.jsonl'\n"
     text = PLAYS.replace("punct", "whole").replace("seeds = 3\nprimary = 'whole'\n", more)
     (place / "more.toml").write_text(text)
-    result = study_of(place, "more")
+    result = study_of(place, "plays.toml,more.toml,last")
+    assert result.returncode == 2 and "acuracy" in result.stderr and lines_of(place) == []
+    result = study_of(place, "plays.toml,more")
     assert result.returncode == 0, result.stderr
     plays = plays_of(place, "more")
     assert set(plays) == set(itertools.product((2, 3), ("random", "whole")))
