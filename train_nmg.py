@@ -520,8 +520,8 @@ def main(cfg: Config) -> None:
                    tags=["neural-mask-generator"])
         run.finish(base_model=runs.base_of(cfg.lm))
         print(about)
-        print(f"saved {run.folder}: metrics.jsonl, plays, curves.png, policy for "
-              f"--masker=sampled:{run.folder}")
+        played = "metrics.jsonl, plays, curves.png, " if metrics else ""
+        print(f"saved {run.folder}: {played}policy for --masker=sampled:{run.folder}")
 
 
 if __name__ == "__main__":

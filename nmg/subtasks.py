@@ -39,6 +39,7 @@ class SubTaskSampler:
         self.same_texts = corpus is train
         self.same_documents = data.shared_doc_ids and not self.same_texts
         self.examples = task.pieces_of(train, ft_max_len)
+        self.warned = False
         contexts = blocks(corpus, max_len)
         # Blocks in which nothing may be masked are left out. (The highest word id of each block; -1: none.)
         maskable = np.maximum.reduceat(corpus.word_ids, contexts.begin) >= 0
@@ -93,6 +94,10 @@ class SubTaskSampler:
         if docs:
             allowed = rng.choice(allowed, min(len(allowed), docs), replace=False)
         texts = np.unique(self.contexts.text_ids[np.isin(self.contexts.doc, allowed)])
+        if len(texts) <= n and not docs and not self.warned:
+            print(f"WARNING: --contexts={n} takes all {len(texts)} texts that there are, so that all "
+                  "sub-tasks have the same texts; fewer --contexts", flush=True)
+            self.warned = True
         return rng.permutation(texts)[:max(1, n)]
 
     def draw_examples(self, rng: np.random.Generator, allowed: np.ndarray, most: int) -> Pieces:

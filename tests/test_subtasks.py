@@ -48,8 +48,9 @@ def test_no_document_is_on_both_sides(seed, tmp_path):
     assert not set(subtask.contexts.doc) & set(subtask.val.doc)
 
 
-def test_examples_of_texts_are_the_contexts_themselves(tmp_path):
-    """So many contexts as were asked for, and at most so many examples, all about these contexts."""
+def test_examples_of_texts_are_the_contexts_themselves(tmp_path, capsys):
+    """So many contexts as were asked for, and at most so many examples, all about these contexts. If all
+    sub-tasks would have the same, it is said once."""
     rows = [{"text": f"alpha {i} beta", "label": "xyz"[i % 3]} for i in range(150)]
     sampler = sampler_of(load_rows(tmp_path / "t.jsonl", rows), 0.2)
     subtask = sampler.sample(np.random.default_rng(0), 30, None, 20, 7)
@@ -57,7 +58,10 @@ def test_examples_of_texts_are_the_contexts_themselves(tmp_path):
     assert len(subtask.train) == 20 and len(subtask.val) == 7
     assert set(subtask.train.text_ids) <= set(subtask.contexts.text_ids)
     assert set(subtask.val.doc) <= set(sampler.val_docs)
+    assert "takes all" not in capsys.readouterr().out
     whole = sampler.sample(np.random.default_rng(0), 1000, None, 1000, 1000)
+    sampler.sample(np.random.default_rng(1), 120, None, 1000, 1000)
+    assert capsys.readouterr().out.count("WARNING: --contexts=1000 takes all 120 texts that there are") == 1
     assert set(whole.val.doc) == set(sampler.val_docs) and set(whole.train.doc) == set(sampler.train_docs)
 
 

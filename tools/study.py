@@ -134,6 +134,9 @@ def check_maskers(study: Study) -> None:
             # With a colon it names a file or a folder, so that the list of other names would not help.
             more = "" if ":" in row else f"; a plan may also have {', '.join(LEARNED)}, untrained"
             raise UserError(f"{study.file}: {e}{more}") from None
+        if maskers.is_learned(row) and not study.plan.known:
+            print(f"WARNING: {study.file}: {row} was not learned by this plan; if it has learned from texts "
+                  "that are compared here, name their splits in `known`")
     others = [row for row in study.rows if row != "random"]
     if "random" not in study.rows or len({*study.rows}) < len(study.rows):
         raise UserError(f"{study.file}: maskers={study.plan.maskers}: must hold random, and none twice")
@@ -193,7 +196,11 @@ def divide(study: Study) -> None:
                             f"{runs.nearest(split, allowed)}")
         records_of[split] = [*source.records(split)]
     records = itertools.chain.from_iterable(records_of.values())
-    gold = [record for record in data_prep.with_docs(records) if record.get("label") or record.get("qas")]
+    gold = []
+    for record in data_prep.with_docs(records):
+        # What a task of your own has is not looked at.
+        if record.get("label") or record.get("qas") or source.own_arrays:
+            gold.append(record)
     docs = np.array([record["doc"] for record in gold])
     is_new = cut_docs(docs, plan.new_share)
     if is_new.all() or not is_new.any():
@@ -209,7 +216,7 @@ def divide(study: Study) -> None:
         known |= {data_prep.plain(record["text"]) for record in records_of[split]}
     parts["new"] = [record for record in parts["new"] if data_prep.plain(record["text"]) not in known]
     for name, part in parts.items():
-        part_of_study = Source({"train": part}, kind=source.kind)
+        part_of_study = Source({"train": part}, kind=source.kind, own_arrays=source.own_arrays)
         sources.DATASETS[f"{study.file.stem}-{name}"] = lambda made=part_of_study: made
     learn, new = len(parts["learn"]), len(parts["new"])
     print(f"{study.file.stem}: {learn:,} texts to learn policies from, and {new:,} of other documents to "
@@ -442,7 +449,7 @@ def show(study: Study) -> pd.Series:
     print(f"The primary comparison is {plan.primary} minus random: its p is not corrected, those of others "
           "are (Holm). Seeds for 1 point: so many would find it with power .8. What is found of policies is "
           f"about these {plan.policies}. Other metrics: python report.py --results={study.log} "
-          f"--primary={plan.primary}")
+          f"--primary={plan.primary} (which gives no p where seeds share a policy)")
     return compared.reindex([plan.primary]).iloc[0]
 
 
