@@ -61,7 +61,7 @@ def test_examples_of_texts_are_the_contexts_themselves(tmp_path, capsys):
     assert "takes all" not in capsys.readouterr().out
     whole = sampler.sample(np.random.default_rng(0), 1000, None, 1000, 1000)
     sampler.sample(np.random.default_rng(1), 120, None, 1000, 1000)
-    assert capsys.readouterr().out.count("WARNING: --contexts=1000 takes all 120 texts that there are") == 1
+    assert capsys.readouterr().out.count("WARNING: --contexts=1000 takes all 108 texts that there are") == 1
     assert set(whole.val.doc) == set(sampler.val_docs) and set(whole.train.doc) == set(sampler.train_docs)
 
 
