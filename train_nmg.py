@@ -453,6 +453,9 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
                 curves(metrics, folder / "curves.png")
                 if cfg.paper:
                     learner.save_checkpoint(folder / "checkpoint.pt", learners_weights, metrics)
+    # A run that was killed after its last episode may lack the picture.
+    if is_main and metrics and not len(bar):
+        curves(metrics, folder / "curves.png")
     return learner
 
 

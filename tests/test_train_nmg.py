@@ -631,6 +631,10 @@ def test_what_an_episode_of_the_paper_hands_on(continual, seconds, pictures, cls
     # The LM that the learner of each episode before has adapted.
     assert starts == ([0, 0, 0, 1, 1, 1, 2, 2, 2] if continual else [0] * 9)
     assert seeds[0] == seeds[1] == seeds[2] and len(set(seeds)) == 3 and drawn == pictures
+    # Killed after its last episode, it may lack its picture.
+    (tmp_path / "o/run.json").rename(tmp_path / "o/started.json")
+    train_nmg.main(Config(**given, out=str(tmp_path / "o"), **flags))
+    assert len(starts) == 9 and drawn == [*pictures, 3]
     # The sub-tasks that were asked for.
     assert {len(np.unique(subtask.contexts.doc)) for subtask in subtasks} == {11}
     assert {(len(subtask.train), len(subtask.val)) for subtask in subtasks} == {(5, 3)}
