@@ -188,7 +188,7 @@ def warn_of_one_answer(lines: list[dict]) -> None:
     first = lines[0]
     if "predicted" not in first:
         return
-    constant = all(line.get("predicted") == first.get("predicted") for line in lines)
+    constant = all(line["predicted"] == first["predicted"] for line in lines)
     if constant and any(line.get("gold") != first.get("gold") for line in lines):
         print(f"WARNING: all texts were given the label {first['predicted']}: fine-tuning learned nothing; "
               "more --epochs or a larger --lr may help")

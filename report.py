@@ -61,7 +61,7 @@ def check_line(line: dict, where: str) -> None:
     if not wrong:
         for metric in line["metrics"] or ["metrics"]:
             score = line.get(metric)
-            if not isinstance(score, int | float) or math.isnan(score):
+            if not isinstance(score, int | float) or not math.isfinite(score):
                 wrong.append(metric)
     if wrong:
         raise UserError(f"{where}: not a line of results: {', '.join(wrong)} missing, or of a wrong type")

@@ -181,9 +181,9 @@ def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray
     linear policy with random weights, scaled to mean 0 and standard deviation 1 in each block; 0 at tokens
     that must not be masked."""
     hidden, _ = states[0]
-    other = random_policy(hidden.shape[1], 1.0, seed, f"direction {episode}")
+    other = random_policy(hidden.shape[1], seed, f"direction {episode}")
     logits, _ = policy_forward(other.to(device()), states)
-    direction = sharpened(logits.cpu().numpy(), other.sharpness)
+    direction = sharpened(logits.cpu().numpy(), 1.0)
     return np.where(np.isfinite(direction), direction, 0)
 
 
@@ -376,11 +376,9 @@ def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Mo
         metrics = learner.load_checkpoint(folder / "checkpoint.pt", lm)
     else:
         # What was learned follows from what was played.
-        others = []
         if cfg.plays:
-            others = episodes_of_runs(cfg.plays, cfg.metric, lm.config.vocab_size)
-        for episode in others:
-            learner.learn(episode, encode(lm, episode))
+            for episode in episodes_of_runs(cfg.plays, cfg.metric, lm.config.vocab_size):
+                learner.learn(episode, encode(lm, episode))
         metrics = []
         for episode, log in load_episodes(folder):
             learned = learner.learn(episode, encode(lm, episode))

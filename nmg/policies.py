@@ -78,7 +78,7 @@ class LinearPolicy(Policy):
         return logits.masked_fill(~maskable, -torch.inf), hidden.new_zeros(len(hidden))
 
 
-def random_policy(hidden_size: int, sharpness: float, seed: int, name: str) -> LinearPolicy:
+def random_policy(hidden_size: int, seed: int, name: str, sharpness: float | None = None) -> LinearPolicy:
     """A linear policy that has learned nothing: its weights are normally distributed, by a random stream of
     this name."""
     policy = LinearPolicy(hidden_size, sharpness)

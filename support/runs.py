@@ -363,7 +363,7 @@ def read_rows(file: Path) -> list[dict]:
 
 def write_rows(file: Path, rows: list[dict]) -> None:
     with atomic_write(file) as partial:
-        # No \\u escapes, as run_all.sh searches this file for names of folders. A lone surrogate, which UTF-8
+        # No \u escapes, as run_all.sh searches this file for names of folders. A lone surrogate, which UTF-8
         # cannot encode, is written as JSON escapes it.
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         partial.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")

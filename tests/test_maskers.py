@@ -133,7 +133,7 @@ def wide_policy():
 def test_what_a_folder_of_a_policy_masks(batch, seed, tmp_path_factory):
     """nmg: the tokens of the highest logits; sampled: tokens drawn from them, as sharp as in training."""
     folder = tmp_path_factory.mktemp("policy")
-    policy = random_policy(16, 1.7, seed, "x")
+    policy = random_policy(16, seed, "x", 1.7)
     policy.save(folder)
     budget = maskers.budget_of(batch, 0.4)
     logits = np.where(batch.maskable, (LM()(batch) @ policy.weight).detach().numpy(), -np.inf)

@@ -404,6 +404,7 @@ def test_the_settings_of_random_are_named(tmp_path):
     ({"metrics": ["mcc"]}, "mcc missing"),
     ({"accuracy": "75"}, "accuracy missing"),
     ({"accuracy": math.nan}, "accuracy missing"),
+    ({"accuracy": math.inf}, "accuracy missing"),
     ({"metrics": []}, "metrics missing"),
     ({"row": "whole"}, "the row whole has the masker none; give it another --row"),
 ])

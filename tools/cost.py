@@ -85,12 +85,12 @@ def hours_of(command: str) -> tuple[str, str, bool, float]:
     known here, and for what has another price: the baseline without an LM, and flags of OTHER_PRICE."""
     scripts = command.split("&&")
     flags = flags_of(scripts[0])
-    given = flags.keys() | flags_of(scripts[-1]).keys()
-    if given & OTHER_PRICE or "linear.py" in command:
+    last = flags_of(scripts[-1])
+    if (flags.keys() | last.keys()) & OTHER_PRICE or "linear.py" in command:
         raise KeyError(command)
     size, share = SIZES[flags["dataset"]], LAYERS[flags["lm"]]
     learns = "train_nmg.py" in command
-    epochs = int(flags_of(scripts[-1]).get("epochs", size.epochs))
+    epochs = int(last.get("epochs", size.epochs))
     if learns:
         seconds = plays_of(flags) * play_seconds(size)
     elif len(scripts) == 2:

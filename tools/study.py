@@ -91,6 +91,11 @@ class Study:
         return self.folder / "plays.jsonl"
 
     @property
+    def other_logs(self) -> list[Path]:
+        """Those of other plans, whose plays are taken over."""
+        return [Path(file) for file in (self.plan.plays_of or "").split(",") if file]
+
+    @property
     def rows(self) -> list[str]:
         return maskers.split_names(self.plan.maskers)
 
@@ -367,8 +372,8 @@ def refuse_another_plan(study: Study, settings: dict) -> None:
 
 def check_plays_of(study: Study, coming: set[Path]) -> None:
     """Raises UserError if the log of another plan is not there, nor is to come in this command."""
-    for file in filter(None, (study.plan.plays_of or "").split(",")):
-        if not Path(file).exists() and Path(file) not in coming:
+    for file in study.other_logs:
+        if not file.exists() and file not in coming:
             raise UserError(f"{study.file}: plays_of={file}: is not there; it must hold plays of the same "
                             "tasks")
 
@@ -380,8 +385,8 @@ def take_over_plays(study: Study, settings: dict) -> None:
     rows = [row for row in study.rows if row not in (*LEARNED, "untrained")]
     # The names of a plan's two parts, and what it compares, may differ from those of another plan.
     own = {field: settings[field] for field in ("dataset", "plan", "learn", "files")}
-    for file in filter(None, (study.plan.plays_of or "").split(",")):
-        lines = runs.read_rows(Path(file))
+    for file in study.other_logs:
+        lines = runs.read_rows(file)
         if not lines:
             raise UserError(f"{study.file}: plays_of={file}: is not there, or empty; it must hold plays of "
                             "the same tasks")
@@ -394,7 +399,8 @@ def take_over_plays(study: Study, settings: dict) -> None:
         for line in lines:
             same = line["row"] in rows and line["file"] == settings["files"].get(line["row"])
             if same and line["seed"] in seeds and (line["seed"], line["row"]) not in done:
-                taken.append(line | {"dataset": settings["dataset"], "config": settings, "taken_from": file})
+                own_names = {"dataset": settings["dataset"], "config": settings, "taken_from": str(file)}
+                taken.append(line | own_names)
         runs.write_rows(study.log, [*runs.read_rows(study.log), *taken])
         print(f"{study.file.stem}: {len(taken)} plays taken over from {file}")
 
@@ -420,7 +426,7 @@ def save_untrained(study: Study, hidden_size: int, number: int) -> None:
     folder = study.folder / f"untrained-{number}"
     # Written last of all.
     if not (folder / "policy.safetensors").exists():
-        random_policy(hidden_size, study.learn.sharpness, number, "untrained").save(folder)
+        random_policy(hidden_size, number, "untrained", study.learn.sharpness).save(folder)
 
 
 # ---------------------------------------------------------------- the table
