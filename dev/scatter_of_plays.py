@@ -1,6 +1,6 @@
-"""Do the plays of one policy scatter less if masks and corruption are drawn anew in each pass of pre-training?
+"""Do the plays of one policy scatter less if masks and corruption are drawn anew in each pass?
 
-    python dev/scatter_of_plays.py --dataset=chemprot --lm=MINILM --preset=small_tasks --policy=FOLDER --out=F.jsonl
+    python dev/scatter_of_plays.py --dataset=chemprot --lm=MINILM --preset=small_tasks --policy=FOLDER
 
 In each of several sub-tasks a policy draws masks several times, and each draw is played in two ways: `fixed`,
 as train_nmg.py plays it, with the first pass's mask and corruption in all passes, and `anew`, with its own in
