@@ -56,11 +56,14 @@ def mask_of_padding(*args, attention_mask: torch.Tensor | None = None, **options
 
 
 def has_bf16() -> bool:
-    """Whether bf16 products are native here: a CPU that emulates them is slower than in fp32."""
+    """Whether products are faster in bf16 than in fp32. They are not where they are emulated, nor on Intel
+    CPUs with AVX512_BF16 but without AMX, as in some virtual machines (docs/speed.md)."""
     if device().type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device().type == "cpu":
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        cpu = torch.cpu.get_capabilities()
+        fast_avx = cpu.get("avx512_bf16", False) and "Intel" not in cpu["cpu_name"]
+        return cpu.get("amx_bf16", False) or fast_avx
     return False
 
 

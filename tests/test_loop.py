@@ -627,6 +627,20 @@ def test_products_are_in_bf16_on_the_fast_path_where_that_is_native(kind, fast, 
     assert product.dtype == (torch.bfloat16 if half else torch.float32)
 
 
+@pytest.mark.parametrize(("name", "has", "faster"), [
+    ("Intel Xeon", {"avx512_bf16", "amx_bf16"}, True),
+    ("Intel Xeon", {"avx512_bf16"}, False),
+    ("AMD EPYC", {"avx512_bf16"}, True),
+    ("AMD EPYC", set(), False),
+])
+def test_where_a_processor_is_faster_in_bf16(name, has, faster, monkeypatch):
+    monkeypatch.undo()
+    patch_devices(monkeypatch, "device", lambda: torch.device("cpu"))
+    capabilities = {"cpu_name": name} | dict.fromkeys(has, True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert devices.has_bf16() == faster
+
+
 # ---------------------------------------------------------------- what a GPU waits for
 
 class Operators(TorchDispatchMode):
