@@ -2,6 +2,8 @@
 import pytest
 from conftest import ROOT
 
+from nmg.plays import checksum_of_plays
+from nmg.policies import load_policy
 from support import plots, runs
 from tools import figures
 
@@ -53,3 +55,13 @@ def test_a_comparison_is_of_pairs_of_seeds(tmp_path, capsys):
         figures.plays_of(row | {"plays": ["no.jsonl"]}, tmp_path)
     with pytest.raises(runs.UserError, match=r"--toy=no\.jsonl: no such file"):
         figures.rows_of(tmp_path / "no.jsonl", "--toy")
+
+
+def test_the_policies_that_are_kept_were_learned_from_the_plays_that_are_kept():
+    folders = sorted((ROOT / "results/policies").iterdir())
+    assert len(folders) >= 3
+    for folder in folders:
+        assert load_policy(folder).hidden_size == 384, folder
+        settings = runs.read_run(folder)["settings"]
+        plays = [checksum_of_plays(ROOT / name) for name in settings["plays"].split(",")]
+        assert settings["plays_checksum"] == plays and settings["episodes"] == 0
