@@ -187,36 +187,21 @@ def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0, layers: int = 2
             "intermediate_size": 64, "max_position_embeddings": 66, "pad_token_id": 0}
     drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     ends = {"bos_token_id": 2, "eos_token_id": 3}
-    t = transformers
-    torch.manual_seed(0)
-    if kind == "bert":
-        return t.BertForMaskedLM(t.BertConfig(**size, **drop))
-    if kind == "distilbert":
-        return t.DistilBertForMaskedLM(t.DistilBertConfig(
-            vocab_size=vocab, dim=32, n_layers=layers, n_heads=2, hidden_dim=64, pad_token_id=0,
-            max_position_embeddings=66, dropout=dropout, attention_dropout=dropout))
-    if kind == "roberta":
-        return t.RobertaForMaskedLM(t.RobertaConfig(**size, **drop, **ends))
-    if kind == "electra":
-        return t.ElectraForMaskedLM(t.ElectraConfig(**size, **drop, embedding_size=16))
-    if kind == "albert":
-        return t.AlbertForMaskedLM(t.AlbertConfig(**size, **drop, embedding_size=16))
-    if kind == "mpnet":
-        return t.MPNetForMaskedLM(t.MPNetConfig(**size | {"pad_token_id": 1}, **drop))
-    if kind == "longformer":
-        return t.LongformerForMaskedLM(t.LongformerConfig(
-            **size, **drop, **ends, sep_token_id=3, attention_window=16))
-    if kind == "eurobert":
+    more = {
+        "bert": drop, "deberta": drop, "deberta-v1": drop, "roberta": drop | ends,
+        "electra": drop | {"embedding_size": 16}, "albert": drop | {"embedding_size": 16},
+        "mpnet": drop | {"pad_token_id": 1},
+        "longformer": drop | ends | {"sep_token_id": 3, "attention_window": 16},
+        "distilbert": {"hidden_dim": 64, "dropout": dropout, "attention_dropout": dropout},
         # Two heads that share a key and a value.
-        return t.EuroBertForMaskedLM(t.EuroBertConfig(
-            **size, num_key_value_heads=1, attention_dropout=dropout))
-    if kind == "deberta":
-        return t.DebertaV2ForMaskedLM(t.DebertaV2Config(**size, **drop))
-    if kind == "deberta-v1":
-        return t.DebertaForMaskedLM(t.DebertaConfig(**size, **drop))
-    return t.ModernBertForMaskedLM(t.ModernBertConfig(
-        **size, **ends, embedding_dropout=dropout, mlp_dropout=dropout, attention_dropout=dropout,
-        cls_token_id=2, sep_token_id=3, reference_compile=False))
+        "eurobert": {"num_key_value_heads": 1, "attention_dropout": dropout},
+        "modernbert": ends | {"embedding_dropout": dropout, "mlp_dropout": dropout,
+                              "attention_dropout": dropout, "cls_token_id": 2, "sep_token_id": 3,
+                              "reference_compile": False}}
+    model_type = {"deberta": "deberta-v2", "deberta-v1": "deberta"}.get(kind, kind)
+    config = transformers.CONFIG_MAPPING[model_type](**size | more[kind])
+    torch.manual_seed(0)
+    return transformers.AutoModelForMaskedLM.from_config(config)
 
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:

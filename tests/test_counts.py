@@ -399,19 +399,3 @@ def test_loss_and_entropy_are_those_of_the_lm_at_the_token_itself(name, data, lm
         np.testing.assert_array_equal(SCORES["easy"](batch, lm), -SCORES["loss"](batch, lm))
 
 
-# ---------------------------------------------------------------- scores as maskers
-
-
-@pytest.mark.parametrize("name", ["tfidf", "entropy"])
-def test_a_score_draws_tokens_by_its_softmax(name, data, lm):
-    """With a budget of one token, how often each is drawn."""
-    split, rows = data["train"], 3000
-    split.find_entities = lambda split: np.where(np.arange(len(split.input_ids)) % 7 < 2, 5, -1)
-    batch = collate(blocks(split, 64).take(np.zeros(rows, int)), np.arange(rows))
-    score = SCORES[name](collate(blocks(split, 64), np.zeros(1, int)), lm)[0]
-    weight = np.where(batch.maskable[0], np.exp(score - score.max()), 0)
-    expected = weight / weight.sum()
-    rng = RowRandom(0, "mask", 0, batch.indices)
-    mask = maskers.find(name)(batch, np.ones(rows, int), rng, lm)
-    assert (mask.sum(1) == 1).all()
-    assert (abs(mask.mean(0) - expected) <= 5 * np.sqrt(expected * (1 - expected) / rows) + 1e-6).all()

@@ -83,7 +83,7 @@ def test_the_same_labelled_texts_in_every_format(tmp_path):
 def test_pre_training_reads_train_and_corpus(where, tmp_path, tok):
     """All arrays fit to each other, and documents stay apart unless both files number them alike."""
     rows = [{"text": f"The cat, number {i}.", "label": "ab"[i % 2]} for i in range(20)]
-    more = [{"text": "more dogs"}, {"text": "last"}]
+    more = [{"text": "more dogs"}] * 2
     if where == "numbered":
         rows = [row | {"doc": i} for i, row in enumerate(rows)]
         more = [row | {"doc": 3} for row in more]
@@ -97,11 +97,11 @@ def test_pre_training_reads_train_and_corpus(where, tmp_path, tok):
         data = load(str(tmp_path / "d"), tok)
     train, both = data["train"], data_prep.text_to_read(data, "both")
     assert data_prep.what_to_read(data) == "both" and len(train) == 18 and both.train is train
-    assert texts_of(both) == [*texts_of(train), "more dogs", "last"]
+    assert texts_of(both) == [*texts_of(train), "more dogs", "more dogs"]
     assert words_under(both) == [*words_under(train), *words_under(data["corpus"])]
     assert both.input_ids.tolist() == [*train.input_ids, *data["corpus"].input_ids]
     assert len(np.unique(both.doc)) == (20 if where != "numbered" else len({*train.doc, 3}))
-    for read, texts in (("train", texts_of(train)), ("corpus", ["more dogs", "last"])):
+    for read, texts in (("train", texts_of(train)), ("corpus", ["more dogs"] * 2)):
         assert texts_of(data_prep.text_to_read(data, read)) == texts
     with pytest.raises(UserError, match="--read=all: allowed are train, corpus, both"):
         data_prep.text_to_read(data, "all")
@@ -926,21 +926,6 @@ def test_odd_but_good_questions(tmp_path, tok):
     two = [squad(TEXTS[:2], ["mat", "big ones"])["data"][0], squad(TEXTS[2:], ["break", "Short"])["data"][0]]
     data = load(str(write_rows(tmp_path / "lines.jsonl", two)), tok, dev_share=0.5)
     assert len(data["train"]) == len(data["dev"]) == 2 and len(set(data["dev"].doc)) == 1
-
-
-def test_documents_by_number(tmp_path, tok):
-    """A `doc` in the records says which texts belong together, and joins a corpus to train; without it each
-    text is its own."""
-    numbered = [{"text": f"alpha {i}", "label": "xy"[i % 2], "doc": 7 + i // 4} for i in range(16)]
-    write_rows(tmp_path / "a/train.jsonl", numbered)
-    write_rows(tmp_path / "a/corpus.jsonl", [{"text": f"beta {i}", "doc": 7} for i in range(3)])
-    write_rows(tmp_path / "b/train.jsonl", numbered)
-    write_rows(tmp_path / "b/corpus.jsonl", [{"text": "beta"} for i in range(3)])
-    a, b = (load(str(tmp_path / name), tok, dev_share=0.1) for name in "ab")
-    assert a.shared_doc_ids and len(a["dev"]) == 4 and len(set(a["dev"].doc)) == 1
-    assert set(a["train"].doc) | set(a["dev"].doc) == {7, 8, 9, 10}
-    assert a.corpus.doc.tolist() == [7, 7, 7]
-    assert not b.shared_doc_ids and b.corpus.doc.tolist() == [0, 1, 2]
 
 
 def test_a_gzipped_line_may_not_fill_the_memory(tmp_path, monkeypatch):

@@ -436,17 +436,6 @@ def test_a_test_file_without_labels_is_predicted(kind, lm_folder, folder_of, tmp
     assert len(runs.read_rows(tmp_path / "results.jsonl")) == 1
 
 
-def test_what_is_cut_and_what_stands_in_train_is_told(lm_folder, cls_folder, tmp_path):
-    """Of the texts of four kinds in train, one in four is longer than 40 tokens."""
-    rows = runs.read_rows(cls_folder / "train.jsonl")
-    write_rows(cls_folder / "test.jsonl", [*rows[:3], {"text": "new", "label": "cat"}])
-    result = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=40",
-                  "--epochs=1", cwd=tmp_path)
-    for said in ("--max_len=40 cuts 25.0% of the texts of train, and 25.0% of those of test.",
-                 "WARNING: 75.0% of the texts of test also stand in train"):
-        assert result.stdout.count(said) == 1
-
-
 def test_fine_tuning_needs_labels_and_pre_training_does_not(lm_folder, folder_of, tmp_path):
     rows = runs.read_rows(folder_of["cls"] / "train.jsonl")
     del rows[1]["label"]
@@ -561,8 +550,10 @@ def test_a_row_twice_is_the_same(kind, auto_class, tmp_path, lm_folder, folder_o
 @pytest.fixture
 def classifier(lm_folder, cls_folder, tmp_path):
     """The folder of a fine-tuned model, by an absolute path, as all that went into it."""
-    succeed("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=24", "--epochs=1",
-            f"--out={tmp_path / 'model'}", cwd=tmp_path)
+    done = succeed("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", "--max_len=24",
+                   "--epochs=1", f"--out={tmp_path / 'model'}", cwd=tmp_path)
+    cut = "--max_len=24 cuts 25.0% of the texts of train, and 22.2% of those of test."
+    assert done.stdout.count(cut) == 1
     return tmp_path / "model"
 
 
@@ -677,7 +668,7 @@ def test_two_processes_give_one_result(tmp_path, lm_folder, cls_folder):
                       "--epochs=2", "--lr=1e-3", "--out=o", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     rows = runs.read_rows(tmp_path / "results.jsonl")
-    assert len(rows) == 1 and 0 <= rows[0]["accuracy"] <= 100
+    assert len(rows) == 1
     assert len(runs.read_rows(tmp_path / "o/predictions.jsonl")) == 9
     assert result.stdout.count("Scores on test (9 examples)") == 1
 

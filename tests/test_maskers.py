@@ -1,20 +1,20 @@
 """Each masker against the contract, property-based; what makes each strategy itself; corruption; random
 numbers; the policy network."""
 import functools
-import random
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import fast_tokenizer, same
+from conftest import same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import data_prep
 import maskers
 from maskers import SCORES
+from nmg import counts
 from nmg.policies import PaperPolicy, load_policy, random_policy, sharpened
 from support import models, toy
 from support.data import Batch, blocks, collate
@@ -183,74 +183,49 @@ def test_budget_is_the_papers(batch):
         assert budget == min(n, max(1, round(0.15 * n)))
 
 
-def naive_pick(score, maskable, word_ids, budget):
-    """The tokens of one row: word by word, by its best score, whatever fits into what is left."""
-    words = {}
+def naive_pick(score, maskable, unit, budget):
+    """The tokens of one row: unit by unit, by its best score, whatever fits into what is left."""
+    units = {}
     for token in np.flatnonzero(maskable):
-        words.setdefault(word_ids[token], []).append(token)
+        units.setdefault(unit[token], []).append(token)
     picked = set()
-    for tokens in sorted(words.values(), key=lambda tokens: -max(score[tokens])):
-        if len(picked) + len(tokens) <= budget:
+    for tokens in sorted(units.values(), key=lambda tokens: -max(score[tokens])):
+        if max(score[tokens]) > -np.inf and len(picked) + len(tokens) <= budget:
             picked |= set(tokens)
     return picked
 
 
-@given(batch=batches(), seed=st.integers(0, 10_000), p=st.floats(0.05, 0.9))
+@pytest.mark.parametrize("of_words", [False, True])
+@given(batch=batches(), seed=st.integers(0, 10_000), p=st.floats(0.05, 1.0))
 @settings(max_examples=80, deadline=None)
-def test_pick_by_unit_against_a_naive_loop(batch, seed, p):
-    score = np.random.default_rng(seed).random(batch.input_ids.shape)
-    budget = maskers.budget_of(batch, p)
-    mask = maskers.pick_units(score, batch, budget, maskers.units_of(batch.word_ids))
+def test_pick_against_a_naive_loop(of_words, batch, seed, p):
+    """A unit whose scores are all -inf is never picked, not even where the budget would take all. A score
+    that is not a number is an error only where a token could be masked."""
+    rng, budget = np.random.default_rng(seed), maskers.budget_of(batch, p)
+    score = rng.random(batch.input_ids.shape)
+    score[rng.random(score.shape) < 0.3] = -np.inf
+    pick, unit = maskers.pick, np.broadcast_to(np.arange(score.shape[1]), score.shape)
+    if of_words:
+        unit = batch.word_ids
+        pick = functools.partial(maskers.pick_units, unit=maskers.units_of(unit))
+    mask = pick(np.where(batch.maskable, score, np.nan), batch, budget)
     for b in range(len(score)):
-        expected = naive_pick(score[b], batch.maskable[b], batch.word_ids[b], budget[b])
-        assert set(np.flatnonzero(mask[b])) == expected
-
-
-@given(batch=batches(), seed=st.integers(0, 10_000), p=st.floats(0.05, 0.9))
-@settings(max_examples=50, deadline=None)
-def test_pick_takes_the_highest_scores(batch, seed, p):
-    score = np.random.default_rng(seed).random(batch.input_ids.shape)
-    budget = maskers.budget_of(batch, p)
-    # A score that is not a number is an error only where a token could be masked.
-    mask = maskers.pick(np.where(batch.maskable, score, np.nan), batch, budget)
-    for b in range(len(score)):
-        allowed = np.flatnonzero(batch.maskable[b])
-        assert set(np.flatnonzero(mask[b])) == set(allowed[np.argsort(-score[b, allowed])][:budget[b]])
+        assert set(np.flatnonzero(mask[b])) == naive_pick(score[b], batch.maskable[b], unit[b], budget[b])
     if batch.maskable.any():
-        for pick in (maskers.pick, functools.partial(maskers.pick_units, unit=batch.word_ids)):
-            with pytest.raises(UserError, match="score of a token is NaN"):
-                pick(np.where(batch.maskable, np.nan, score), batch, budget)
-
-
-@given(batch=batches(), seed=st.integers(0, 10_000))
-@settings(max_examples=50, deadline=None)
-def test_a_score_of_minus_infinity_is_never_picked(batch, seed):
-    """Not even where the budget would take all; nor a unit whose scores are all so."""
-    drawn = np.random.default_rng(seed).random(batch.input_ids.shape)
-    wanted = (drawn < 0.5) & batch.maskable
-    budget = maskers.budget_of(batch, 1.0)
-    mask = maskers.pick(np.where(wanted, drawn, -np.inf), batch, budget)
-    assert (mask == wanted).all()
-    words = maskers.units_of(batch.word_ids)
-    whole = np.take_along_axis(wanted, words, 1) & batch.maskable
-    mask = maskers.pick_units(np.where(whole, drawn, -np.inf), batch, budget, words)
-    assert (mask == whole).all()
-
-
-def test_units_are_runs_of_equal_numbers():
-    number = np.array([[-1, 3, 3, 5, 3, -1, -1]])
-    assert maskers.units_of(number).tolist() == [[0, 1, 1, 3, 4, 5, 6]]
+        with pytest.raises(UserError, match="score of a token is NaN"):
+            pick(np.where(batch.maskable, np.nan, score), batch, budget)
 
 
 # ---------------------------------------------------------------- each strategy
 
-@pytest.mark.parametrize("name", ["whole", "entity"])
-def test_units_are_drawn_uniformly_whatever_their_length(name):
+@pytest.mark.parametrize("name", ["whole", "entity", "pmi"])
+def test_units_are_drawn_uniformly_whatever_their_length(name, monkeypatch):
     """Of as many units of one token as of two, a long one comes first in half of the rows."""
     batch = plain_batch(n=30)
     units = np.concatenate(([-1], np.repeat(np.arange(20), [1, 2] * 10), [-1]))
     batch = replace(batch, word_ids=np.where(batch.maskable, units, -1))
     batch.split.entity_ids = batch.word_ids.ravel()
+    monkeypatch.setattr(counts, "collocations", lambda split: split.entity_ids)
     mask = maskers.find(name)(batch, np.full(4000, 2), rng_of(batch))
     long = (mask & (batch.word_ids % 2 == 1)).any(1)
     assert abs(long.mean() - 0.5) < 5 * np.sqrt(0.25 / 4000)
@@ -261,36 +236,20 @@ def test_random_is_uniform():
     assert abs(share - 0.15).max() < 5 * np.sqrt(0.15 * 0.85 / 4000)
 
 
-def test_none_masks_nothing():
-    assert not mask_of("none", plain_batch(rows=3), 0.5).any()
-
-
-# SpanBERT's lengths of 1 to 10 words: geometric (0.2), cut off at 10.
-SPAN_LENGTHS = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)
-
-
-@pytest.fixture
-def span_scores(monkeypatch):
-    """A function: batch -> the scores (B, L) that `span` hands on, before the budget cuts anything off."""
-    def scores(batch):
-        seen = []
-        with monkeypatch.context() as m:
-            m.setattr(maskers, "pick", lambda score, batch, budget: seen.append(score))
-            mask_of("span", batch, 0.02)
-        return seen[0]
-    return scores
-
-
-def test_spans_are_whole_words_of_geometric_length(span_scores):
-    lengths = []
-    for score in span_scores(plain_batch(rows=300, n=400, words_of=2))[:, 1:-1]:
+def test_spans_are_whole_words_of_geometric_length(monkeypatch):
+    """SpanBERT's lengths of 1 to 10 words: geometric (0.2), cut off at 10; before the budget cuts any."""
+    seen, lengths = [], []
+    monkeypatch.setattr(maskers, "pick", lambda score, batch, budget: seen.append(score))
+    mask_of("span", plain_batch(rows=300, n=400, words_of=2), 0.02)
+    for score in seen[0][:, 1:-1]:
         # All tokens of a span share one score, but for 1e-9 a token.
         ends = np.flatnonzero(np.abs(np.diff(score)) > 1e-6)
         lengths.extend(np.diff(ends))
     lengths = np.array(lengths)
     assert (lengths % 2 == 0).all() and lengths.max() <= 20
     found = np.bincount(lengths // 2, minlength=11)[1:] / len(lengths)
-    np.testing.assert_allclose(found, SPAN_LENGTHS, atol=0.012)
+    expected = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)
+    np.testing.assert_allclose(found, expected, atol=0.012)
 
 
 @pytest.mark.parametrize("p", [0.15, 0.5])
@@ -334,27 +293,6 @@ def test_entities_come_first_whole_or_not_at_all():
     assert (mask.any(0) == batch.maskable[0]).all()
     batch = with_entity(batch, 20, 30)
     assert not mask_of("entity", batch, 0.15)[:, 20:30].any()
-
-
-def test_pmi_draws_collocations_and_words_uniformly(tmp_path):
-    """Of eight units in a budget of 2: a long one is masked when it is drawn first, else two short ones."""
-    # Four units of one token; four of two tokens, of which "xy" is one word and the others are two.
-    units = ["big dogs", "e", "the mat", "f", "xy", "g", "many pieces", "h"]
-    columns = [[1, 2], [3], [4, 5], [6], [7, 8], [9], [10, 11], [12]]
-    # The rest of the corpus makes collocations of three, among pairs of chance.
-    rng = random.Random(0)
-    chance = [" ".join(rng.choices("abcd", k=8)) for _ in range(50)]
-    texts = [" ".join(units), *["big dogs", "the mat", "many pieces"] * 30, *chance]
-    (tmp_path / "corpus.txt").write_text("\n".join(texts))
-    corpus = data_prep.load(str(tmp_path / "corpus.txt"), fast_tokenizer("wordpiece")).corpus
-    batch = collate(blocks(corpus, 64).take(np.zeros(4000, int)), np.arange(4000))
-    mask = maskers.find("pmi")(batch, np.full(4000, 2), rng_of(batch))
-    assert (mask.sum(1) == 2).all()
-    for place, unit in zip(columns, units, strict=True):
-        masked = mask[:, place]
-        assert (masked.all(1) == masked.any(1)).all(), unit
-        expected = 1 / 8 if len(place) == 2 else 2 / 8
-        assert abs(masked.mean() - expected) < 5 * np.sqrt(expected * (1 - expected) / 4000), unit
 
 
 def test_entities_of_the_toy_world_are_its_names():
@@ -408,21 +346,6 @@ def test_a_name_that_is_taken_is_not_registered_again(decorator, name, tmp_path)
     assert before == (maskers.MASKERS, maskers.SCORES)
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("mine.py:rars", "mine.py has no function 'rars'"),
-    ("none.py:rare", "no such file: none.py"),
-    ("mine.py", "no such masker.* FILE.py:function"),
-    ("rndom", "did you mean 'random'"),
-    ("sampled:nowhere", "nowhere: no policy of train_nmg.py in this folder"),
-    ("nmg", "--masker=nmg: no such masker.* nmg:FOLDER or sampled:FOLDER of a policy"),
-])
-def test_a_masker_that_is_not_there(name, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(MINE)
-    with pytest.raises(UserError, match=said):
-        maskers.find(name)
-
-
 @pytest.mark.parametrize("width", [8, 5])
 def test_masks_that_were_chosen_before_are_repeated(width):
     """Whether a batch is wider than all pieces of the corpus or not."""
@@ -466,24 +389,7 @@ def test_random_numbers_are_unrelated():
         assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.01
 
 
-def test_random_numbers_of_a_row_are_its_own():
-    """The same in another batch, at another place, beside other rows, and of another width."""
-    whole = RowRandom(3, "mask", 1, np.arange(10)).random((10, 20))
-    some = RowRandom(3, "mask", 1, np.array([7, 2])).random((2, 5))
-    assert (some == whole[[7, 2], :5]).all()
-
-
 # ---------------------------------------------------------------- the policy network
-
-def test_the_most_probable_tokens_are_masked():
-    policy = wide_policy()
-    batch = plain_batch(rows=6, n=20)
-    batch.input_ids[:] = np.random.default_rng(0).integers(5, 100, batch.input_ids.shape)
-    logits = torch.from_numpy(policy.logits(batch, LM()))
-    expected = torch.zeros(logits.shape, dtype=bool).scatter(1, logits.topk(3).indices, True)
-    mask = maskers.greedy(policy.logits)(batch, np.full(6, 3), rng_of(batch), LM())
-    assert (torch.from_numpy(mask) == expected).all()
-
 
 def test_a_policy_starts_from_small_weights_and_no_biases():
     torch.manual_seed(0)

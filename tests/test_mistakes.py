@@ -12,6 +12,10 @@ WRONG = [
     ("pretrain.py --masker=hwole", "did you mean 'whole'?"),
     ("pretrain.py --masker=nmg:nowhere", "nowhere: no policy of train_nmg.py in this folder"),
     ("pretrain.py --masker=difference:none.txt", "none.txt"),
+    ("pretrain.py --masker=mine.py:rars", "mine.py has no function 'rars'"),
+    ("pretrain.py --masker=none.py:rare", "no such file: none.py"),
+    ("pretrain.py --masker=mine.py", "FILE.py:function, and nmg:FOLDER or sampled:FOLDER of a policy"),
+    ("pretrain.py --masker=nmg", "FILE.py:function, and nmg:FOLDER or sampled:FOLDER of a policy"),
     ("pretrain.py --dataset=toycl", "did you mean 'toycls'?"),
     ("pretrain.py --lm=no/such_model", "--lm=no/such_model: cannot be opened"),
     ("pretrain.py --p=0.3-0.15", "--p takes float, not '0.3-0.15'"),
@@ -72,6 +76,7 @@ def test_wrong_flags(command, said, tmp_path, monkeypatch):
     write_rows(tmp_path / "one.jsonl", [{"text": text, "label": "a"} for text in TEXTS * 5])
     write_rows(tmp_path / "two.jsonl", [{"text": text, "label": text[:1]} for text in TEXTS * 5])
     (tmp_path / "empty.toml").touch()
+    (tmp_path / "mine.py").touch()
     (tmp_path / "wrong.toml").write_text("[[table]]\nname = 'x'\n")
     before = names(tmp_path)
     script, *flags = command.split()

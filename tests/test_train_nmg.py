@@ -469,20 +469,6 @@ def test_whether_episodes_agree():
     assert 8 <= np.sum(np.array(by_chance) < 0.1) <= 34
 
 
-def test_scores_of_any_scale_teach_the_same(subtask):
-    """Points or shares, as the logits are standardised; scores that are equal teach nothing."""
-    batch, states, _, _ = acting(subtask)
-    logits = []
-    for scale in (1, 100, 0):
-        learner = train_nmg.Learner(128, Config(metric="em"))
-        scores = {"opponent": 0.1 * scale, "learner": 0.4 * scale}
-        learner.learn(played_at_random(batch, scores, 0), states)
-        found, _ = train_nmg.policy_forward(learner.policy, states)
-        logits.append(policies.sharpened(found.detach().numpy(), 2.0))
-    np.testing.assert_allclose(logits[0], logits[1], atol=1e-3)
-    assert not logits[2][batch.maskable].any()
-
-
 def small_agent(lr):
     torch.manual_seed(0)
     agent, hidden = Agent(PaperPolicy(8), lr), torch.randn(30, 8).half()
