@@ -34,9 +34,8 @@ from support.rng import RowRandom
 from support.runs import UserError, nearest
 
 Masker = Callable[..., np.ndarray]
-Score = Callable[..., np.ndarray]
 MASKERS: dict[str, Masker] = {}
-SCORES: dict[str, Score] = {}       # the scores among them, which tables read, too
+SCORES: dict[str, Callable] = {}    # the scores among them, which tables read, too
 
 
 def register(masker: Masker) -> Masker:
@@ -48,7 +47,7 @@ def register(masker: Masker) -> Masker:
     return masker
 
 
-def register_score(score: Score) -> Score:
+def register_score(score: Callable) -> Callable:
     """Makes a score, a function (batch, lm) -> (B, L) that says how much each token should be masked, a
     --masker of that name. It draws tokens with weight exp(score), so that a score of log n gives weight n."""
     register(sampled(score))
@@ -84,7 +83,7 @@ def find(name: str) -> Masker:
         general = Path(name.removeprefix("difference:"))
         if not general.is_file():
             raise UserError(f"--masker={name}: no such file: {general}")
-        return sampled(functools.partial(SCORES["difference"], general=general))
+        return sampled(functools.partial(difference, general=general))
     if name in MASKERS:
         return MASKERS[name]
     file, _, function = name.rpartition(":")

@@ -115,8 +115,8 @@ def masking_rate(p: float, p_end: float | None, step: int, steps: int) -> float:
     return p + step / max(1, steps - 1) * (p_end - p)
 
 
-def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, p: float = 0.15,
-             p_end: float | None = None, epochs: int = 1, lr: float = 2e-5, batch_size: int = 16,
+def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, p: float, epochs: int,
+             lr: float, batch_size: int, p_end: float | None = None,
              max_steps: int | None = None, seed: int = 0, remask: bool = True, desc: str = "MLM",
              **training: object) -> float:
     """Trains `model` in place on blocks of text; returns the seconds that it took.
@@ -168,7 +168,7 @@ def policy_settings(cfg: Config) -> dict:
         if settings and (p, epochs) != (cfg.p, cfg.epochs) and not runs.is_tiny(cfg.lm):
             print(f"WARNING: this policy was learned with --p={p} --epochs={epochs}, and is used with "
                   f"--p={cfg.p} --epochs={cfg.epochs}")
-        if models.had_another_lm(settings, cfg.lm):
+        if runs.is_another_lm(settings, cfg.lm, models.weights_of(cfg.lm)):
             print(f"WARNING: this policy was learned with the LM {settings['lm']}, whose hidden states it "
                   f"reads, and is used with {cfg.lm}")
     return settings
@@ -298,16 +298,11 @@ def main(cfg: Config) -> None:
     run.finish(held_out_loss=[before, after], seconds=round(seconds, 3), base_model=runs.base_of(cfg.lm))
     print(f"saved {run.folder}: {steps:,} steps in {seconds:.1f} s")
     if held_out:
-        print_perplexity(before, after)
-
-
-def print_perplexity(before: float, after: float) -> None:
-    """Of held-out text, from its MLM loss before and after pre-training."""
-    print(f"perplexity of held-out text under random masks, p = 0.15: {np.exp(before):.2f} before, "
-          f"{np.exp(after):.2f} after")
-    if after > before:
-        print("WARNING: the LM became worse on the text of dev; where that is like the corpus "
-              "(in the toy world it is not), a smaller --lr or more --epochs may help")
+        print(f"perplexity of held-out text under random masks, p = 0.15: {np.exp(before):.2f} before, "
+              f"{np.exp(after):.2f} after")
+        if after > before:
+            print("WARNING: the LM became worse on the text of dev; where that is like the corpus (in the "
+                  "toy world it is not), a smaller --lr or more --epochs may help")
 
 
 if __name__ == "__main__":

@@ -125,10 +125,7 @@ def origins_of(line: dict) -> dict[str, str | None]:
         learned.append(f"from other data, or prepared in another way ({policy.get('dataset')})")
     elif policy.get("data") and line["split"] == "val":
         learned.append("from the labels of the very texts that are scored")
-    # Earlier checksums are of the weights alone, and tiny had none.
-    known = str(base.get("weights")).partition("-")[0]
-    learned_with = policy.get("weights") or policy.get("lm")
-    if learned_with not in (None, base.get("weights"), known, base.get("lm")):
+    if runs.is_another_lm(policy, base.get("lm"), base.get("weights")):
         learned.append(f"with another LM ({policy.get('lm')})")
     return {"pre-trainings": adapted, "policies": policy_file, "learned": " and ".join(learned) or None}
 

@@ -40,6 +40,7 @@ from nmg.plays import (
     checksum_of_plays,
     episodes_of_runs,
     file_of,
+    files_of,
     load_episodes,
     save_episode,
 )
@@ -58,7 +59,7 @@ from pretrain import pretrain
 from support import devices, runs, toy
 from support.data import Batch, Data, collate
 from support.devices import all_gather, broadcast, device, rank_and_world
-from support.models import had_another_lm, load_lm, load_tokenizer, max_len_of, weights_of, write_card
+from support.models import load_lm, load_tokenizer, max_len_of, weights_of, write_card
 from support.plots import curves
 from support.rng import RowRandom, rng_for
 from support.runs import Run, UserError
@@ -304,12 +305,8 @@ class Learner:
     def __init__(self, hidden_size: int, cfg: Config):
         self.cfg = cfg
         self.policy = LinearPolicy(hidden_size, cfg.sharpness).to(device())
+        self.policies = {"opponent": self.policy, "learner": self.policy}
         self.gradients = torch.zeros(0, hidden_size)                                        # (E, H)
-
-    @property
-    def policies(self) -> dict[str, Policy]:
-        """Whose policy each player has."""
-        return {"opponent": self.policy, "learner": self.policy}
 
     @torch.no_grad()
     def learn(self, episode: Episode, states: list[State]) -> dict[str, float]:
@@ -363,9 +360,7 @@ def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], t
     for scores_of_process in all_gather(my_scores):
         for name, scores in scores_of_process.items():
             plays[name].scores = scores
-    if cfg.paper and cfg.continual:
-        learners_weights = broadcast(learners_weights, source=players.index("learner") % world)
-    return learners_weights
+    return broadcast(learners_weights, source=players.index("learner") % world)
 
 
 def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Module,
@@ -374,19 +369,26 @@ def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Mo
     the episodes that are done."""
     if cfg.paper:
         metrics = learner.load_checkpoint(folder / "checkpoint.pt", lm)
+        # Episodes behind the checkpoint are played again.
+        if runs.is_main_process():
+            for file in files_of(folder)[len(metrics):]:
+                runs.remove(file)
     else:
         # What was learned follows from what was played.
         if cfg.plays:
             for episode in episodes_of_runs(cfg.plays, cfg.metric, lm.config.vocab_size):
                 learner.learn(episode, encode(lm, episode))
         metrics = []
-        for episode, log in load_episodes(folder):
+        for number, (episode, log) in enumerate(load_episodes(folder), 1):
+            if log["episode"] != number:
+                raise UserError(f"{file_of(folder, number)}: is missing; copy it again, or remove the later "
+                                "ones")
             learned = learner.learn(episode, encode(lm, episode))
             # Also for plays that were saved before there was a p_agree.
             metrics.append(log | learned)
     log = folder / "metrics.jsonl"
     if runs.is_main_process() and (metrics or log.exists()):
-        # After a kill, the log may have more or less than was saved, or a line that is cut short.
+        # After a kill, the log may have more or less than was saved.
         runs.write_rows(log, metrics)
     return metrics
 
@@ -443,7 +445,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
                 log |= {f"{name}_{metric}": score for metric, score in play.scores.items()}
             metrics.append(log | {"seconds": time.monotonic() - started})
             save_episode(file_of(folder, number + 1), episode, metrics[-1])
-            runs.append_row(folder / "metrics.jsonl", metrics[-1])
+            runs.write_rows(folder / "metrics.jsonl", metrics)
             bar.set_postfix_str(progress(metrics))
             is_due = (number + 1) % cfg.save_every == 0 or time.monotonic() - saved >= SAVE_SECONDS
             if is_due or number + 1 == cfg.episodes:
@@ -481,13 +483,21 @@ def open_task(cfg: PlayConfig, spacy_model: str | None = None) -> tuple[Data, to
     return data, lm, task
 
 
-def main(cfg: Config) -> None:
-    # A flag of the other form would have no effect, so it is refused.
+def check_flags(cfg: Config) -> None:
+    """Raises UserError if a flag would have no effect, as it is of the other form, or if there is nothing to
+    learn from."""
     for flag in READ_WITH_PAPER[not cfg.paper]:
         if getattr(cfg, flag) != getattr(Config, flag):
             raise UserError(f"--{flag}: is not read with --paper={cfg.paper}; leave it out")
+    if not cfg.self_play and cfg.random_every != Config.random_every:
+        raise UserError("--random_every: is not read with --self_play=False, where random plays in every "
+                        "episode; leave it out")
     if not cfg.episodes and not cfg.plays:
         raise UserError("--episodes=0: nothing is played, so --plays=FOLDER must name plays to learn from")
+
+
+def main(cfg: Config) -> None:
+    check_flags(cfg)
     data, lm, task = open_task(cfg)
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
@@ -497,7 +507,7 @@ def main(cfg: Config) -> None:
         sources["plays_checksum"] = [checksum_of_plays(Path(folder)) for folder in folders]
         for folder in folders:
             played = runs.read_run(folder).get("settings", {})
-            if had_another_lm(played, cfg.lm):
+            if runs.is_another_lm(played, cfg.lm, sources["weights"]):
                 print(f"WARNING: --plays={folder}: was played with the LM {played['lm']}; {cfg.lm} must have "
                       "the same tokenizer")
     # A killed run may go on with other values of the flags that are left out; a finished one may be made
@@ -511,6 +521,10 @@ def main(cfg: Config) -> None:
     if runs.is_main_process():
         learner.policies["learner"].save(run.folder)
         metrics = runs.read_rows(run.folder / "metrics.jsonl")
+        scores = [{log[name] for name in log if name.endswith("_score")} for log in metrics]
+        if metrics and all(len(different) == 1 for different in scores):
+            print("WARNING: in each episode all players had the same score, so that nothing was learned from "
+                  "it; --metric=likelihood, a larger --ft_lr or more --ft_epochs may help")
         about = learner.about()
         text = (f"A policy that chooses which words to mask when this LM is pre-trained further. It played "
                 f"{len(metrics)} episodes of its own, rewarded by {cfg.metric} on at most "

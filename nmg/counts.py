@@ -49,7 +49,7 @@ def label_information(split: Split, texts: tuple[int, ...]) -> np.ndarray:
     """(V,) KL(p(label | token), p(label)) in nats, smoothed by 5 tokens of p(label), and 1e-4 at least.
 
     texts: whose labels are counted: the labelled examples of a sub-task; in meta-testing, those of train"""
-    if hasattr(split, "label"):
+    if hasattr(split, "label") and (split.label >= 0).any():
         label = np.repeat(split.label, np.diff(split.token_start))                              # (T,)
     elif not hasattr(split, "answer"):
         raise UserError("the score 'label' needs labels or questions in train, and these texts have neither")
@@ -208,6 +208,6 @@ def high_pmi(texts: list[list[int]], words: set[int]) -> set[tuple[int, ...]]:
             likeliest[gram] = max(log_p, divided)
             if n > 1:
                 pmi[gram] = log_p - divided
-    # 0 is there in case there is no n-gram.
+    # The median of all and 0, as there may be no n-gram.
     median = np.median([0.0, *pmi.values()])
     return {gram for gram, value in pmi.items() if value > median}

@@ -13,8 +13,6 @@ What differs with --paper:
     continual       an episode starts from the LM that the learner of the last one pre-trained
 The inner loop is the same.
 """
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from support.rng import rng_for, torch_seed
 
 # ---------------------------------------------------------------- rewards
 
-def rewards(plays: Mapping[str, Any], player: str, cfg: Any) -> tuple[np.ndarray, np.ndarray]:
+def rewards(plays: dict[str, Play], player: str, cfg: Any) -> tuple[np.ndarray, np.ndarray]:
     """R (N, L) of a player's actions, and which of them count, (N, L) bool (Algorithm 1, OuterLoop).
 
     plays: the Play of each player; player: one of the agents, whose rival is the other one; cfg.metric: which
@@ -223,8 +221,6 @@ class Agents:
         """All that the next episode depends on.
 
         adapted_lm: with continual adaptation, the weights of the LM"""
-        # Through JSON, as in metrics.jsonl: numbers of numpy, which a fork may log, could not be read again.
-        metrics = json.loads(json.dumps(metrics))
         state = {"lm": adapted_lm, "states": self.states_of, "metrics": metrics, "agents": {}}
         for name, agent in self.agents.items():
             # Replay is saved as a tensor of bytes, since torch.load with weights_only reads no numpy arrays.

@@ -37,7 +37,7 @@ class SubTaskSampler:
     def __init__(self, data: Data, task: ModuleType, max_len: int, ft_max_len: int, val_share: float):
         train, corpus = data["train"], data.corpus
         self.same_texts = corpus is train
-        self.same_documents = data.shared_doc_ids and not self.same_texts
+        self.same_documents = data.shared_doc_ids
         self.examples = task.pieces_of(train, ft_max_len)
         self.warned = False
         contexts = blocks(corpus, max_len)
@@ -60,13 +60,14 @@ class SubTaskSampler:
             texts = self.draw_texts(rng, self.train_docs, n_contexts, n_docs)
             of_train &= np.isin(text_ids, texts)
         elif self.same_documents:
-            half = None
+            train_docs = val_docs = None
             if n_docs:
-                half = max(1, n_docs // 2)
+                train_docs = max(1, n_docs // 2)
+                val_docs = n_docs - n_docs // 2
             n_train = n_contexts // 2
             doc_of_text = self.contexts.split.doc
-            train_texts = self.draw_texts(rng, self.train_docs, n_train, half)
-            val_texts = self.draw_texts(rng, self.val_docs, n_contexts - n_train, half)
+            train_texts = self.draw_texts(rng, self.train_docs, n_train, train_docs)
+            val_texts = self.draw_texts(rng, self.val_docs, n_contexts - n_train, val_docs)
             of_train &= np.isin(doc, doc_of_text[train_texts])
             of_val &= np.isin(doc, doc_of_text[val_texts])
             texts = np.concatenate((train_texts, val_texts))
@@ -95,7 +96,7 @@ class SubTaskSampler:
             allowed = rng.choice(allowed, min(len(allowed), docs), replace=False)
         texts = np.unique(self.contexts.text_ids[np.isin(self.contexts.doc, allowed)])
         if len(texts) <= n and not docs and not self.warned:
-            print(f"WARNING: --contexts={n} takes all {len(texts)} texts that there are, so that all "
+            print(f"WARNING: --contexts takes all {len(texts)} texts that it may draw from, so that all "
                   "sub-tasks have the same texts; fewer --contexts", flush=True)
             self.warned = True
         return rng.permutation(texts)[:max(1, n)]

@@ -291,14 +291,6 @@ def max_len_of(model: torch.nn.Module, wanted: int, flag: str = "max_len") -> in
     return min(wanted, most)
 
 
-def had_another_lm(settings: dict, lm: str) -> bool:
-    """Whether a run with these settings had another LM; False if they do not tell."""
-    # An LM of the hub has no checksum here, but a name. That of earlier runs is of the weights alone.
-    known = settings.get("weights") or settings.get("lm")
-    checksum = weights_of(lm) or ""
-    return bool(known) and known not in (lm, checksum, checksum.partition("-")[0])
-
-
 def weights_of(lm: str) -> str | None:
     """A checksum of all that an LM in a folder is, which others may replace: sha256 of its weights, and a
     digest of its config and its tokenizer, as in "1056811a...-7e22566b"; None of hub names."""

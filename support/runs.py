@@ -307,8 +307,7 @@ def shared(jobs: Iterable[Hashable], done: Callable[[], set], locks: Path,
     jobs: what json can write; done: gives those that are done by now; locks: the folder of the locks;
     needs: job -> those that must be done before it"""
     needs = needs or {}
-    # Makes the folder, or says in one sentence why it cannot.
-    target_of(locks / "any")
+    locks.mkdir(parents=True, exist_ok=True)
     while True:
         finished = done()
         left = [job for job in jobs if job not in finished]
@@ -375,13 +374,6 @@ def check_fields(file: Path, own: set[str]) -> None:
         raise UserError(f"{file}: holds lines of another kind, which would be lost; choose another --out")
 
 
-def append_row(file: Path, row: dict) -> None:
-    """Adds a line to a file that this process alone writes, in a time that does not grow with the file. A
-    kill may cut the line short: whoever resumes must write the rows that count anew (write_rows)."""
-    with full_disk(file), open(target_of(file), "a", encoding="utf-8") as f:
-        f.write(json.dumps(row) + "\n")
-
-
 def checksum(file: Path) -> str:
     """sha256 of a file, in hexadecimal. Raises OSError if it cannot be read."""
     # A pipe that nobody writes to would be waited for.
@@ -394,6 +386,15 @@ def checksum(file: Path) -> str:
 def is_lfs_pointer(file: Path) -> bool:
     with open(file, "rb") as f:
         return f.read(len(LFS_POINTER)) == LFS_POINTER
+
+
+def is_another_lm(settings: dict, lm: str | None, weights: str | None) -> bool:
+    """Whether the LM of a run with these settings is not this one; False if they do not tell.
+
+    weights: the checksum of this LM (models.weights_of)"""
+    # An LM of the hub has no checksum, but a name. Earlier checksums are of the weights alone.
+    known = settings.get("weights") or settings.get("lm")
+    return bool(known) and known not in (lm, weights, str(weights).partition("-")[0])
 
 
 # ---------------------------------------------------------------- the folder of a run

@@ -37,10 +37,11 @@ def test_the_pages_show_what_lies_in_results(tmp_path, capsys, monkeypatch):
 def test_a_comparison_is_of_pairs_of_seeds(tmp_path, capsys):
     """Two maskers of a seed are averaged; a seed without random masks is left out."""
     scores = {0: (50, 52, 54), 1: (60, 61, 61), 2: (40, 42, 44)}
+    lines = [{"masker": "sampled:a", "seed": 3, "accuracy": 99}]
     for seed, found in scores.items():
         for masker, score in zip(("random", "sampled:a", "sampled:b"), found, strict=True):
-            runs.append_row(tmp_path / "plays.jsonl", {"masker": masker, "seed": seed, "accuracy": score})
-    runs.append_row(tmp_path / "plays.jsonl", {"masker": "sampled:a", "seed": 3, "accuracy": 99})
+            lines.append({"masker": masker, "seed": seed, "accuracy": score})
+    runs.write_rows(tmp_path / "plays.jsonl", lines)
     row = {"what": "ours", "plays": ["plays.jsonl"], "masks": "sampled:.*"}
     plays = figures.plays_of(row, tmp_path)
     found = figures.compared(row, plays, "accuracy")

@@ -254,18 +254,6 @@ def test_rows_that_are_none(tmp_path):
             runs.read_rows(tmp_path / name)
 
 
-def test_rows_that_are_appended(tmp_path):
-    """In a new folder, and to a file; what a kill cut short is gone after write_rows."""
-    file = tmp_path / "new/metrics.jsonl"
-    rows = [{"episode": i, "text": "é"} for i in range(3)]
-    for row in rows:
-        runs.append_row(file, row)
-    file.write_bytes(file.read_bytes()[:-5])
-    runs.write_rows(file, rows[:2])
-    runs.append_row(file, rows[2])
-    assert runs.read_rows(file) == rows
-
-
 # ---------------------------------------------------------------- the folder of a run
 
 SETTINGS = {"seed": 0, "lm": "/home/me/lm", "overlaps": (1, 2)}

@@ -275,21 +275,22 @@ def settings_of_plays(cfg: train_nmg.PlayConfig, data: str) -> dict:
     return settings
 
 
-def add_play(log: Path, line: dict, settings: dict) -> None:
-    """Adds a play to a log, which several processes may share. settings: of settings_of_plays"""
+def add_play(study: Study, line: dict, settings: dict) -> None:
+    """Adds a play to the log, which several processes may share. Raises UserError if the plan, or a masker in
+    a file of one's own, was changed while it was played. settings: of open_study"""
+    row = line["row"]
     line = {"dataset": settings["dataset"], "lm": settings["lm"], **line, "config": settings}
-    with runs.locked(log):
-        runs.write_rows(log, [*runs.read_rows(log), line])
+    if line["file"] != settings["files"].get(row, line["file"]):
+        raise UserError(f"{study.file}: the file of {row} was edited while this study ran; undo the edit, or "
+                        "choose another --out")
+    with runs.locked(study.log):
+        refuse_another_plan(study, settings)
+        runs.write_rows(study.log, [*runs.read_rows(study.log), line])
 
 
 def done_plays(log: Path) -> set[tuple[int, str]]:
     """The plays of a log, as (seed, row)."""
     return {(line["seed"], line["row"]) for line in runs.read_rows(log)}
-
-
-def locks_of(log: Path) -> Path:
-    """The folder of the locks by which several processes share the plays of a log."""
-    return log.with_name(f"{log.name}.locks")
 
 
 def warn_of_commits(log: Path) -> None:
@@ -306,6 +307,12 @@ def open_study(study: Study) -> tuple[torch.nn.Module, SubTaskSampler, ModuleTyp
     that were left open. Raises UserError if the plan cannot be played."""
     divide(study)
     plan, log = study.plan, study.log
+    if {*study.rows} & {*LEARNED}:
+        try:
+            train_nmg.check_flags(study.learn)
+            train_nmg.open_task(replace(study.learn))
+        except UserError as e:
+            raise UserError(f"{study.file}, [learn]: {e}") from None
     cfg = study.play
     data, lm, task = train_nmg.open_task(cfg, plan.spacy_model)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
@@ -318,6 +325,11 @@ def open_study(study: Study) -> tuple[torch.nn.Module, SubTaskSampler, ModuleTyp
         refuse_another_plan(study, settings)
         for number in range(plan.policies):
             save_untrained(study, lm.config.hidden_size, number)
+    # A masker that fails on this text or LM shows it now. (What is to be learned comes later.)
+    some = sampler.contexts.take(sampler.contexts.evenly_spaced(2))
+    for row in study.rows:
+        if row not in LEARNED:
+            choose_masks(some, maskers.find(study.masker(row, 0)), cfg.p, 0, LMReader(lm))
     warn_of_commits(log)
     return lm, sampler, task, settings
 
@@ -335,15 +347,17 @@ def run(study: Study, lm: torch.nn.Module, sampler: SubTaskSampler, task: Module
     plays.sort(key=lambda job: job[1] not in ("random", plan.primary))
     # A play of a learned masker waits for its policies.
     needs = {}
+    done = done_plays(log)
     for seed, row in plays:
-        if row in LEARNED:
+        if row in LEARNED and (seed, row) not in done:
             needs[seed, row] = set(maskers.folders_of(study.masker(row, seed)))
     policies = sorted(set().union(*needs.values()))
     # The policies that this process has learned. Of one that is finished already, train_nmg.main only checks
     # that it was learned with the plan's flags.
     ready = set()
-    with tqdm(total=len(plays), initial=len(done_plays(log)), unit="play", disable=None) as bar:
-        for job in runs.shared([*policies, *plays], lambda: ready | done_plays(log), locks_of(log), needs):
+    with tqdm(total=len(plays), initial=len(done), unit="play", disable=None) as bar:
+        locks = log.with_name(f"{log.name}.locks")
+        for job in runs.shared([*policies, *plays], lambda: ready | done_plays(log), locks, needs):
             if job in policies:
                 train_nmg.main(replace(study.learn, seed=int(job.rpartition("-")[2]), out=job))
                 ready.add(job)
@@ -354,8 +368,7 @@ def run(study: Study, lm: torch.nn.Module, sampler: SubTaskSampler, task: Module
                 continue
             seed, row = job
             line = play(study.masker(row, seed), seed, lm, sampler, task, study.play)
-            refuse_another_plan(study, settings)
-            add_play(log, line | {"row": row}, settings)
+            add_play(study, line | {"row": row}, settings)
             # Other processes play, too.
             bar.n = len(done_plays(log))
             bar.refresh()
@@ -370,34 +383,36 @@ def refuse_another_plan(study: Study, settings: dict) -> None:
                             f"{study.log} ({changed}); undo the change, or choose another --out")
 
 
-def check_plays_of(study: Study, coming: set[Path]) -> None:
-    """Raises UserError if the log of another plan is not there, nor is to come in this command."""
-    for file in study.other_logs:
-        if not file.exists() and file not in coming:
-            raise UserError(f"{study.file}: plays_of={file}: is not there; it must hold plays of the same "
-                            "tasks")
+def check_plays_of(study: Study, settings: dict, coming: set[Path]) -> None:
+    """Raises UserError if the log of another plan has no plays, or those of other tasks.
 
-
-def take_over_plays(study: Study, settings: dict) -> None:
-    """Adds to the log what other plans have played on the same tasks, such as random masks. Raises UserError
-    if a log has no plays, or those of other tasks. (Policies that a plan learns are its own.)"""
-    seeds = range(study.plan.seed, study.plan.seed + study.plan.seeds)
-    rows = [row for row in study.rows if row not in (*LEARNED, "untrained")]
+    coming: logs that this command fills before it comes to this study; they may be empty now"""
     # The names of a plan's two parts, and what it compares, may differ from those of another plan.
     own = {field: settings[field] for field in ("dataset", "plan", "learn", "files")}
     for file in study.other_logs:
         lines = runs.read_rows(file)
-        if not lines:
+        if not lines and file not in coming:
             raise UserError(f"{study.file}: plays_of={file}: is not there, or empty; it must hold plays of "
                             "the same tasks")
         for line in lines:
-            config = line.get("config", {}) | own
-            if config != settings:
+            changed = differences(line.get("config", {}) | own, settings)
+            if changed:
                 raise UserError(f"{study.file}: plays_of={file}: must hold plays of the same tasks, LM, and "
-                                f"flags in [play] ({differences(config, settings)})")
+                                f"flags in [play] ({changed})")
+
+
+def take_over_plays(study: Study, settings: dict) -> None:
+    """Adds to the log what other plans have played on the same tasks, such as random masks. (Policies that a
+    plan learns are its own.)"""
+    check_plays_of(study, settings, set())
+    seeds = range(study.plan.seed, study.plan.seed + study.plan.seeds)
+    rows = [row for row in study.rows if row not in (*LEARNED, "untrained")]
+    for file in study.other_logs:
+        lines = runs.read_rows(file)
         done, taken = done_plays(study.log), []
         for line in lines:
             same = line["row"] in rows and line["file"] == settings["files"].get(line["row"])
+            same &= line["config"].get("plan", {}).get("spacy_model") == settings["plan"]["spacy_model"]
             if same and line["seed"] in seeds and (line["seed"], line["row"]) not in done:
                 own_names = {"dataset": settings["dataset"], "config": settings, "taken_from": str(file)}
                 taken.append(line | own_names)
@@ -423,10 +438,8 @@ def flat(settings: dict) -> dict:
 
 def save_untrained(study: Study, hidden_size: int, number: int) -> None:
     """Saves a policy that has learned nothing, and is as sharp as those that learn."""
-    folder = study.folder / f"untrained-{number}"
-    # Written last of all.
-    if not (folder / "policy.safetensors").exists():
-        random_policy(hidden_size, number, "untrained", study.learn.sharpness).save(folder)
+    policy = random_policy(hidden_size, number, "untrained", study.learn.sharpness)
+    policy.save(study.folder / f"untrained-{number}")
 
 
 # ---------------------------------------------------------------- the table
@@ -474,6 +487,8 @@ def show_primaries(found: dict[str, pd.Series]) -> None:
 def main(cfg: Config) -> None:
     if not cfg.plan:
         raise UserError("--plan=FILE.toml is needed: what is fixed in advance (results/plans has examples)")
+    if "," in cfg.out:
+        raise UserError(f"--out={cfg.out}: must be without a comma, which separates the folders of policies")
     files = [Path(name) for name in cfg.plan.split(",")]
     if cfg.dataset and len(files) > 1:
         raise UserError(f"--dataset={cfg.dataset}: is for one plan, and --plan has {len(files)}")
@@ -481,9 +496,10 @@ def main(cfg: Config) -> None:
     studies = [read_plan(file, cfg) for file in files]
     if len({study.folder for study in studies}) < len(studies):
         raise UserError(f"--plan={cfg.plan}: two plans of the same name would share a folder; rename one")
-    for study in studies:
-        check_plays_of(study, {other.log for other in studies})
     opened = [open_study(study) for study in studies]
+    for number, study in enumerate(studies):
+        *_, settings = opened[number]
+        check_plays_of(study, settings, {earlier.log for earlier in studies[:number]})
     for study, parts in zip(studies, opened, strict=True):
         run(study, *parts)
     found = {f"{study.file.stem}, {study.plan.primary}": show(study) for study in studies}

@@ -75,8 +75,9 @@ pieces_of = blocks
 
 def loss_fn(model, tensors):
     output = model(input_ids=tensors["input_ids"], attention_mask=tensors.get("attention_mask"))
-    logits = output.logits.float().transpose(1, 2)                  # (B, C, L) for C tags
-    return F.cross_entropy(logits, tensors["labels"], reduction="sum")
+    # (B L, C) for C tags: of more dimensions this loss is not deterministic on a GPU, and ends with an error.
+    logits = output.logits.float().flatten(0, 1)
+    return F.cross_entropy(logits, tensors["labels"].flatten(), reduction="sum")
 
 
 def finetune(lm, pieces, *, seed=0, **training):
