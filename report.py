@@ -196,9 +196,15 @@ def settings_of(line: dict) -> dict[str, str]:
     # Without pre-training its flags are empty.
     if line["masker"] == "none":
         config = config | {"pretraining": None}
-    settings, = pd.json_normalize(config).to_dict("records")
     # As text, because pandas does not tell a value of None from a missing one.
-    return {name: str(value) for name, value in settings.items() if name.split(".")[-1] not in NOT_COMPARED}
+    return {name: str(value) for name, value in flat(config).items()
+            if name.split(".")[-1] not in NOT_COMPARED}
+
+
+def flat(settings: dict) -> dict:
+    """{"p": 0.05, "learn.p": 0.05, ...} from {"p": 0.05, "learn": {"p": 0.05}}"""
+    found, = pd.json_normalize(settings).to_dict("records")
+    return found
 
 
 # ---------------------------------------------------------------- statistics

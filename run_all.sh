@@ -16,7 +16,7 @@
 #                  and stands before newsqa, as table 3 is made of the last of QA
 #   LMS, SEEDS     LMs and seeds. The paper has three seeds, too few for any p below .05; docs/results.md says
 #                  what more of them cost
-#   MASKERS        any --masker of pretrain.py, or a policy to be learned first: nmg (its most probable tokens
+#   MASKERS        any --masker of pretrain.py (of one folder), or a policy to be learned first: nmg (its most probable tokens
 #                  are masked), sampled (tokens are drawn from the same policy), mean (they are drawn from the
 #                  mean of all POLICIES policies), nmg-paper (the paper's form), nmg-alone and nmg-fresh
 #                  (table 3: without self-play; without continual adaptation), linear (a baseline without an
@@ -72,6 +72,7 @@ for list in "$QA" "$CLS" "$LMS"; do
     [[ $list != *[[:space:]]* || ! -e $list ]] || fail "$list: names in lists must be without spaces"
 done
 [[ $OUT$PYTHON$here != *[[:space:]~]* ]] || fail "OUT, PYTHON and this path must be without spaces or ~"
+[[ $OUT != *,* ]] || fail "OUT=$OUT: must be without a comma, which separates the folders of policies"
 
 all="none random whole span entity punct nmg sampled nmg-paper"
 # A control for learned maskers: random masks as few as theirs, for as many epochs.
@@ -96,12 +97,16 @@ known() {
     shift 2
     for flag in $(grep -aoE -e "(^|\s)--[[:alnum:]_-]+" <<< "$flags"); do
         name=${flag#--}
+        case ${name//-/_} in dataset | lm | masker | seed | results | row | out)
+            fail "$where=$flags: this script sets $flag itself (QA, CLS, LMS, MASKERS, SEEDS, OUT)" ;;
+        esac
         (cd "$here" && grep -qE "^    ${name//-/_}: " "$@" support/sources.py) ||
             fail "$where=$flags: $flag is no flag of $1; its --help lists them"
     done
 }
 known PRETRAIN_FLAGS "$PRETRAIN_FLAGS" pretrain.py
-known FINETUNE_FLAGS "$FINETUNE_FLAGS" finetune_cls.py finetune_qa.py finetune.py
+[ -z "$CLS" ] || known FINETUNE_FLAGS "$FINETUNE_FLAGS" finetune_cls.py finetune.py
+[ -z "$QA" ] || known FINETUNE_FLAGS "$FINETUNE_FLAGS" finetune_qa.py finetune.py
 known NMG_FLAGS "$NMG_FLAGS" train_nmg.py
 for row in "${rows[@]}"; do known MASKERS "${row//,/ }" pretrain.py; done
 qa_lms=${LMS:-bert-base-uncased distilbert-base-uncased} cls_lms=${LMS:-bert-base-uncased}
@@ -237,16 +242,17 @@ table() {
     done; done; done; done
 }
 
-# 1: question answering, EM / F1; 2: classification, accuracy; 3: ablations, on the last of QA
-commands=$(
+# 1: question answering, EM / F1; 2: classification, accuracy; 3: ablations, on the last of QA. Each command
+# once: a policy is listed by each row that needs it.
+commands=$({
     table finetune_qa.py "$qa_lms" "$QA" "${rows[*]}"
     table finetune_cls.py "$cls_lms" "$CLS" "${rows[*]}"
     [ "$MASKERS" ] || table finetune_qa.py "${LMS:-distilbert-base-uncased}" "${QA##* }" "nmg-alone nmg-fresh"
-)
+} | awk '!seen[$0]++')
 # Patterns of the commands that learn a policy, and of those that score a row.
 learns="/train_nmg.py --dataset=" scores=" --row="
-# LEARNS or SCORES: prints these commands, each once
-left() { grep -e "$1" <<< "$commands" | awk '!seen[$0]++'; }
+# LEARNS or SCORES: prints these commands
+left() { grep -e "$1" <<< "$commands" || true; }
 
 # ---------------------------------------------------------------- what will be run, and what it costs
 n_seeds=$(wc -w <<< "$SEEDS")

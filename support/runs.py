@@ -422,7 +422,8 @@ class Run:
         started = self.folder / "started.json"
         # The record of what is there: of a finished run, of one that was stopped after a checkpoint, or {}.
         before = read_run(self.folder)
-        self.done = bool(before) and not self.grows(before["settings"])
+        grows = bool(before) and self.grows(before["settings"])
+        self.done = bool(before) and not grows
         has_checkpoint = any(os.path.exists(self.folder / name) for name in checkpoints)
         if not before and has_checkpoint and os.path.isfile(started):
             # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
@@ -432,7 +433,7 @@ class Run:
         if self.done:
             print(f"already done: {self.folder} (remove it to run it again)")
         elif is_main_process():
-            self.begin(is_ours=bool(before) or os.path.isfile(started))
+            self.begin(is_ours=bool(before) or os.path.isfile(started), grows=grows)
 
     def grows(self, recorded: dict) -> bool:
         """Whether a finished run is to be made longer, which needs its checkpoint."""
@@ -454,8 +455,9 @@ class Run:
                   f"commit {commit()}", flush=True)
         return [*commits, commit()]
 
-    def begin(self, is_ours: bool) -> None:
-        """Takes the folder, which may hold other files only if it is ours."""
+    def begin(self, is_ours: bool, grows: bool) -> None:
+        """Takes the folder, which may hold other files only if it is ours, and a finished run only if that
+        grows."""
         self.lock = FileLock(self.folder / ".lock")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -470,6 +472,10 @@ class Run:
         except OSError as e:
             raise UserError(f"--out={self.folder}: cannot be written to ({e.strerror}); choose another "
                             "folder") from None
+        if not grows and (self.folder / "run.json").exists():
+            self.lock.release()
+            raise UserError(f"--out={self.folder}: another process has just finished it; start the same "
+                            "command again")
         with atomic_write(self.folder / "started.json") as partial:
             partial.write_text(json.dumps({"settings": self.settings, "commits": self.commits}, indent=1))
         # A run that is made longer is no longer done: what it writes from now on is not what run.json says.

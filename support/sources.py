@@ -421,7 +421,6 @@ def read_to_predict(path: Path, text: str, learned_text: str,
     where the file has it and `text` names no other; kind: cls or qa"""
     with error_context(path) as at:
         for row, fields in rows_of(path, DataFlags(text), at):
-            check_row(row)
             name = fields.text
             if name == DataFlags.text and learned_text in row:
                 name = learned_text
@@ -439,7 +438,7 @@ def read_to_predict(path: Path, text: str, learned_text: str,
                 yield {"text": nonempty(row, name)}, asked
 
 
-def rows_of(path: Path, columns: DataFlags, at: SimpleNamespace) -> Iterator[tuple[object, DataFlags]]:
+def rows_of(path: Path, columns: DataFlags, at: SimpleNamespace) -> Iterator[tuple[dict, DataFlags]]:
     """The rows of a file, each with the names of its fields (plain text has fixed ones). Sets at.where to the
     place of each."""
     # A pipe that nobody writes to would be waited for.
@@ -452,25 +451,21 @@ def rows_of(path: Path, columns: DataFlags, at: SimpleNamespace) -> Iterator[tup
     if reader is read_lines:
         columns = DataFlags()
     for at.where, row in reader(path):
+        if not isinstance(row, dict):
+            raise ValueError(f"a row must be one JSON object, but this is a {type(row).__name__} (pandas "
+                             "writes rows with to_json(orient='records'))")
         yield row, columns
 
 
-def check_row(row: object) -> None:
-    if not isinstance(row, dict):
-        raise ValueError(f"a row must be one JSON object, but this is a {type(row).__name__} (pandas writes "
-                         "rows with to_json(orient='records'))")
-
-
-def is_rejected(row: object, columns: DataFlags) -> bool:
+def is_rejected(row: dict, columns: DataFlags) -> bool:
     """Whether the annotator of a label rejected it, as Prodigy says."""
-    if not isinstance(row, dict) or columns.label not in row or "answer" in (columns.text, columns.label):
+    if columns.label not in row or "answer" in (columns.text, columns.label):
         return False
     return row.get("answer") in ("reject", "ignore")
 
 
 def record_of(row: dict, columns: DataFlags) -> dict | None:
     """The record of a row of a table, a paragraph of SQuAD, or a context of MRQA; None for an empty row."""
-    check_row(row)
     if "qas" in row or is_question(row, columns):
         record = qa_record(row, columns)
     elif columns.text not in row:

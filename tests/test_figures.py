@@ -19,16 +19,14 @@ def tables(text: str) -> set[tuple[str, str]]:
 
 def test_the_pages_show_what_lies_in_results(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    pictures = [tmp_path / "gain.png", tmp_path / "masks.png", tmp_path / "toy.png"]
-    gain, masks, toy = map(str, pictures)
-    figures.main(figures.Config(picture=gain, masks_picture=masks, toy_picture=toy))
+    figures.main(figures.Config(pictures=str(tmp_path)))
     printed = tables(capsys.readouterr().out)
     heads = {head for head, _ in printed}
     shown = set()
     for page in ("README.md", "docs/learning.md", "docs/comparisons.md"):
         shown |= {row for row in tables((ROOT / page).read_text("utf-8")) if row[0] in heads}
     assert len(heads) == 4 and shown == printed
-    assert all(picture.stat().st_size > 10_000 for picture in pictures)
+    assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("gain", "masks", "toy"))
     # Under another name, such as that of results, nothing is written.
     with pytest.raises(runs.UserError, match=r"gain\.jsonl: is a picture, and must end with"):
         plots.save(plots.figure(1, 1), tmp_path / "gain.jsonl")

@@ -12,6 +12,7 @@ WRONG = [
     ("pretrain.py --masker=hwole", "did you mean 'whole'?"),
     ("pretrain.py --masker=nmg:nowhere", "nowhere: no policy of train_nmg.py in this folder"),
     ("pretrain.py --masker=difference:none.txt", "none.txt"),
+    ("tools/study.py --plan=wrong.toml --out=a,b", "--out=a,b: must be without a comma"),
     ("pretrain.py --masker=mine.py:rars", "mine.py has no function 'rars'"),
     ("pretrain.py --masker=none.py:rare", "no such file: none.py"),
     ("pretrain.py --masker=mine.py", "FILE.py:function, and nmg:FOLDER or sampled:FOLDER of a policy"),

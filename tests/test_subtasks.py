@@ -92,14 +92,26 @@ def test_questions_are_those_on_the_contexts(tmp_path, qa_folder):
 
 def test_a_corpus_of_the_same_documents(world):
     """The toy world: unlabelled contexts of validation names are in it, their labelled sentences are not, and
-    no test or dev name at all."""
-    sampler = sampler_of(world, 0.5)
-    subtask = sampler.sample(np.random.default_rng(0), 96, 12, 1000, 1000)
-    of_contexts, of_train = set(subtask.contexts.doc), set(subtask.train.doc)
-    of_val = set(subtask.val.doc)
-    assert len(subtask.contexts) == 96
-    assert not of_train & of_val and of_val <= set(sampler.val_docs)
-    assert of_contexts == of_train | of_val and max(of_contexts) < 120
+    no test or dev name at all. The same random stream draws the same sub-task."""
+    sampler, train = sampler_of(world, 0.5), world["train"]
+    drawn = [sampler.sample(np.random.default_rng(seed), 96, 12, 1000, 1000) for seed in (1, 1, 2)]
+    # Also after another sub-task was drawn.
+    for subtask in drawn:
+        of_contexts, of_train, of_val = (set(x.doc) for x in (subtask.contexts, subtask.train, subtask.val))
+        assert len(subtask.contexts) == 96 and len(of_contexts) == 12
+        assert not of_train & of_val and of_val <= set(sampler.val_docs)
+        assert of_contexts == of_train | of_val and max(of_contexts) < 24
+        # Only the labels of training documents may choose masks.
+        labelled = collate(subtask.contexts, np.arange(4)).labelled
+        assert set(labelled) == set(subtask.train.text_ids)
+        assert set(train.doc[labelled]) < set(sampler.train_docs)
+    for part in ("contexts", "train", "val"):
+        ids = [getattr(subtask, part).text_ids for subtask in drawn]
+        assert np.array_equal(ids[0], ids[1]) and not np.array_equal(ids[0], ids[2])
+    assert drawn[0].seed == drawn[1].seed != drawn[2].seed
+    # Without a sub-task, all labels; the corpus knows them as those of its training split.
+    assert len(collate(blocks(train, 64), np.arange(4)).labelled) == len(train)
+    assert world.corpus.train is train and world["test"].train is train
 
 
 def test_a_corpus_whose_documents_are_not_those_of_train(tmp_path):
@@ -124,31 +136,6 @@ def test_what_has_nothing_to_mask_is_no_context(tmp_path):
     contexts = sampler_of(data, 0.25).contexts
     assert 0 < len(contexts) < len(data["train"])
     assert collate(contexts, np.arange(len(contexts))).maskable.any(1).all()
-
-
-def test_only_the_labels_of_training_documents_may_choose_masks(world):
-    sampler = sampler_of(world, 0.5)
-    train = world["train"]
-    subtasks = [sampler.sample(np.random.default_rng(seed), 60, 12, 20, 100) for seed in range(2)]
-    # Also after another sub-task was drawn.
-    for subtask in subtasks:
-        labelled = collate(subtask.contexts, np.arange(4)).labelled
-        assert set(labelled) == set(subtask.train.text_ids)
-        assert set(train.doc[labelled]) < set(sampler.train_docs)
-    # Without a sub-task, all of them.
-    assert len(collate(blocks(train, 64), np.arange(4)).labelled) == len(train)
-    # The corpus knows them as its training split.
-    assert world.corpus.train is train and world["test"].train is train
-
-
-def test_the_same_stream_draws_the_same_sub_task(world):
-    """And another stream another one, with another seed for its plays."""
-    sampler = sampler_of(world, 0.5)
-    drawn = [sampler.sample(np.random.default_rng(seed), 96, 12, 10, 10) for seed in (1, 1, 2)]
-    for part in ("contexts", "train", "val"):
-        ids = [getattr(subtask, part).text_ids for subtask in drawn]
-        assert np.array_equal(ids[0], ids[1]) and not np.array_equal(ids[0], ids[2])
-    assert drawn[0].seed == drawn[1].seed != drawn[2].seed
 
 
 def test_one_document_cannot_be_cut(tmp_path):

@@ -104,8 +104,7 @@ def main() -> None:
     # (data set, LM) -> policies, their hours, rows, their hours
     costs = defaultdict(lambda: [0, 0.0, 0, 0.0])
     unknown, longest = 0, 0.0
-    # A policy is listed by each row that needs it.
-    for command in dict.fromkeys(sys.stdin.read().splitlines()):
+    for command in sys.stdin.read().splitlines():
         try:
             data, lm, learns, hours = hours_of(command)
         except (KeyError, ValueError):

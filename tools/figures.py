@@ -26,11 +26,8 @@ HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 @dataclass
 class Config:
-    comparisons: str = "results/comparisons.toml"   # plays lie beside it
-    picture: str = "docs/gain.png"      # gain against the amount of text
-    masks_picture: str = "docs/masks.png"   # ways of masking, compared on the same tasks
-    toy: str = "results/toy.jsonl"      # of tools.toy_compare
-    toy_picture: str = "docs/toy.png"
+    comparisons: str = "results/comparisons.toml"   # plays, and all else that is read, lie beside it
+    pictures: str = "docs"              # the folder of gain.png, masks.png and toy.png
 
 
 def scores_of(plays: pd.DataFrame, masks: str, metric: str) -> pd.Series:
@@ -163,16 +160,18 @@ def main(cfg: Config) -> None:
                     drawn["macro F1"][row["drawn"]] = macro_f1
                 if "text" in row:
                     points.append({"task": row["task"], "text": row["text"]} | found.to_dict())
-    draw(pd.DataFrame(points), Path(cfg.picture))
+    pictures = [Path(cfg.pictures, f"{name}.png") for name in ("gain", "masks", "toy")]
+    gain_picture, masks_picture, toy_picture = pictures
+    draw(pd.DataFrame(points), gain_picture)
     panels = {metric: pd.DataFrame(rows).T for metric, rows in drawn.items()}
-    report.forest(panels, "ChemProt, 12 tasks of 200 texts, 5 epochs", Path(cfg.masks_picture))
+    report.forest(panels, "ChemProt, 12 tasks of 200 texts, 5 epochs", masks_picture)
 
-    toy_rows = pd.DataFrame(rows_of(Path(cfg.toy), "--toy"))
+    toy_rows = pd.DataFrame(rows_of(file.parent / "toy.jsonl", "toy"))
     print(f"\nWhat masks are worth in the toy world\n\n{toy_table(toy_rows)}")
-    toy_compare.draw(toy_rows, Path(cfg.toy_picture))
+    toy_compare.draw(toy_rows, toy_picture)
     print(f"\nWhat policies foretell\n\n{foretold_table(file.parent)}")
     print(f"\nDo episodes agree?\n\n{agreement_table(file.parent / 'agreement.jsonl')}")
-    print(f"\npictures: {cfg.picture}, {cfg.masks_picture}, {cfg.toy_picture}")
+    print(f"\npictures: {', '.join(map(str, pictures))}")
 
 
 if __name__ == "__main__":

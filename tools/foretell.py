@@ -136,10 +136,10 @@ def main(cfg: Config) -> None:
         episodes_of[folder] = episodes_of_runs(folder.replace("+", ","), cfg.metric, lm.config.vocab_size)
     # All are checked before the first is read by the LM, which takes longest.
     for folder, episodes in episodes_of.items():
-        first, *_ = episodes[0].plays.values()
+        plays = [*itertools.chain.from_iterable(episode.plays.values() for episode in episodes)]
         for score in cfg.judged_by.split(","):
-            if score not in first.scores:
-                raise UserError(f"--judged_by={score}: plays of {folder} have {', '.join(first.scores)}")
+            if any(score not in play.scores for play in plays):
+                raise UserError(f"--judged_by={score}: plays of {folder} have {', '.join(plays[0].scores)}")
     played = {}
     for folder, episodes in episodes_of.items():
         played[folder] = [(episode, encode(lm, episode)) for episode in tqdm(episodes, folder)]

@@ -280,7 +280,7 @@ def add_play(study: Study, line: dict, settings: dict) -> None:
     a file of one's own, was changed while it was played. settings: of open_study"""
     row = line["row"]
     line = {"dataset": settings["dataset"], "lm": settings["lm"], **line, "config": settings}
-    if line["file"] != settings["files"].get(row, line["file"]):
+    if line["file"] != settings["files"].get(runs.portable(row), line["file"]):
         raise UserError(f"{study.file}: the file of {row} was edited while this study ran; undo the edit, or "
                         "choose another --out")
     with runs.locked(study.log):
@@ -320,7 +320,7 @@ def open_study(study: Study) -> tuple[torch.nn.Module, SubTaskSampler, ModuleTyp
     settings["plan"] = runs.settings_of(plan, ("dataset", "lm")) | {"dataset": Path(plan.dataset).name}
     settings["learn"] = runs.settings_of(study.learn, ("lm",))
     # A masker in a file of one's own, or a policy from elsewhere, must stay the same, too.
-    settings["files"] = {row: maskers.checksum_of(row) for row in study.rows if ":" in row}
+    settings["files"] = {runs.portable(row): maskers.checksum_of(row) for row in study.rows if ":" in row}
     with runs.locked(log):
         refuse_another_plan(study, settings)
         for number in range(plan.policies):
@@ -411,7 +411,7 @@ def take_over_plays(study: Study, settings: dict) -> None:
         lines = runs.read_rows(file)
         done, taken = done_plays(study.log), []
         for line in lines:
-            same = line["row"] in rows and line["file"] == settings["files"].get(line["row"])
+            same = line["row"] in rows and line["file"] == settings["files"].get(runs.portable(line["row"]))
             same &= line["config"].get("plan", {}).get("spacy_model") == settings["plan"]["spacy_model"]
             if same and line["seed"] in seeds and (line["seed"], line["row"]) not in done:
                 own_names = {"dataset": settings["dataset"], "config": settings, "taken_from": str(file)}
@@ -422,18 +422,12 @@ def take_over_plays(study: Study, settings: dict) -> None:
 
 def differences(before: dict, now: dict) -> str:
     """What differs between the settings of two plays, as text; empty if nothing does."""
-    before, now = flat(before), flat(now)
+    before, now = report.flat(before), report.flat(now)
     found = []
     for name in before | now:
         if before.get(name) != now.get(name):
             found.append(f"{name}={before.get(name)} there, {now.get(name)} here")
     return ", ".join(found)
-
-
-def flat(settings: dict) -> dict:
-    """{"p": 0.05, "learn.p": 0.05, ...} from {"p": 0.05, "learn": {"p": 0.05}}"""
-    found, = pd.json_normalize(settings).to_dict("records")
-    return found
 
 
 def save_untrained(study: Study, hidden_size: int, number: int) -> None:
