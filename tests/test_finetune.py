@@ -462,6 +462,8 @@ def test_a_table_of_other_columns_from_file_to_results(lm_folder, tmp_path):
     small = ("--max_len=32", "--epochs=1")
     succeed("pretrain.py", *flags, *small, f"--lm={lm_folder}", "--out=lm2", cwd=tmp_path)
     succeed("finetune_cls.py", *flags, *small, "--lm=lm2", cwd=tmp_path)
+    succeed("train_nmg.py", *flags[:4], "--val_share=0.2", f"--lm={lm_folder}", "--episodes=1", "--out=nmg",
+            cwd=tmp_path)
     [row] = runs.read_rows(tmp_path / "results.jsonl")
     assert row["examples"] == 4 and row["config"]["label"] == "stars"
 

@@ -289,6 +289,7 @@ def test_learned_rows_carry_their_flags(row, lm, flags):
     ([], {"MASKERS": "my.py:f"}, "MASKERS=my.py:f: no such file: my.py"),
     # The shell leaves ~ as it is in quotes.
     ([], {"OUT": "~/runs"}, "OUT, PYTHON and this path must be without spaces or ~"),
+    ([], {"OUT": "a,b"}, "OUT=a,b: must be without a comma, which separates the folders of policies"),
     ([], {"JOBS": "0"}, "JOBS=0, POLICIES=3: must be 1 or more"),
     (["--list"], {"POLICIES": "0"}, "JOBS=1, POLICIES=0: must be 1 or more"),
     ([], {"PROCESSES": "4"}, "PROCESSES=4: must be 1, 2 or 3, as there are three plays"),
@@ -305,6 +306,11 @@ def test_learned_rows_carry_their_flags(row, lm, flags):
      "PRETRAIN_FLAGS=--lr=1 --epoch=3: --epoch is no flag of pretrain.py; its --help lists them"),
     (["--list"], {"FINETUNE_FLAGS": "--p=1"},
      "FINETUNE_FLAGS=--p=1: --p is no flag of finetune_cls.py; its --help lists them"),
+    # Of the other task alone.
+    (["--list"], {"FINETUNE_FLAGS": "--max_answer=9"},
+     "FINETUNE_FLAGS=--max_answer=9: --max_answer is no flag of finetune_cls.py; its --help lists them"),
+    (["--list"], {"FINETUNE_FLAGS": "--seed=5"},
+     "FINETUNE_FLAGS=--seed=5: this script sets --seed itself (QA, CLS, LMS, MASKERS, SEEDS, OUT)"),
     ([], {"NMG_FLAGS": "--label=x --episode 9"},
      "NMG_FLAGS=--label=x --episode 9: --episode is no flag of train_nmg.py; its --help lists them"),
     ([], {"MASKERS": "none random,--p=1,--epoch=3"},

@@ -2,6 +2,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -292,21 +293,67 @@ def test_a_record_that_is_not_ours_is_refused(name, text, said, tmp_path):
         Run(tmp_path, SETTINGS)
 
 
-@pytest.mark.parametrize("left", ["run.json", "checkpoint.pt", None])
-def test_a_folder_with_other_settings_is_refused(left, tmp_path):
-    """Unless nothing would be lost, as after a mistake that shows at the start."""
-    run = Run(tmp_path / "o", SETTINGS)
-    if left == "checkpoint.pt":
-        (tmp_path / "o/checkpoint.pt").touch()
-    run.lock.release()
-    if left == "run.json":
-        run.finish()
-    if left:
-        with pytest.raises(UserError, match=r"holds another run \(seed=0 there, 3 here\); remove it, or"):
-            Run(tmp_path / "o", SETTINGS | {"seed": 3})
+@pytest.mark.parametrize(("state", "before", "now", "expected"), [
+    # Nothing would be lost, as after a mistake that shows at the start.
+    ("begun", {}, {"seed": 3}, "goes on"),
+    ("stopped", {}, {"seed": 3}, "holds another run (seed=0 there, 3 here); remove it, or"),
+    ("finished", {}, {"seed": 3}, "holds another run (seed=0 there, 3 here); remove it, or"),
+    # A flag that the code did not have is an edit of it.
+    ("stopped", {}, {"clip": 0.2}, "goes on"),
+    ("stopped", {"clip": 0.2}, {"clip": 0.3}, "(clip=0.2 there, 0.3 here)"),
+    ("finished", {}, {"clip": 0.2}, "(clip=None there, 0.2 here)"),
+    # A flag that may grow.
+    ("stopped", {"episodes": 2}, {"episodes": 3}, "goes on"),
+    ("finished", {"episodes": 3}, {"episodes": 1}, "done"),
+    ("finished", {"episodes": 3}, {"episodes": 3}, "done"),
+    ("finished", {"episodes": 3}, {"episodes": 5, "clip": 0.2}, "goes on"),
+    ("finished", {"episodes": 3}, {"episodes": 5, "seed": 1}, "(seed=0 there, 1 here)"),
+    ("no checkpoint", {"episodes": 3}, {"episodes": 5}, "its checkpoint is gone"),
+    ("no checkpoint", {"episodes": 3}, {"episodes": 5}, "or --episodes=3"),
+    # A run of length 0 has none.
+    ("no checkpoint", {"episodes": 0}, {"episodes": 1}, "goes on"),
+    # Killed while it was made longer: what lies there is between two lengths.
+    ("killed longer", {"episodes": 2}, {"episodes": 2}, "goes on"),
+    ("killed longer", {"episodes": 2}, {"episodes": 4}, "goes on"),
+    ("killed longer", {"episodes": 2}, {"episodes": 4, "seed": 1}, "(seed=0 there, 1 here)"),
+])
+def test_what_a_command_finds_in_its_folder(state, before, now, expected, tmp_path):
+    folder, longer = tmp_path / "o", "episodes" if "episodes" in before else None
+    run = Run(folder, SETTINGS | before, longer)
+    if state not in ("begun", "no checkpoint"):
+        run.checkpoint.touch()
+    if state in ("begun", "stopped"):
+        run.lock.release()
     else:
-        assert not Run(tmp_path / "o", SETTINGS | {"seed": 3}).done
-        assert json.loads((tmp_path / "o/started.json").read_text())["settings"]["seed"] == 3
+        run.finish()
+    if state == "killed longer":
+        Run(folder, SETTINGS | {"episodes": 4}, longer).lock.release()
+        assert runs.read_run(folder) == {}
+    if expected not in ("done", "goes on"):
+        with pytest.raises(UserError, match=re.escape(expected)):
+            Run(folder, SETTINGS | now, longer)
+        return
+    kept = run.checkpoint.exists()
+    run = Run(folder, SETTINGS | now, longer)
+    assert run.done == (expected == "done")
+    if not run.done:
+        assert json.loads((folder / "started.json").read_text())["settings"] == run.settings
+        run.finish()
+        assert runs.read_run(folder)["settings"] == run.settings
+        # Only a run that may grow needs it any more.
+        assert run.checkpoint.exists() == bool(longer and kept)
+        assert Run(folder, SETTINGS | now, longer).done
+
+
+def test_a_run_that_another_process_has_just_finished_stays(tmp_path, monkeypatch):
+    """Between the look into its folder and the lock of it."""
+    def acquire(lock, timeout):
+        (tmp_path / "o/run.json").write_text("{}")
+
+    monkeypatch.setattr(runs.FileLock, "acquire", acquire)
+    with pytest.raises(UserError, match="another process has just finished it"):
+        Run(tmp_path / "o", SETTINGS)
+    assert (tmp_path / "o/run.json").exists()
 
 
 def test_edited_code_goes_on_with_a_warning_that_names_both_commits(tmp_path, monkeypatch, capsys):
@@ -344,66 +391,6 @@ def test_an_edit_changes_the_commit(tmp_path, monkeypatch):
     edited = [commit_with("x.py", "a = 2\n"), commit_with("x.py", "a = 3\n"), commit_with("nmg/y.py", "")]
     assert len({first, *edited}) == 4
     assert all(commit.startswith(f"{first}-edited-") for commit in edited)
-
-
-def test_a_finished_run_can_be_made_longer(tmp_path):
-    """It goes on from its checkpoint; with fewer it is done; without its checkpoint, or with other flags, it
-    is refused."""
-    folder = tmp_path / "o"
-    Run(folder, SETTINGS | {"episodes": 2}, longer="episodes").lock.release()
-    (folder / "checkpoint.pt").touch()
-    Run(folder, SETTINGS | {"episodes": 3}, longer="episodes").finish()
-    assert names(folder) == ["checkpoint.pt", "run.json"]
-    for episodes in (1, 3):
-        assert Run(folder, SETTINGS | {"episodes": episodes}, longer="episodes").done
-    with pytest.raises(UserError, match=r"holds another run \(seed=0 there, 1 here\)"):
-        Run(folder, SETTINGS | {"seed": 1, "episodes": 5}, longer="episodes")
-    run = Run(folder, SETTINGS | {"episodes": 5}, longer="episodes")
-    assert not run.done
-    run.finish()
-    assert runs.read_run(folder)["settings"]["episodes"] == 5
-    (folder / "checkpoint.pt").unlink()
-    with pytest.raises(UserError, match=r"its checkpoint is gone.* or --episodes=5"):
-        Run(folder, SETTINGS | {"episodes": 6}, longer="episodes")
-    # A run of length 0 has no checkpoint.
-    Run(tmp_path / "none", SETTINGS | {"episodes": 0}, longer="episodes").finish()
-    assert not Run(tmp_path / "none", SETTINGS | {"episodes": 1}, longer="episodes").done
-
-
-@pytest.mark.parametrize("kept", [2, 4])
-def test_a_run_that_was_killed_while_it_was_made_longer_is_not_done(kept, tmp_path):
-    """What lies there is between two lengths. The same command goes on, and so does the one before."""
-    folder = tmp_path / "o"
-    run = Run(folder, SETTINGS | {"episodes": 2}, longer="episodes")
-    (folder / "checkpoint.pt").touch()
-    run.finish(loss=1)
-    Run(folder, SETTINGS | {"episodes": 4}, longer="episodes").lock.release()
-    assert runs.read_run(folder) == {}
-    with pytest.raises(UserError, match="holds another run"):
-        Run(folder, SETTINGS | {"seed": 1, "episodes": 4}, longer="episodes")
-    run = Run(folder, SETTINGS | {"episodes": kept}, longer="episodes")
-    assert not run.done
-    run.finish()
-    assert runs.read_run(folder)["settings"]["episodes"] == kept
-    assert Run(folder, SETTINGS | {"episodes": kept}, longer="episodes").done
-
-
-def test_a_flag_that_the_code_did_not_have_is_an_edit_of_it(tmp_path):
-    """A run that was begun without it goes on; a finished one is another run."""
-    Run(tmp_path / "o", SETTINGS).lock.release()
-    (tmp_path / "o/checkpoint.pt").touch()
-    run = Run(tmp_path / "o", SETTINGS | {"clip": 0.2})
-    assert not run.done
-    run.lock.release()
-    with pytest.raises(UserError, match=r"\(clip=0.2 there, 0.3 here\)"):
-        Run(tmp_path / "o", SETTINGS | {"clip": 0.3})
-    Run(tmp_path / "o", SETTINGS | {"clip": 0.2}).finish()
-    with pytest.raises(UserError, match=r"\(scale=None there, 10 here\)"):
-        Run(tmp_path / "o", SETTINGS | {"clip": 0.2, "scale": 10})
-    # But it may go on with it, where it is made longer.
-    Run(tmp_path / "long", SETTINGS | {"episodes": 2}, longer="episodes").finish()
-    (tmp_path / "long/checkpoint.pt").touch()
-    assert not Run(tmp_path / "long", SETTINGS | {"episodes": 3, "clip": 0.2}, longer="episodes").done
 
 
 def test_only_an_empty_folder_is_taken(tmp_path):

@@ -7,13 +7,12 @@ from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
 import spacy
 import torch
-from conftest import ROOT, call, fast_tokenizer, random_lm, squad, succeed, write_rows
+from conftest import call, fast_tokenizer, random_lm, squad, succeed, write_rows
 from scipy import stats
 
 import data_prep
@@ -196,13 +195,6 @@ def test_parts_of_speech_against_a_naive_count(lm_folder, policy, pipeline, tmp_
     assert (tmp_path / "out" / "parts_of_speech.png").read_bytes()[:4] == PNG
 
 
-def test_a_dollar_in_a_title_begins_no_formula(tmp_path, monkeypatch):
-    monkeypatch.setitem(matplotlib.rcParams, "text.parse_math", True)
-    percent = pd.DataFrame({"random": [50.0, 50.0], show_masks.ALL: [40.0, 60.0]}, index=["NOUN", "VERB"])
-    show_masks.draw(percent, "us$_$.csv", tmp_path / "x.png")
-    assert (tmp_path / "x.png").read_bytes()[:4] == PNG
-
-
 # ---------------------------------------------------------------- toy_compare
 
 def test_the_tokens_that_are_masked_most():
@@ -329,12 +321,3 @@ def test_words_of_wordfreq_are_counted_among_a_billion(tmp_path, monkeypatch):
     assert (tmp_path / "general_words.txt").read_text("utf-8") == "die\t39800000\nstraße\t123\n"
 
 
-def test_the_general_words_are_common_english():
-    """20,000 of the package, without those that have no letter."""
-    assert maskers.GENERAL == ROOT / "nmg/general_words.txt"
-    rows = [line.split("\t") for line in maskers.GENERAL.read_text("utf-8").splitlines()]
-    words, counts = [word for word, _ in rows], [int(count) for _, count in rows]
-    assert 19_000 < len(set(words)) == len(words) <= 20_000
-    assert {"the", "to", "and", "of", "a", "in"} <= set(words[:10])
-    assert counts == sorted(counts, reverse=True) and counts[-1] > 0
-    assert all(re.search(r"[^\W\d_]", word) and word == word.lower() for word in words)
