@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -374,32 +375,24 @@ def test_none_hands_the_lm_on_as_it_is(tmp_path, flags, lm_folder):
     assert before == after
 
 
-@pytest.mark.parametrize(("masker", "content"), [
-    ("mine.py:mine", "from maskers import random as mine\n# {}\n"),
-    ("difference:general.txt", "the\t9\ncat\t{}\n")])
-def test_a_masker_of_ones_own_that_changed_is_another_run(masker, content, tmp_path, flags):
-    """Or the words that it counts."""
+@pytest.mark.parametrize(("masker", "write"), [
+    ("mine.py:mine", lambda n: Path("mine.py").write_text(f"from maskers import random as mine\n# {n}\n")),
+    ("difference:words.txt", lambda n: Path("words.txt").write_text(f"the\t9\ncat\t{n}\n")),
+    ("nmg:policy", lambda n: policies.random_policy(32, n, "x").save(Path("policy"))),
+])
+def test_a_masker_whose_file_changed_is_another_run(masker, write, tmp_path, monkeypatch, flags):
+    """Of one's own, the words that it counts, or a policy; how that was learned is among the settings."""
+    monkeypatch.chdir(tmp_path)
+    learned = {"episodes": 4, "p": 0.05, "mlm_epochs": 3}
+    runs.Run("policy", learned).finish()
     command = ["pretrain.py", *flags, f"--masker={masker}", "--max_steps=1", "--out=o"]
-    said = ["saved o", "already done", ""]
-    for number, expected in zip((1, 1, 2), said, strict=True):
-        (tmp_path / masker.replace("difference:", "").partition(":")[0]).write_text(content.format(number))
+    for number, expected in ((1, "saved o"), (1, "already done"), (2, "")):
+        write(number)
         result = call(*command, cwd=tmp_path)
         assert expected in result.stdout, result.stderr
     assert result.returncode == 2 and "holds another run (masker_file=" in result.stderr
-
-
-def test_a_policy_that_changed_is_another_run(tmp_path, flags):
-    """What it was trained on is among the settings of the pre-training."""
-    learned = {"episodes": 4, "p": 0.05, "mlm_epochs": 3}
-    runs.Run(tmp_path / "policy", learned).finish()
-    policies.PaperPolicy(32).save(tmp_path / "policy")
-    command = ["pretrain.py", *flags, "--masker=nmg:policy", "--max_steps=1", "--out=o"]
-    assert call(*command, cwd=tmp_path).returncode == 0
-    settings = finetune.origin_of(str(tmp_path / "o"))["settings"]
-    assert settings["policy"] == learned
-    policies.PaperPolicy(32).save(tmp_path / "policy")
-    again = call(*command, cwd=tmp_path)
-    assert again.returncode == 2 and "holds another run (masker_file=" in again.stderr
+    settings = finetune.origin_of("o")["settings"]
+    assert settings.get("policy") == (learned if masker == "nmg:policy" else None)
 
 
 LEARNED = {"p": 0.05, "mlm_epochs": 3, "lm": "/elsewhere", "weights": "a"}

@@ -114,21 +114,15 @@ def test_rewards_are_the_papers_outer_loop(self_play, seed, player):
 
 # ---------------------------------------------------------------- losses and actions
 
-def some_logits(seed, B=5, L=7):
-    """Logits (B, L), -inf where not maskable, which is True somewhere; values and actions (B,)."""
-    torch.manual_seed(seed)
-    maskable = torch.rand(B, L) < 0.7
-    maskable[:, 0] = True
-    logits = torch.randn(B, L).masked_fill(~maskable, -torch.inf)
-    action = torch.multinomial(maskable.float(), 1).squeeze(1)
-    return logits, maskable, torch.randn(B), action
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_losses_are_the_papers(seed):
-    logits, maskable, value, action = some_logits(seed)
-    logits.requires_grad_()
-    value.requires_grad_()
+    torch.manual_seed(seed)
+    maskable = torch.rand(5, 7) < 0.7
+    # Each block has a token that may be masked.
+    maskable[:, 0] = True
+    logits = torch.randn(5, 7).masked_fill(~maskable, -torch.inf).requires_grad_()
+    action = torch.multinomial(maskable.float(), 1).squeeze(1)
+    value = torch.randn(5).requires_grad_()
     R, log_prob_old = torch.randn(5), -3 * torch.rand(5)
     policy_loss, value_loss = paper_form.losses(logits, value, action, log_prob_old, R, 0.3)
     L_policy = L_value = 0.0
@@ -468,20 +462,16 @@ def small_agent(lr):
     return agent, {0: [(part, torch.ones(len(part), dtype=torch.bool)) for part in hidden.split([9, 6, 15])]}
 
 
-def test_an_empty_replay_teaches_nothing():
-    agent, memory = small_agent(1e-3)
-    learned = agent.learn(memory, np.random.default_rng(0), Config(updates_per_episode=3))
-    assert learned == {"policy_loss": 0, "value_loss": 0}
-
-
 def value_of(agent, memory):
     with torch.no_grad():
         return train_nmg.policy_forward(agent.policy, memory[0])[1].cpu().numpy()
 
 
 def test_an_agent_learns_the_value_of_a_context():
-    """Its mean reward, here; replay keeps the values before the update."""
+    """Its mean reward, here; replay keeps the values before the update. An empty replay teaches nothing."""
     agent, memory = small_agent(1e-2)
+    nothing = agent.learn(memory, np.random.default_rng(0), Config(updates_per_episode=3))
+    assert nothing == {"policy_loss": 0, "value_loss": 0}
     actions = np.zeros(12, paper_form.ACTION)
     actions["block"], actions["position"] = np.arange(12) % 3, np.arange(12) // 3
     actions["R"] = np.where(np.arange(12) % 3, 1, -1)
