@@ -116,9 +116,8 @@ def masking_rate(p: float, p_end: float | None, step: int, steps: int) -> float:
 
 
 def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, p: float, epochs: int,
-             lr: float, batch_size: int, p_end: float | None = None,
-             max_steps: int | None = None, seed: int = 0, remask: bool = True, desc: str = "MLM",
-             **training: object) -> float:
+             lr: float, batch_size: int, p_end: float | None = None, max_steps: int | None = None,
+             seed: int = 0, remask: bool = True, desc: str = "MLM", **training: object) -> float:
     """Trains `model` in place on blocks of text; returns the seconds that it took.
 
     p, p_end: as in masking_rate; remask: draws masks and corruption anew in each epoch; otherwise they stay
@@ -298,11 +297,16 @@ def main(cfg: Config) -> None:
     run.finish(held_out_loss=[before, after], seconds=round(seconds, 3), base_model=runs.base_of(cfg.lm))
     print(f"saved {run.folder}: {steps:,} steps in {seconds:.1f} s")
     if held_out:
-        print(f"perplexity of held-out text under random masks, p = 0.15: {np.exp(before):.2f} before, "
-              f"{np.exp(after):.2f} after")
-        if after > before:
-            print("WARNING: the LM became worse on the text of dev; where that is like the corpus (in the "
-                  "toy world it is not), a smaller --lr or more --epochs may help")
+        print_perplexity(before, after)
+
+
+def print_perplexity(before: float, after: float) -> None:
+    """Of held-out text, from its MLM loss before and after pre-training."""
+    print(f"perplexity of held-out text under random masks, p = 0.15: {np.exp(before):.2f} before, "
+          f"{np.exp(after):.2f} after")
+    if after > before:
+        print("WARNING: the LM became worse on the text of dev; where that is like the corpus "
+              "(in the toy world it is not), a smaller --lr or more --epochs may help")
 
 
 if __name__ == "__main__":

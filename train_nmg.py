@@ -337,6 +337,11 @@ def won_lost(metrics: list[dict]) -> str:
     return f"won {sum(ahead > 0)}, lost {sum(ahead < 0)}, tied {sum(ahead == 0)} against random"
 
 
+def is_tied(log: dict) -> bool:
+    """Whether all players of an episode had the same score, so that nothing is learned from it."""
+    return len({log[name] for name in log if name.endswith("_score")}) == 1
+
+
 def progress(metrics: list[dict]) -> str:
     """What the bar shows: the scores of the last episode, and the learner's record."""
     last = metrics[-1]
@@ -521,8 +526,7 @@ def main(cfg: Config) -> None:
     if runs.is_main_process():
         learner.policies["learner"].save(run.folder)
         metrics = runs.read_rows(run.folder / "metrics.jsonl")
-        scores = [{log[name] for name in log if name.endswith("_score")} for log in metrics]
-        if metrics and all(len(different) == 1 for different in scores):
+        if metrics and all(map(is_tied, metrics)):
             print("WARNING: in each episode all players had the same score, so that nothing was learned from "
                   "it; --metric=likelihood, a larger --ft_lr or more --ft_epochs may help")
         about = learner.about()

@@ -13,6 +13,7 @@ What differs with --paper:
     continual       an episode starts from the LM that the learner of the last one pre-trained
 The inner loop is the same.
 """
+import json
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,8 @@ class Agents:
         """All that the next episode depends on.
 
         adapted_lm: with continual adaptation, the weights of the LM"""
+        # Through JSON, as in metrics.jsonl: numbers of numpy, which a fork may log, could not be read again.
+        metrics = json.loads(json.dumps(metrics))
         state = {"lm": adapted_lm, "states": self.states_of, "metrics": metrics, "agents": {}}
         for name, agent in self.agents.items():
             # Replay is saved as a tensor of bytes, since torch.load with weights_only reads no numpy arrays.

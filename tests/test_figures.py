@@ -52,8 +52,8 @@ def test_a_comparison_is_of_pairs_of_seeds(tmp_path, capsys):
         figures.compared(row | {"masks": "nmg"}, plays, "accuracy")
     with pytest.raises(runs.UserError, match=r"plays=no\.jsonl: no such file"):
         figures.plays_of(row | {"plays": ["no.jsonl"]}, tmp_path)
-    with pytest.raises(runs.UserError, match=r"--toy=no\.jsonl: no such file"):
-        figures.rows_of(tmp_path / "no.jsonl", "--toy")
+    with pytest.raises(runs.UserError, match=r"toy=no\.jsonl: no such file"):
+        figures.rows_of(tmp_path / "no.jsonl", "toy")
 
 
 def test_the_policies_that_are_kept_were_learned_from_the_plays_that_are_kept():

@@ -266,9 +266,8 @@ def main(cfg: Config) -> None:
     doc = pd.Series(split.doc[text_of_token[features.index]], features.index)
     tables = {name: preferences(features, doc, mask) for name, mask in masked.items() if mask.any()}
     for name, table in tables.items():
-        n_docs = doc[masked[name][features.index]].nunique()
         print(f"{name}: masked minus text, in standard deviations, with the 95 % interval over "
-              f"{n_docs} documents")
+              f"{doc[masked[name][features.index]].nunique()} documents")
         for feature, (mean, low, high) in table.iterrows():
             print(f"    {feature:12} {mean:+.2f} ({low:+.2f} to {high:+.2f})")
     with runs.atomic_write(Path(cfg.out) / "preferences.csv") as partial:
