@@ -35,7 +35,7 @@ from support.models import encode_texts, load_tokenizer
 from support.runs import UserError
 from support.sources import CACHE, SPLITS, DataFlags, Source, error_context, find_source, make_once
 
-FORMAT = 6              # goes up when what is kept changes, so that old caches are not read
+FORMAT = 7              # goes up when what is kept changes, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
 KIND_OF_FIELD = {"label": "cls", "qas": "qa"}
 # What a text consists of: words, and all that stands between them, sign by sign. A blank before a word or a
@@ -64,9 +64,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     parts = list(itertools.chain(*source.splits.values()))
     files = [part for part in parts if isinstance(part, Path)]
     records = [part for part in parts if not isinstance(part, Path)]
-    flags = DataFlags()
-    if columns:
-        flags = DataFlags(columns.text, columns.label, columns.doc)
+    flags = DataFlags(columns.text, columns.label, columns.doc) if columns else DataFlags()
     if flags != DataFlags():
         if not files:
             raise UserError(f"--dataset={name}: is not read from files, so that --text, --label and --doc "
@@ -94,6 +92,9 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     make_once(folder, lambda partial: prepare(source, tokenizer, partial, name))
 
     meta = json.loads((folder / "meta.json").read_text())
+    if kind and not {"train", "corpus"} & {*meta["splits"]}:
+        raise UserError(f"--dataset={name}: there is no train split to learn from, only "
+                        f"{', '.join(meta['splits'])}; training files are called train, or train-...")
     if kind not in (None, meta["kind"]):
         script = "pretrain.py" if meta["kind"] == "text" else f"finetune_{meta['kind']}.py"
         raise UserError(f"--dataset={name}: holds {meta['kind']!r} data, not {kind!r}; it is for {script}, "
@@ -261,8 +262,12 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
     broken = [label for label in counts if NUMBER.fullmatch(label) and float(label) % 1 > 0]
     if broken and all(map(NUMBER.fullmatch, counts)):
         yield f"WARNING: labels such as {broken[0]!r} look like scores, but each is read as a class"
+    no_labels = [label for label in counts if label.lower() in ("na", "n/a", "nan", "null", "none")]
+    if no_labels:
+        yield (f"WARNING: the label {no_labels[0]!r} is read as a class; if it stands for no label, leave "
+               "the cell empty, or remove the row")
     # Several labels in one, where a part of it is a label, too, or all parts stand in others.
-    parts = {label: set(re.split(r"\s*[,;|]\s*", label.strip())) for label in counts}
+    parts = {label: set(re.split(r"\s*[,;|#]\s*", label.strip())) - {""} for label in counts}
     labels_with = collections.Counter(itertools.chain(*parts.values()))
     joined = [label for label in counts if re.fullmatch(r"\[.*\]|\{.*\}", label)]
     for label in counts:
@@ -277,6 +282,9 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
         other = first.setdefault(visible(label).casefold(), label)
         if visible(other) != visible(label):
             yield f"WARNING: the labels {other!a} and {label!a} differ in capitals alone, but are two classes"
+        whole = label.removesuffix(".0")
+        if whole != label and whole in counts:
+            yield f"WARNING: the labels {whole!r} and {label!r} are the same number, but are two classes"
 
 
 def keep_hashes(records: Iterable[dict], split: str, hashes: dict[str, set[int]]) -> Iterator[dict]:
@@ -387,6 +395,10 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
             arrays["label"] = [label_id(record, labels, errors) for record in chunk]
             has_gold = has_gold or any("label" in record for record in chunk)
         if "qas" in fields:
+            unasked = next((record for record in chunk if "qas" not in record), None)
+            if unasked:
+                raise UserError(f"{what}: the text {unasked['text'][:60]!r} has no question, unlike those of "
+                                "train; call its column 'context', or add an empty column 'answers'")
             arrays |= question_arrays(chunk, arrays, encoder, folder, n, errors)
             questions = itertools.chain(*(record["qas"] for record in chunk))
             has_gold = has_gold or any(qa["answers"] for qa in questions)

@@ -85,6 +85,8 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     data.check_labels("train", cfg.split)
     train = task.pieces_of(data["train"], cfg.max_len, **options).labelled_only()
     evaluated = task.pieces_of(data[cfg.split], cfg.max_len, **options)
+    if not evaluated.split.has_gold:
+        print(f"WARNING: {cfg.split} has no labels: it will be predicted, but not scored", flush=True)
     print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
           f"{cut_share(evaluated):.1%} of those of {cfg.split}.", flush=True)
 
@@ -278,8 +280,7 @@ def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     settings = runs.read_run(cfg.lm).get("settings", {})
     learned = {}
     for name, value in (options | {"max_len": cfg.max_len}).items():
-        is_default = value == getattr(type(cfg), name)
-        learned[name] = settings.get(name, value) if is_default else value
+        learned[name] = value if name in cfg.given else settings.get(name, value)
     cfg.max_len = max_len_of(model, learned.pop("max_len"))
     labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
 
@@ -302,11 +303,12 @@ def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
         pieces = task.pieces_of(split, cfg.max_len, **learned)
         print(f"{len(predicted):,} of {len(rows):,} rows have text; {cut_share(pieces):.1%} of the texts are "
               f"cut to {cfg.max_len} tokens", flush=True)
+        # The first example tells the names of the new columns, before hours of prediction.
+        for name in task.outputs(model, pieces.take(np.arange(1)))[0]:
+            if any(name in row for row in rows):
+                raise UserError(f"{cfg.predict}: has a column {name!r} already, which is one of the "
+                                "predictions; rename it")
         outputs = task.outputs(model, pieces)
-    for name in outputs[0]:
-        if any(name in row for row in rows):
-            raise UserError(f"{cfg.predict}: has a column {name!r} already, which is one of the predictions; "
-                            "rename it")
     for row in rows:
         row.update(dict.fromkeys(outputs[0]))
     for row, output in zip(predicted, outputs, strict=True):
@@ -326,6 +328,8 @@ def predicted_file(cfg: EvaluationConfig) -> Path:
         suffix = ".jsonl"
     stem = Path(source.name.removesuffix(".gz")).stem
     out = Path(cfg.out or source.with_name(f"{stem}.predicted{suffix}"))
+    if out.suffix.lower() not in (*DELIMITERS, ".jsonl"):
+        raise UserError(f"--out={out}: predictions are written as .csv, .tsv or .jsonl")
     if out.exists():
         raise UserError(f"--out={out}: is there already; remove it, or choose another --out")
     return out
@@ -343,7 +347,8 @@ def write_predicted(out: Path, rows: list[dict]) -> None:
         runs.write_rows(out, plain)
         return
     names = dict.fromkeys(itertools.chain(*plain))
-    with runs.atomic_write(out) as partial, open(partial, "w", encoding="utf-8", newline="") as f:
+    how = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+    with runs.atomic_write(out) as partial, open(partial, "w", **how) as f:
         table = csv.DictWriter(f, names, delimiter=delimiter, lineterminator="\n")
         table.writeheader()
         table.writerows(plain)

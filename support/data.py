@@ -7,7 +7,6 @@
 data_prep.py writes the arrays; every stage reads them through this file.
 """
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from support import runs
 from support.rng import rng_for
 from support.runs import UserError
 
@@ -89,7 +89,7 @@ class Split:
     labels: the names of the classes, sorted; none where there are no classes
     find_entities: split -> (T,) index of the named entity of each token, -1 where none; runs on first use
     train: the split of the same data set that training sees
-    labelled: the texts whose labels may be used, also to choose masks"""
+    labelled: the texts whose labels, or whose questions, may be used, also to choose masks"""
 
     def __init__(self, folder: Path, special: SpecialTokens, labels: list[str], find_entities: Callable):
         self.folder = folder
@@ -108,6 +108,7 @@ class Split:
             self.labelled = self.labelled[self.label >= 0]
         if hasattr(self, "answer"):
             self.answer = self.answer.reshape(-1, 2)
+            self.labelled = np.unique(self.question_text)
 
     def __len__(self) -> int:
         return len(self.doc)
@@ -132,8 +133,7 @@ class Split:
     @functools.cached_property
     def questions(self) -> list[dict]:
         """{"id", "question", "references"} of every question, in order."""
-        with open(self.folder / "questions.jsonl", encoding="utf-8") as f:
-            return [json.loads(line) for line in f]
+        return runs.read_rows(self.folder / "questions.jsonl")
 
     @functools.cached_property
     def entity_ids(self) -> np.ndarray:

@@ -150,7 +150,10 @@ def parse_flags(config: type, args: list[str], tiny: dict | None = None,
         chosen = {name: value for name, value in presets[preset].items() if name not in given}
         print(f"--preset={preset} gives these flags their values: {as_flags(chosen)}")
         defaults |= chosen
-    return config(**defaults, **given)
+    cfg = config(**defaults, **given)
+    # The names of the flags that were given on the command line, for --predict.
+    cfg.given = {*given}
+    return cfg
 
 
 def as_flags(values: dict) -> str:

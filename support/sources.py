@@ -157,7 +157,8 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
                 cells[0] = cells[0].lstrip("\ufeff")
             check_quotes(cells, delimiter, len(header))
             if len(cells) > len(header):
-                raise ValueError("more cells than columns; put cells that hold a separator in double quotes")
+                raise ValueError("more cells than columns; put cells that hold a separator in double quotes "
+                                 "(and give row names, as R writes them, a name in the header)")
             if cells and set(cells) == set(header):
                 raise ValueError("the header is repeated here; remove this line (were two files joined?)")
             if cells:
@@ -199,8 +200,9 @@ def check_quotes(cells: list[str], delimiter: str, columns: int) -> None:
             raise ValueError("a quoted cell holds tabs and runs over several lines, as where double quotes "
                              "are plain characters; double them, or use jsonl")
         # If quotes joined several rows, the first line of the cell completes its own row, and each line below
-        # is a whole row. (In running text, a blank or a quotation mark follows a comma.)
-        separator = rf"[{delimiter}](?=[^\s\"])"
+        # is a whole row. (In running text, a blank or a quotation mark follows a comma; and a number such as
+        # 1,000 has three digits behind it.)
+        separator = rf"(?!(?<=\d),\d{{3}}(?!\d))[{delimiter}](?=[^\s\"])"
         ends_row = len(re.findall(separator, first)) >= columns - 1 - column
         rows = [line for line in below if len(re.findall(separator, line)) == columns - 1]
         if columns > 1 and ends_row and rows and 2 * len(rows) >= len(below):
@@ -530,10 +532,11 @@ def doc_number(value: object, column: str) -> int:
     if isinstance(value, str) and value.strip():
         name = value.strip()
         value = zlib.crc32(name.encode()) >> 1
-        if name.isdecimal() and int(name) < 2**31:
-            value = int(name)
+        # As pandas writes numbers where one is missing.
+        number = name.removesuffix(".0")
+        if number.isdecimal() and int(number) < 2**31:
+            value = int(number)
     if isinstance(value, float) and value.is_integer():
-        # As pandas stores numbers where one is missing.
         value = int(value)
     if not isinstance(value, int) or not 0 <= value < 2**31:
         raise ValueError(f"the field {column!r} must be a number from 0 to {2**31 - 1}, or a name, "
@@ -542,8 +545,10 @@ def doc_number(value: object, column: str) -> int:
 
 
 def context_of(row: dict, text: str) -> str:
-    """The column that questions are about: `text` if it is a name that somebody chose, or if there is no
-    "context"."""
+    """The column that questions are about: `text` if it is a name that somebody chose, which must be there,
+    or if there is no "context"."""
+    if text not in row and text != DataFlags.text:
+        raise missing_field(text, row)
     if text in row and (text != DataFlags.text or "context" not in row):
         return text
     return "context"
@@ -562,7 +567,7 @@ def qa_record(row: dict, columns: DataFlags) -> dict:
     # Not "doc", as these numbers mean something else in another file.
     if isinstance(row.get("article"), int):
         record["article"] = row["article"]
-    elif row.get("title"):
+    elif not is_missing(row.get("title")):
         record["article"] = doc_number(row["title"], "title")
     return record
 
@@ -571,11 +576,13 @@ def squad_answers(qa: dict) -> dict:
     """The answers of a question: a list of objects, or an object of lists, as the hub has it; none if there
     is no such field. check_answers in data_prep.py says whether they can be used."""
     answers = []
-    given = qa.get("answers") or []
+    given = qa.get("answers")
+    if is_missing(given):
+        given = []
     if isinstance(given, str):
         given = [given]
     # In SQuAD 2 and the like, what stands there may be a trap.
-    if any(str(qa.get(name)).lower() in ("true", "1") for name in UNANSWERABLE):
+    if any(str(qa.get(name)).lower() in ("true", "1", "1.0") for name in UNANSWERABLE):
         given = []
     for found in as_list(given):
         if not isinstance(found, dict):
@@ -592,6 +599,8 @@ def as_list(value: object) -> list:
         return value
     if not all(isinstance(column, list) for column in value.values()):
         return [value]
+    if len({*map(len, value.values())}) > 1:
+        raise ValueError(f"the lists {', '.join(value)} must have the same length")
     rows = zip(*value.values(), strict=True)
     return [dict(zip(value, row, strict=True)) for row in rows]
 

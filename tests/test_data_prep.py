@@ -671,6 +671,7 @@ def jsonl(*rows):
     return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
 
 
+CAT = {"text": "cat", "answer_start": 2}
 GOOD = {"text": "a text", "label": "a"}
 OTHER = {"text": "another text", "label": "b"}
 QA = json.dumps(squad([TEXTS[0]], ["mat"]))
@@ -725,6 +726,8 @@ BAD = [
     ("column.csv", "id,review,labels\n1,a,b\n",
      "column.csv:2: the field 'text' is missing, there are id, review, labels; --text=NAME, --label=NAME"),
     ("cells.csv", "text,label\na, b,c", "cells.csv:2: more cells than columns"),
+    ("is_impossible.jsonl", asked(is_impossible=1.0), NO_ANSWER),
+    ("nan.jsonl", asked(answers=float("nan"), title=float("nan")), NO_ANSWER),
     ("quote.csv", 'text,label\n"a,b\n', "quote.csv:2: unexpected end of data"),
     ("quoted.tsv", TSV, "quoted.tsv:2: a quoted cell holds tabs and runs over"),
     ("offset.json", QA.replace('"mat"', '"dog"'), "answer 'dog' of question 'q0' does not stand at offset"),
@@ -754,6 +757,7 @@ BAD = [
     ("impossible.jsonl", asked(is_impossible=True), NO_ANSWER),
     ("no_answer.jsonl", asked(no_answer=True), NO_ANSWER),
     ("data.tar", b"train.csv" + bytes(503) + table(ROWS).encode(), f"data.tar: {NUL}"),
+    ("lists.jsonl", jsonl(FLAT | {"answers": {"text": ["mat"], "answer_start": []}}), "must have the same"),
     ("look1.jsonl", jsonl(*stories(["p\u043es", "pos"])), r"the labels 'pos' and 'p\u043es' look alike"),
     ("look3.jsonl", jsonl(*stories(["A1", "\uff21\uff11"])), "look alike"),
 ]
@@ -797,11 +801,16 @@ LOOKS = [
     ("example.jsonl", jsonl(*ROWS), (40, 2), "  for example 'story 1 of a river', label 'pos'"),
     ("ids.json", json.dumps({f"id {i}": row for i, row in enumerate(ROWS)}), (40, 2), ""),
     ("columns.json", pd.DataFrame(ROWS).set_index("text", drop=False).to_json(), (40, 2), ""),
+    ("units.csv", 'label,text\n' + 'a,"Sold:\n1,234 units"\n' * 3, (3, 1), "3 rows in 7 lines"),
+    ("none.jsonl", jsonl(*stories(["pos", "NA"])), (40, 2), "WARNING: the label 'NA' is read as a class"),
+    ("whole.jsonl", jsonl(*stories(["1", "1.0"])), (40, 2), "the labels '1' and '1.0' are the same number"),
+    ("doccano.jsonl", jsonl(*stories(["pos", "pos#river"])), (40, 2), f"such as 'pos#river' {SEVERAL}"),
     ("many.jsonl", jsonl(*stories([f"c{i:02}" for i in range(14)])), (40, 14), "14 labels: c00 3, c01 3, "),
     # Nothing is said of these.
     ("plain.jsonl", jsonl(*stories(["burn", "bum", "1", "l"])), (40, 4), None),
     ("stars.jsonl", jsonl(*stories(["1.0", "2.0"])), (40, 2), None),
     ("topics.jsonl", jsonl(*stories(["Sports", "Science, technology"])), (40, 2), None),
+    ("sharp.jsonl", jsonl(*stories(["C", "C#"])), (40, 2), None),
     ("folder.csv", "text,label\n" + "".join(f'"C:\\dir{i}\\",a\n' for i in range(40)), (40, 1), None),
     ("loans.jsonl", jsonl(*stories(["a"], answer=["accepted", "yes"])), (40, 1), None),
 ]
@@ -901,6 +910,33 @@ def test_odd_but_good_input(tmp_path, tok):
     (tmp_path / "t/train.jsonl").write_text('{"text": "a \\ud800 b"}\n{"text": "\\u200b"}\n')
     train = load(str(tmp_path / "t"), tok)["train"]
     assert texts_of(train) == ["a ? b", "\u200b"] and len(blocks(train, 24)) == 1
+
+
+def test_splits_of_which_one_lacks_something(tmp_path, tok):
+    """The rows of test have no column that tells that questions are asked; there is no train."""
+    row = {"id": "1", "text": "a cat", "question": "who?"}
+    write_rows(tmp_path / "d/train.jsonl", [row | {"answers": [CAT]}])
+    write_rows(tmp_path / "d/test.jsonl", [row])
+    with pytest.raises(UserError, match="d, test: the text 'a cat' has no question, unlike those of train"):
+        load(str(tmp_path / "d"), tok)
+    (tmp_path / "d/train.jsonl").unlink()
+    with pytest.raises(UserError, match="there is no train split to learn from, only test"):
+        load(str(tmp_path / "d"), tok, kind="qa")
+    # A column that --text names must be there; numbers of documents may have been written by pandas.
+    with pytest.raises(UserError, match=r"test\.jsonl:1: the field 'txt' is missing"):
+        list(sources.read_to_predict(tmp_path / "d/test.jsonl", "txt", "text", "qa"))
+    assert [sources.doc_number(value, "doc") for value in ("3.0", "3", 3.0)] == [3, 3, 3]
+
+
+def test_only_contexts_with_questions_are_labelled(tmp_path, tok):
+    rows = [{"context": f"a cat {i}", "qas": []} for i in range(3)]
+    rows[1]["qas"] = [{"id": "1", "question": "who?", "answers": [CAT]}]
+    write_rows(tmp_path / "d/train.jsonl", rows)
+    write_rows(tmp_path / "d/dev.jsonl", rows)
+    train = load(str(tmp_path / "d"), tok)["train"]
+    assert train.labelled.tolist() == [1]
+    with pytest.raises(UserError, match="train has 1 labelled texts, not so many"):
+        train.limit_labels(2, 0)
 
 
 def test_odd_but_good_questions(tmp_path, tok):

@@ -594,8 +594,13 @@ def test_new_rows_are_predicted(suffix, classifier, cls_folder, tmp_path):
     write_rows(tmp_path / "usual.jsonl", [{"text": text} for text in texts])
     succeed("finetune_cls.py", "--predict=usual.jsonl", f"--lm={classifier}", "--text=text", cwd=tmp_path)
     assert [row["predicted"] for row in runs.read_rows(tmp_path / "usual.predicted.jsonl")] == gold
+    # A flag that is given counts, also one that has the value of its default (66 is all that the LM takes).
+    longer = succeed("finetune_cls.py", f"--predict=new{suffix}", f"--lm={classifier}", "--max_len=256",
+                     "--out=longer.jsonl", cwd=tmp_path)
+    assert "cut to 66 tokens" in longer.stdout
     # Nothing is written over, and no column is.
-    for flags, said in (([], "is there already"), ([f"--predict={out}"], "has a column 'predicted' already")):
+    for flags, said in (([], "is there already"), ([f"--predict={out}"], "has a column 'predicted' already"),
+                        (["--out=p.parquet"], "predictions are written as .csv, .tsv or .jsonl")):
         again = call("finetune_cls.py", f"--predict=new{suffix}", f"--lm={classifier}", *flags, cwd=tmp_path)
         assert again.returncode == 2 and said in again.stderr
 
