@@ -46,7 +46,8 @@ AUTO_CLASS = AutoModelForSequenceClassification
 @dataclass
 class Config(EvaluationConfig):
     # The values are the paper's, of a whole task; with --lm=tiny, FINETUNE_CLS in support/toy.py.
-    dataset: str = "toycls"         # imdb chemprot toycls, or a path with text and label (data_prep.py)
+    dataset: str = "toycls"         # imdb chemprot scierc acl_arc scicite toycls, hf:REPO of the hub, or a
+                                    # path with text and label (data_prep.py)
     epochs: int = 3
     lr: float = 2e-5                # raise it for LMs smaller than BERT-base (6 layers x 384: 2e-4)
     batch_size: int = 16            # texts per step; the paper chose from 12, 16, 32

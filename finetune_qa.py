@@ -40,7 +40,8 @@ MAX_QUESTION = 64   # tokens; longer questions are cut
 @dataclass
 class Config(EvaluationConfig):
     # The values are the paper's, of a whole task; with --lm=tiny, FINETUNE_QA in support/toy.py.
-    dataset: str = "toyqa"          # squad newsqa emrqa toyqa, or a path to SQuAD json or MRQA jsonl
+    dataset: str = "toyqa"          # squad newsqa emrqa toyqa, hf:REPO of the hub, or a path to SQuAD json
+                                    # or MRQA jsonl
     epochs: int = 2
     lr: float = 3e-5                # raise it for LMs smaller than BERT-base (6 layers x 384: 2e-4)
     batch_size: int = 16            # windows per step; the paper chose from 12, 16, 32

@@ -32,15 +32,16 @@ from support.sources import DataFlags
 @dataclass
 class Config(DataFlags):
     # The values are the paper's, of a whole task; with --lm=tiny they come from PRETRAIN in support/toy.py.
-    dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
+    dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot scierc acl_arc scicite toycls toyqa,
+                                    # hf:REPO of the hub, or a path (data_prep.py)
     corpus: str | None = None       # a file of unlabelled texts beside --dataset, read as well
     read: str | None = None         # train, corpus, or both; None: both, of the toy world the corpus
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; with a fast tokenizer
     masker: str = "random"          # a name in maskers.py, nmg:FOLDER, sampled:FOLDER, difference:FILE, or
                                     # FILE.py:function
-    p: float = 0.15                 # share of tokens to mask; 0.05 where the masker is learned
+    p: float = 0.15                 # share of tokens to mask; give 0.05 yourself for a learned masker
     p_end: float | None = None      # this share at the last step, linear in between; None: p at all steps
-    epochs: int = 1                 # passes over the text; the paper takes 3 where the masker is learned
+    epochs: int = 1                 # passes over the text; give 3 yourself for a learned masker
     max_steps: int | None = None    # stop after so many steps, with lr at 0 by then; None: after all epochs
     lr: float = 2e-5                # raise it for LMs smaller than BERT-base (6 layers x 384: 3e-4)
     batch_size: int = 16            # blocks per step; the paper chose from 12, 16, 24

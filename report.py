@@ -7,7 +7,7 @@
 import math
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -476,7 +476,7 @@ def forest(compared: dict[str, pd.DataFrame], title: str, file: Path) -> None:
 def main(cfg: Config) -> None:
     if cfg.plan is not None and cfg.plan <= 0:
         raise UserError(f"--plan={cfg.plan}: must be above 0, in points")
-    flags = [f"--{name}={value}" for name, value in vars(cfg).items() if value]
+    flags = [f"--{name}={value}" for name, value in asdict(cfg).items() if value]
     page = [f"Made by `{shlex.join(['python', 'report.py', *flags])}`.", READING]
     all_lines = read(cfg.results.split(","), cfg.split)
     if cfg.out is None:

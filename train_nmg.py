@@ -76,10 +76,12 @@ class PlayConfig(DataFlags):
     # by open_task with the value for classification (cls) or question answering (qa): INNER_LOOP in
     # finetune_cls.py or finetune_qa.py, and Data.block_len for max_len.
     # the task
-    dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
+    dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot scierc acl_arc scicite toycls toyqa,
+                                    # hf:REPO of the hub, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
-    val_share: float = 0.1          # the share of train held out as D_val; on ChemProt two plays differed by
-                                    # 2.7 points, and with 0.5 by 1.1
+    val_share: float = 0.1          # the share of train held out as D_val. More of it means less noise: by
+                                    # chance alone two plays on ChemProt differ by 2.2 to 2.5 points, and
+                                    # with 0.5 by 1.1
     # a sub-task
     contexts: int = 200             # texts to mask, each in one or more blocks of max_len tokens
     docs: int | None = None         # how many documents to draw them from; None: any
@@ -108,8 +110,9 @@ class Config(PlayConfig):
     # the outer loop
     paper: bool = False             # True: the paper's network, exploration, reward and loss, which have
                                     # learned nothing so far
-    episodes: int = 16              # 36 plays; small_tasks has 48, as the policies that gained on ChemProt
-                                    # (the paper: 200 episodes at most). A finished run can be made longer
+    episodes: int = 16              # 36 plays (with --paper 48). small_tasks has 21 episodes, 48 plays, as
+                                    # many as the policies had that gained on ChemProt; the paper has 200
+                                    # episodes at most. A finished run can be made longer
     plays: str | None = None        # folders of other runs, comma-separated: their plays teach, too
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     save_every: int = 10            # episodes between pictures (with --paper: and checkpoints); sooner if
@@ -117,8 +120,9 @@ class Config(PlayConfig):
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
     # without --paper
     sharpness: float = SHARPNESS    # standard deviation of a block's logits, by which tokens are drawn
-    exploration: float = 2.0        # weight of a direction beside the policy's logits; with 1 two networks
-                                    # of ten learned the wrong toy words, with 2 neither of these
+    exploration: float = 2.0        # weight of the random direction beside the policy's logits. With 1, two
+                                    # of ten networks learned the wrong words of the toy world; with 2,
+                                    # these two did not
     random_every: int = 4           # every so many episodes the random player takes part, as a control
     # with --paper
     continual: bool = True          # an episode starts from the LM that the learner of the last one
@@ -132,9 +136,10 @@ class Config(PlayConfig):
 
 
 # What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. Two policies that had
-# learned from 48 plays of ChemProt scored 5 and 4 points above random masks after five epochs of fine-tuning,
-# half of it by masking no punctuation, and such policies 1.6 above them after 20. On three other tasks no
-# gain is shown (docs/learning.md).
+# learned from 48 plays of ChemProt scored 5 and 4 points above random masks after five epochs of fine-tuning.
+# About half of this gain comes from not masking punctuation. After 20 epochs other policies of 48 plays
+# scored 1.6 points above random masks. On three other tasks no gain is shown, and one policy did harm
+# (docs/learning.md).
 PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "val_share": 0.5,
                            "mlm_lr": 3e-4, "ft_lr": 2e-4, "max_len": 128, "ft_max_len": 128,
                            "batch_size": 8, "metric": "likelihood"}}

@@ -1,6 +1,6 @@
-"""Makes general_words.txt, the counts of English words that the masker `difference` reads.
+"""Makes nmg/general_words.txt, the counts of English words that the masker `difference` reads.
 
-    pip install wordfreq && python -m tools.general_words           # the 20,000 commonest English words
+    pip install wordfreq && python -m tools.general_words --out=nmg/general_words.txt   # the 20,000 commonest
 
 The figures are those of Robyn Speer's wordfreq 3 (2022), CC BY-SA 4.0. Counts of text of your own, a file of
 "word<TAB>count" lines, are for --masker=difference:FILE.

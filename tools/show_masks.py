@@ -36,7 +36,8 @@ ALL = "in the text"         # the name of all maskable tokens, beside the masker
 
 @dataclass
 class Config(DataFlags):
-    dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot toycls toyqa, or a path (data_prep.py)
+    dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot scierc acl_arc scicite toycls toyqa,
+                                    # hf:REPO of the hub, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name
     maskers: str = "random,whole,span,punct"    # comma-separated, each as --masker of pretrain.py
     p: float = 0.15                 # share of tokens to mask, for all maskers; tiny: 0.05
@@ -44,7 +45,7 @@ class Config(DataFlags):
     seed: int = 0                   # of the drawn texts and of the masks
     split: str | None = None        # train dev test corpus; None: the text that pretrain.py reads
     spacy_model: str | None = None  # for the picture, and entities; None: no picture
-    out: str = "runs/masks"         # folder of the page and the picture
+    out: str = "runs/masks"         # folder of the page, the table and the picture
 
 
 # ---------------------------------------------------------------- what is chosen
