@@ -385,6 +385,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
     is_punct, is_special = vocabulary_tables(tokenizer)
     encoder = text_encoder(tokenizer)
     n, errors = 0, []
+    id_of_label = {name: i for i, name in enumerate(labels)}
     has_gold = needs_gold
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
     while chunk := list(itertools.islice(records, 1000)):
@@ -392,7 +393,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
         if own_arrays:
             arrays |= own_arrays(chunk, arrays)
         if "label" in fields:
-            arrays["label"] = [label_id(record, labels, errors) for record in chunk]
+            arrays["label"] = [label_id(record, id_of_label, errors) for record in chunk]
             has_gold = has_gold or any("label" in record for record in chunk)
         if "qas" in fields:
             unasked = next((record for record in chunk if "qas" not in record), None)
@@ -502,11 +503,12 @@ def words_of_tokens(text: str, offsets: np.ndarray) -> tuple[np.ndarray, np.ndar
     return begin, end, np.cumsum(first > last_before) - 1
 
 
-def label_id(record: dict, labels: list[str], errors: list[str]) -> int:
-    """The index of a record's label among the labels; -1 where it has none of them, and why to `errors`."""
+def label_id(record: dict, labels: dict[str, int], errors: list[str]) -> int:
+    """The index of a record's label (labels: name -> index); -1 where it has none of them, and why to
+    `errors`."""
     label = record.get("label")
-    if label in labels:
-        return labels.index(label)
+    if isinstance(label, str) and label in labels:
+        return labels[label]
     # One is enough.
     if not errors:
         reason = f"the label {label!r} is not among those of train ({', '.join(labels)})"

@@ -120,10 +120,10 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     if 2 * sum(map(bool, map(CONLL.fullmatch, first))) > len(first):
         raise ValueError("looks like CoNLL (a token and its tag per line), but token classification is not "
                          "built in; convert it to .jsonl with the field text, or to one text per line")
-    pairs = [line.split("\t") for line in first if line.count("\t") == 1]
-    # Few different cells for many lines are labels.
-    fewest = min(len({cells[0] for cells in pairs}), len({cells[1] for cells in pairs}))
-    is_table = 2 * len(pairs) > len(first) and 5 * fewest <= len(pairs)
+    rows = [line.split("\t") for line in first if "\t" in line]
+    # A column of few different cells for many lines holds labels.
+    fewest = min((len(set(column)) for column in zip(*rows, strict=False)), default=0)
+    is_table = 2 * len(rows) > len(first) and 5 * fewest <= len(rows)
     if is_table or 2 * sum(map(bool, map(FASTTEXT.fullmatch, first))) > len(first):
         raise ValueError("looks like a label and a text per line (as fastText has them), but a .txt file is "
                          "text alone; convert it to .jsonl with the fields text and label")
@@ -435,7 +435,8 @@ def read_to_predict(path: Path, text: str, learned_text: str,
             if is_missing(row[name]):
                 yield None, asked
             elif kind == "qa":
-                yield qa_record(row, DataFlags(name)), asked
+                # Its place is a name for a question without one.
+                yield qa_record({"id": at.where} | row, DataFlags(name)), asked
             else:
                 yield {"text": nonempty(row, name)}, asked
 

@@ -293,10 +293,21 @@ def tokens_and_labels(split, n):
     return ids, labels
 
 
-def test_label_tells_of_the_classes_of_train(data):
-    """In the corpus, by what was counted in train; a token that train does not have tells nothing."""
-    ids, labels = tokens_and_labels(data["train"], 30)
-    batch = batch_of(data.corpus)
+@pytest.mark.parametrize("known", ["all", "of train", "of pieces"])
+def test_label_tells_of_the_classes_of_train(known, data):
+    """In the corpus, by what was counted in train, as if it had no other texts than those whose labels may be
+    known: where pieces have a choice of their own, that counts. A token that train does not have tells
+    nothing."""
+    train, pieces, n = data["train"], blocks(data.corpus, 64), 12
+    if known == "all":
+        n = 30
+    elif known == "of train":
+        train.labelled = np.arange(12)
+    else:
+        train.labelled = np.arange(5, 30)
+        pieces.labelled = np.arange(12)
+    ids, labels = tokens_and_labels(train, n)
+    batch = collate(pieces, np.arange(len(pieces)))
     check("label", batch, lambda b, column: information(ids, labels, 3, batch.input_ids[b, column]))
     unknown = ~np.isin(batch.input_ids, ids) & batch.maskable
     assert unknown.any() and SCORES["label"](batch)[unknown] == pytest.approx(math.log(1e-4))
@@ -323,20 +334,6 @@ def test_label_needs_labels(tmp_path, tok):
     split = data_prep.load(str(tmp_path / "corpus.txt"), tok).corpus
     with pytest.raises(UserError, match="needs labels or questions in train"):
         SCORES["label"](batch_of(split))
-
-
-@pytest.mark.parametrize("of_pieces", [True, False])
-def test_label_knows_only_the_labels_that_it_may(of_pieces, data):
-    """Those of train.labelled, or, where pieces have a choice of their own, those: as if train had no other
-    text."""
-    train, pieces = data["train"], blocks(data.corpus, 64)
-    train.labelled = np.arange(12)
-    if of_pieces:
-        train.labelled = np.arange(5, 30)
-        pieces.labelled = np.arange(12)
-    ids, labels = tokens_and_labels(train, 12)
-    batch = collate(pieces, np.arange(len(pieces)))
-    check("label", batch, lambda b, column: information(ids, labels, 3, batch.input_ids[b, column]))
 
 
 # ---------------------------------------------------------------- places

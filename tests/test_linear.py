@@ -1,5 +1,4 @@
 """tools/linear.py: the baseline is a row like others, scored by the same code."""
-
 import numpy as np
 import pytest
 from conftest import call, run, succeed, write_rows

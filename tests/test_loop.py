@@ -49,15 +49,10 @@ def tagger_loss(model, tensors):
     return F.cross_entropy(logits.flatten(0, 1), tensors["labels"].flatten(), reduction="sum")
 
 
-def tagging(pieces=21):
-    """ids (M, 6) and labels (M, 6), most of them none (-100); piece m has m % 5 labels."""
-    rng = np.random.default_rng(0)
-    ids, labels = rng.integers(0, 30, (pieces, 6)), rng.integers(0, 5, (pieces, 6))
-    labels[np.arange(6) >= np.arange(pieces)[:, None] % 5] = -100
-    return torch.from_numpy(ids), torch.from_numpy(labels)
-
-
-IDS, LABELS = tagging()
+# Ids (21, 6) and labels (21, 6), most of them none (-100); piece m has m % 5 labels.
+RNG = np.random.default_rng(0)
+IDS, LABELS = torch.from_numpy(RNG.integers(0, 30, (21, 6))), torch.from_numpy(RNG.integers(0, 5, (21, 6)))
+LABELS[torch.arange(6) >= torch.arange(21)[:, None] % 5] = -100
 LENGTH = np.full(len(IDS), 6)
 
 
@@ -80,7 +75,7 @@ def test_the_optimiser_is_that_of_the_paper(max_steps, steps, warmup, decay):
     Hugging Face's own, on the mean loss of the labels."""
     ours, theirs = Tagger(), Tagger()
     for model in (ours, theirs):
-        model.head.weight.data.mul_(20)     # for gradients that are clipped, and some that are not
+        model.head.weight.data.mul_(3)      # for gradients that are clipped, and some that are not
     fit(ours, max_steps=max_steps, warmup=warmup, weight_decay=decay)
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=decay)
     rising = math.ceil(warmup * steps)
@@ -95,7 +90,8 @@ def test_the_optimiser_is_that_of_the_paper(max_steps, steps, warmup, decay):
         norms.append(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0).item())
         optimizer.step()
         schedule.step()
-    assert max(norms) > 1 > min(norms)
+    # Some gradients are clipped and some are not; one batch has no labels.
+    assert max(norms) > 1 > sorted(norms)[1] and min(norms) == 0
     assert len(norms) == steps
     # A GPU adds in another order than a CPU, and Adam divides by small gradients.
     tolerance = 1e-5 if devices.device().type == "cpu" else 1e-3
@@ -104,10 +100,10 @@ def test_the_optimiser_is_that_of_the_paper(max_steps, steps, warmup, decay):
 
 
 def test_a_batch_without_labels_changes_nothing():
+    """The mean loss, which is checked after every 20th step, does not become NaN."""
     model = Tagger()
     before = weights(model)
     no_labels = torch.full_like(LABELS, -100)
-    # The loss of every 20th step is looked at.
     fit(model, lambda step, epoch, rows: {"input_ids": IDS[rows], "labels": no_labels[rows]}, epochs=4)
     assert same(before, weights(model))
 
@@ -277,26 +273,15 @@ def test_micro_batches_of_processes(pieces, rows, world):
     assert sorted(np.concatenate(parts)) == indices.tolist()
 
 
-def in_fp16(monkeypatch):
-    """As on a GPU without native bf16."""
-    patch_devices(monkeypatch, "precision_of", lambda model: torch.float16)
-
-
 def test_fp16_trains_nearly_as_fp32(monkeypatch):
     """Products are in fp16, weights stay in fp32. The gradients of these losses, a millionth of the usual
     ones, would be 0 in fp16 without the scaler."""
     plain, half = Tagger(), Tagger()
     fit(plain, loss_fn=lambda model, tensors: 1e-6 * tagger_loss(model, tensors))
-    in_fp16(monkeypatch)
+    patch_devices(monkeypatch, "precision_of", lambda model: torch.float16)
     dtypes = set()
-
-    def loss_fn(model, tensors):
-        logits = model(tensors["input_ids"])
-        dtypes.add(logits.dtype)
-        labels = tensors["labels"].flatten()
-        return 1e-6 * F.cross_entropy(logits.flatten(0, 1).float(), labels, reduction="sum")
-
-    fit(half, loss_fn=loss_fn)
+    half.head.register_forward_hook(lambda module, args, output: dtypes.add(output.dtype))
+    fit(half, loss_fn=lambda model, tensors: 1e-6 * tagger_loss(model, tensors))
     assert dtypes == {torch.float16} and {weight.dtype for weight in half.parameters()} == {torch.float32}
     moved = weights(plain)["head.weight"] - weights(Tagger())["head.weight"]
     error = weights(plain)["head.weight"] - weights(half)["head.weight"]
@@ -305,7 +290,7 @@ def test_fp16_trains_nearly_as_fp32(monkeypatch):
 
 def test_a_step_whose_gradient_overflows_in_fp16_is_left_out(monkeypatch):
     """The next ones are scaled by less."""
-    in_fp16(monkeypatch)
+    patch_devices(monkeypatch, "precision_of", lambda model: torch.float16)
     model, seen = Tagger(), []
 
     def loss_fn(model, tensors):
@@ -643,45 +628,29 @@ def test_where_a_processor_is_faster_in_bf16(name, has, faster, monkeypatch):
 
 # ---------------------------------------------------------------- what a GPU waits for
 
-class Operators(TorchDispatchMode):
-    """Counts the operators that compute something, and how often the CPU asks for a number."""
-    NOTHING = ("empty", "empty_like", "new_empty", "empty_strided", "detach", "_local_scalar_dense")
-
-    def __init__(self):
-        super().__init__()
-        self.count = np.zeros(2, int)
+class AskedNumbers(TorchDispatchMode):
+    """Counts how often the CPU asks for a number."""
+    count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        view = any(value.alias_info and not value.alias_info.is_write for value in func._schema.returns)
-        self.count += (not view and name not in self.NOTHING, name == "_local_scalar_dense")
+        self.count += func.overloadpacket.__name__ == "_local_scalar_dense"
         return func(*args, **(kwargs or {}))
 
 
 def test_a_step_asks_for_no_number_and_its_end_for_one(monkeypatch):
-    """An MLM step, and the end of `fit`: a BERT of 12 layers in bf16, with the attention masks of a GPU."""
+    """An MLM step, and the end of `fit`, in bf16, with the attention masks of a GPU."""
     with monkeypatch.context() as gpu:
         patch_devices(gpu, "device", lambda: torch.device("cuda"))
         devices.use_fast_path(True)
     patch_devices(monkeypatch, "precision_of", lambda model: torch.bfloat16)
-    size = {"vocab_size": 50, "hidden_size": 24, "num_attention_heads": 12, "intermediate_size": 24}
-    lm = transformers.BertForMaskedLM(transformers.BertConfig(**size))
-    tensors = {"input_ids": torch.ones(16, 8, dtype=torch.int64),
-               "attention_mask": torch.ones(16, 8, dtype=torch.int64).tril(4),
-               "masked_at": torch.arange(20), "labels": torch.arange(20)}
-    operators = Operators()
-    found = []
+    asked, found = AskedNumbers(), []
 
     def make_batch(step, epoch, indices):
-        found.append(operators.count.copy())
-        return tensors
+        found.append(asked.count)
+        return padded_ids()
 
-    with operators:
-        loop.fit(lm, np.full(16, 8), make_batch, pretrain.mlm_loss, epochs=3, batch_size=16, lr=1e-5,
-                 after_step=lambda done: found.append(operators.count.copy()))
-    # The last step: the first one also makes AdamW's moments.
+    with asked:
+        loop.fit(random_lm("bert"), np.full(4, 30), make_batch, pretrain.mlm_loss, epochs=3, batch_size=4,
+                 lr=1e-5, after_step=lambda done: found.append(asked.count))
     before, after = found[-2:]
-    end = operators.count - after
-    assert (after - before)[1] == 0 and end[1] == 1
-    # Five operators for each of 202 weights would be 1,010.
-    assert end[0] < 220
+    assert after == before and asked.count == after + 1

@@ -15,7 +15,7 @@ import data_prep
 import maskers
 from maskers import SCORES
 from nmg import counts
-from nmg.policies import PaperPolicy, load_policy, random_policy, sharpened
+from nmg.policies import SHARPNESS, LinearPolicy, PaperPolicy, load_policy, random_policy, sharpened
 from support import models, toy
 from support.data import Batch, blocks, collate
 from support.rng import RowRandom
@@ -83,15 +83,8 @@ def plain_batch(rows=4000, n=40, words_of=2):
                     np.full(maskable.shape, -1))
 
 
-def with_entity(batch, begin, end):
-    """The same batch with one named entity in every row, columns begin to end."""
-    entity_ids = np.full(batch.maskable.shape, -1)
-    entity_ids[:, begin:end] = 0
-    return replace(batch, split=Corpus(batch.input_ids, batch.word_ids, entity_ids))
-
-
-def rng_of(batch, seed=0, epoch=0):
-    return RowRandom(seed, "mask", epoch, batch.indices)
+def rng_of(batch, seed=0):
+    return RowRandom(seed, "mask", 0, batch.indices)
 
 
 def mask_of(name, batch, p, seed=0):
@@ -116,32 +109,40 @@ def masker_of(name):
     if name not in LEARNED:
         return functools.partial(maskers.find(name), lm=LM())
     masker = maskers.sampled if name == "sampled" else maskers.greedy
-    return functools.partial(masker(wide_policy().logits), lm=LM())
-
-
-def wide_policy():
-    """A policy for hidden states of size 16, with weights so wide that probabilities differ."""
     torch.manual_seed(0)
-    policy = PaperPolicy(16)
-    for weight in policy.parameters():
-        torch.nn.init.normal_(weight, std=0.5)
-    return policy
+    return functools.partial(masker(PaperPolicy(16).logits), lm=LM())
 
 
 @given(batch=batches(), seed=st.integers(0, 1000))
 @settings(max_examples=15, deadline=None)
 def test_what_a_folder_of_a_policy_masks(batch, seed, tmp_path_factory):
-    """nmg: the tokens of the highest logits; sampled: tokens drawn from them, as sharp as in training."""
-    folder = tmp_path_factory.mktemp("policy")
-    policy = random_policy(16, seed, "x", 1.7)
-    policy.save(folder)
-    budget = maskers.budget_of(batch, 0.4)
-    logits = np.where(batch.maskable, (LM()(batch) @ policy.weight).detach().numpy(), -np.inf)
-    greedy = maskers.find(f"nmg:{folder}")(batch, budget, rng_of(batch, seed), LM())
-    assert (greedy == maskers.pick(logits, batch, budget)).all()
-    noise = rng_of(batch, seed).gumbel(logits.shape)
-    drawn = maskers.find(f"sampled:{folder}")(batch, budget, rng_of(batch, seed), LM())
-    assert (drawn == maskers.pick(sharpened(logits, 1.7) + noise, batch, budget)).all()
+    """nmg: the tokens of the highest logits; sampled: tokens drawn from them, as sharp as in training. Two
+    policies are the mean of their standardised logits: each counts alike, however sharp it is."""
+    folder, budget, each = tmp_path_factory.mktemp("policy"), maskers.budget_of(batch, 0.4), []
+    for i, sharpness in enumerate((1.7, None)):
+        policy = random_policy(16, seed + i, "x", sharpness)
+        policy.save(folder / str(i))
+        each.append(np.where(batch.maskable, (LM()(batch) @ policy.weight).detach().numpy(), -np.inf))
+    greedy = maskers.find(f"nmg:{folder}/0")(batch, budget, rng_of(batch, seed), LM())
+    assert (greedy == maskers.pick(each[0], batch, budget)).all()
+    noise = rng_of(batch, seed).gumbel(batch.maskable.shape)
+    drawn = maskers.find(f"sampled:{folder}/0")(batch, budget, rng_of(batch, seed), LM())
+    assert (drawn == maskers.pick(sharpened(each[0], 1.7) + noise, batch, budget)).all()
+    mean = np.mean([sharpened(logits, 1.0) for logits in each], 0)
+    # As sharp as the first one; as usual if that is not sharpened.
+    for folders, sharpness in ((f"{folder}/0,{folder}/1", 1.7), (f"{folder}/1,{folder}/0", SHARPNESS)):
+        drawn = maskers.find(f"sampled:{folders}")(batch, budget, rng_of(batch, seed), LM())
+        assert (drawn == maskers.pick(sharpened(mean, sharpness) + noise, batch, budget)).all()
+
+
+def test_several_policies_are_one_masker(tmp_path):
+    """A list of maskers keeps the folders of one together; another order is another masker."""
+    for i in range(2):
+        random_policy(16, i, "x").save(tmp_path / str(i))
+    name = f"sampled:{tmp_path}/0,{tmp_path}/1"
+    assert maskers.split_names(f"random,{name},whole") == ["random", name, "whole"]
+    others = [name, f"sampled:{tmp_path}/1,{tmp_path}/0", f"sampled:{tmp_path}/0"]
+    assert len({maskers.checksum_of(other) for other in others}) == 3
 
 
 # ---------------------------------------------------------------- the contract
@@ -286,12 +287,16 @@ def test_punct_comes_first_or_last_and_the_rest_is_random():
 
 
 def test_entities_come_first_whole_or_not_at_all():
-    batch = with_entity(plain_batch(rows=200), 20, 23)
+    batch = plain_batch(rows=200)
+    entity_ids = np.full(batch.maskable.shape, -1)
+    entity_ids[:, 20:23] = 0
+    batch.split.entity_ids = entity_ids.ravel()
     mask = mask_of("entity", batch, 0.15)
     assert mask[:, 20:23].all()
     assert (mask.sum(1) == 6).all()
     assert (mask.any(0) == batch.maskable[0]).all()
-    batch = with_entity(batch, 20, 30)
+    entity_ids[:, 20:30] = 0
+    batch.split.entity_ids = entity_ids.ravel()
     assert not mask_of("entity", batch, 0.15)[:, 20:30].any()
 
 
@@ -404,13 +409,21 @@ def test_a_policy_starts_from_small_weights_and_no_biases():
 
 
 def test_a_saved_policy_is_the_same_or_refused(tmp_path):
-    policy = PaperPolicy(32)
-    policy.save(tmp_path)
-    opened = load_policy(tmp_path)
-    assert same(policy.state_dict(), opened.state_dict())
+    """An old file says neither its class nor a sharpness: it is a network, whose logits are as they are."""
+    for policy in (LinearPolicy(32, sharpness=2.4), PaperPolicy(32, sharpness=1.2)):
+        policy.save(tmp_path)
+        opened = load_policy(tmp_path)
+        assert type(opened) is type(policy) and opened.sharpness == policy.sharpness
+        assert same(policy.state_dict(), opened.state_dict())
     batch = plain_batch(rows=2)
     with pytest.raises(UserError, match="reads hidden states of size 32, this LM has 16"):
         maskers.greedy(opened.logits)(batch, np.full(2, 1), rng_of(batch), LM())
+    (tmp_path / "policy.json").write_text('{"class": "AnotherPolicy", "hidden_size": 32}')
+    with pytest.raises(UserError, match="written by other code"):
+        load_policy(tmp_path)
+    (tmp_path / "policy.json").write_text('{"hidden_size": 32}')
+    old = load_policy(tmp_path)
+    assert type(old) is PaperPolicy and old.sharpness is None
     weights = tmp_path / "policy.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(UserError, match="no policy"):

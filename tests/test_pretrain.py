@@ -54,19 +54,15 @@ def bert(tok, dropout=0.0):
     return random_lm("bert", len(tok), dropout)
 
 
-def train(model, pieces, masker="random", **changed):
-    """pretrain.pretrain with some haste; masker: a name or a function."""
-    if isinstance(masker, str):
-        masker = maskers.find(masker)
+def train(model, pieces, masker=maskers.random, **changed):
+    """pretrain.pretrain with some haste."""
     settings = {"p": 0.15, "epochs": 1, "lr": 1e-3, "batch_size": 8}
     return pretrain.pretrain(model, pieces, masker, **settings | changed)
 
 
-def mask_batch(pieces, masker, n=8, epoch=0, lm=None):
+def mask_batch(pieces, masker=maskers.random, n=8):
     """The first n pieces, masked with p = 0.15 and seed 0."""
-    if isinstance(masker, str):
-        masker = maskers.find(masker)
-    return pretrain.mask_batch(pieces, masker, 0.15, 0, epoch, np.arange(n), lm)
+    return pretrain.mask_batch(pieces, masker, 0.15, 0, 0, np.arange(n))
 
 
 @pytest.fixture
@@ -103,7 +99,7 @@ def test_loss_is_hugging_faces_own(kind, tok, pieces):
     """The sum over the masked tokens, for every architecture, though the head runs on these alone; and so
     are the gradients. Maskers that read the LM can read it, too."""
     model = random_lm(kind, len(tok)).eval()
-    masked = mask_batch(pieces, "random")
+    masked = mask_batch(pieces)
     tensors = pretrain.mlm_tensors(*masked)
     count = masked[1].sum()
     assert len(tensors["labels"]) == count > 8
@@ -120,7 +116,7 @@ def test_the_loss_on_held_out_text_is_the_mean_over_masked_tokens(tok, pieces):
     some = many.take(np.linspace(0, 1499, 1000).astype(int))
     model = bert(tok, dropout=0.3).train()
     ours = pretrain.held_out_loss(model, many)
-    theirs = huggingface_loss(model.cpu().eval(), *mask_batch(some, "random", n=1000))
+    theirs = huggingface_loss(model.cpu().eval(), *mask_batch(some, n=1000))
     assert ours == pytest.approx(theirs.item(), rel=1e-5)
 
 
@@ -204,11 +200,6 @@ def test_a_rate_falls_linearly_in_the_steps(max_steps, steps, pieces, spied):
     assert pretrain.masking_rate(0.3, 0.15, 0, 1) == 0.3
 
 
-def by_lm(batch, budget, rng, lm=None):
-    """A masker that reads the LM."""
-    return maskers.pick(lm(batch)[:, :, 0].cpu().numpy(), batch, budget)
-
-
 def surprise(logits, input_ids):
     """(B, L) -log p of the tokens that stand in the text."""
     return -logits.log_softmax(-1).gather(-1, input_ids.long()[..., None])[..., 0]
@@ -217,7 +208,7 @@ def surprise(logits, input_ids):
 @pytest.mark.parametrize("training", [True, False])
 def test_a_masker_reads_the_lm_without_dropout(training, tok, pieces):
     """Its states and its logits; and leaves it in training, or in evaluation, as it was."""
-    batch = mask_batch(pieces, "random")[0]
+    batch = mask_batch(pieces)[0]
     model = bert(tok, dropout=0.5).train(training)
     lm = models.LMReader(model)
     hidden, scores = lm(batch), lm.per_token(batch, surprise)
@@ -230,15 +221,14 @@ def test_a_masker_reads_the_lm_without_dropout(training, tok, pieces):
     np.testing.assert_allclose(scores, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("score", ["loss", "entropy"])
-def test_scores_that_read_logits_hold_a_few_rows_of_them(score, tok, pieces, monkeypatch):
+def test_scores_that_read_logits_hold_a_few_rows_of_them(tok, pieces, monkeypatch):
     """Two rows of 8 here, and the scores are those of all rows at once."""
-    batch = mask_batch(pieces, "random")[0]
+    batch = mask_batch(pieces)[0]
     lm, rows = models.LMReader(bert(tok)), []
-    once = maskers.SCORES[score](batch, lm)
+    once = lm.per_token(batch, surprise)
     monkeypatch.setattr(models, "MOST_LOGITS", 2 * batch.input_ids.shape[1] * len(tok) + 1)
     lm.model.register_forward_hook(lambda module, args, output: rows.append(len(output.logits)))
-    np.testing.assert_allclose(maskers.SCORES[score](batch, lm), once, rtol=1e-4)
+    np.testing.assert_allclose(lm.per_token(batch, surprise), once, rtol=1e-4)
     assert max(rows) == 2 and sum(rows) == len(batch.input_ids)
 
 
@@ -259,10 +249,10 @@ def test_another_masker_leaves_order_and_dropout_untouched(tok, pieces, spied):
         train(model, pieces, masker, epochs=2)
         return [batch.indices.tolist() for batch, _, _ in spied], dropped, weights(model)
 
-    order, dropped, by_random = trained("random")
+    order, dropped, by_random = trained(maskers.random)
     assert len(order) == len(dropped) > 10
-    for masker in ("punct", by_lm):
-        other_order, other_dropped, other = trained(masker)
+    for masker in ("punct", "loss"):
+        other_order, other_dropped, other = trained(maskers.MASKERS[masker])
         assert order == other_order and dropped == other_dropped
         assert not same(by_random, other)
 
@@ -357,13 +347,9 @@ def test_what_a_run_leaves(tmp_path, flags, lm_folder):
     assert f"{before:.3f} nats before, {after:.3f} after" in (tmp_path / "o/README.md").read_text()
     assert settings["weights"] == models.weights_of(str(lm_folder))
     assert settings["weights"] != models.weights_of(str(tmp_path / "o"))
-    again = call("pretrain.py", *flags, "--masker=whole", "--out=o", cwd=tmp_path)
-    assert "already done" in again.stdout
     assert "WARNING" not in done.stdout
     worse = call("pretrain.py", *flags, "--masker=whole", "--lr=0.3", "--out=worse", cwd=tmp_path)
     assert "WARNING: the LM became worse on the text of dev" in worse.stdout
-    other = call("pretrain.py", *flags, "--masker=whole", "--out=o", "--seed=3", cwd=tmp_path)
-    assert other.returncode == 2 and "seed=0 there, 3 here" in other.stderr
 
 
 def test_none_hands_the_lm_on_as_it_is(tmp_path, flags, lm_folder):

@@ -279,7 +279,6 @@ def test_a_run_from_its_start_to_its_end(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("name", "text", "said"), [
-    ("run.json", "", "is cut short or damaged"),
     ("run.json", '{"settings": {"se', "is cut short or damaged"),
     ("run.json", "[1]", "is cut short or damaged"),
     ("run.json", '{"masker": "whole"}', "an earlier version of this code wrote it"),
@@ -308,8 +307,8 @@ def test_a_record_that_is_not_ours_is_refused(name, text, said, tmp_path):
     ("finished", {"episodes": 3}, {"episodes": 3}, "done"),
     ("finished", {"episodes": 3}, {"episodes": 5, "clip": 0.2}, "goes on"),
     ("finished", {"episodes": 3}, {"episodes": 5, "seed": 1}, "(seed=0 there, 1 here)"),
-    ("no checkpoint", {"episodes": 3}, {"episodes": 5}, "its checkpoint is gone"),
-    ("no checkpoint", {"episodes": 3}, {"episodes": 5}, "or --episodes=3"),
+    ("no checkpoint", {"episodes": 3}, {"episodes": 5}, "its checkpoint is gone, so that it cannot be made "
+     "longer; choose another folder, or --episodes=3"),
     # A run of length 0 has none.
     ("no checkpoint", {"episodes": 0}, {"episodes": 1}, "goes on"),
     # Killed while it was made longer: what lies there is between two lengths.

@@ -20,19 +20,14 @@ def words_of(text):
 @pytest.mark.parametrize("task", toy.TASKS)
 def test_no_name_is_in_two_splits(task):
     world = toy.TASKS[task]()
-    docs = {}
+    new = {*toy.NAMES[0][:toy.N_TASK], *toy.NAMES[1][:toy.N_TASK]}
+    docs, names = {}, {}
     for split, records in world.items():
         docs[split] = {record["doc"] for record in records}
+        names[split] = new & set(words_of(" ".join(record["text"] for record in records)))
     assert not docs["train"] & docs["dev"]
     assert not docs["train"] & docs["test"] and not docs["dev"] & docs["test"]
     assert docs["train"] | docs["dev"] | docs["test"] == docs["corpus"]
-    new = set()
-    for names in toy.NAMES:
-        new |= set(names[:toy.N_TASK])
-    names = {}
-    for split, records in world.items():
-        words = words_of(" ".join(record["text"] for record in records))
-        names[split] = set(words) & new
     assert not names["train"] & names["test"] and names["test"] <= names["corpus"] == new
 
 
@@ -100,9 +95,7 @@ def test_every_word_is_one_token():
 def test_the_tokenizer_of_the_lm_is_that_of_the_world():
     kept = models.load_tokenizer(str(toy.TINY))
     assert kept.backend_tokenizer.to_str() == toy.tokenizer().backend_tokenizer.to_str()
-    assert kept.get_vocab() == toy.tokenizer().get_vocab()
     assert kept.special_tokens_map == toy.tokenizer().special_tokens_map
-    assert kept("tanumu, nas?")["input_ids"] == toy.tokenizer()("tanumu, nas?")["input_ids"]
     assert load_lm("tiny").config.vocab_size == len(kept)
 
 
@@ -113,8 +106,6 @@ def test_every_word_is_of_one_kind():
         assert (kinds[vocabulary.convert_tokens_to_ids(words)] == i).all()
     words = vocabulary.convert_ids_to_tokens(np.flatnonzero(toy.informative()))
     assert sorted(words) == sorted(toy.ATTRIBUTES[0])
-    corpus = data_prep.load("toycls", vocabulary).corpus
-    assert (kinds[corpus.input_ids] >= 0).all()
 
 
 def test_the_kinds_are_equally_frequent():

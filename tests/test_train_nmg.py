@@ -14,13 +14,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import (
-    SHARED,
     TEXTS,
     call,
     fast_tokenizer,
     kill_when,
     names,
-    needs_shared,
     random_lm,
     same,
     succeed,
@@ -30,7 +28,6 @@ from conftest import (
 
 import data_prep
 import finetune_cls
-import finetune_qa
 import maskers
 import pretrain
 import train_nmg
@@ -171,7 +168,7 @@ def test_an_agent_remembers_its_own_rewarded_actions():
 
 def test_the_network_has_the_papers_size():
     assert sum(weight.numel() for weight in PaperPolicy(768).parameters()) == 2_561_026
-    assert [PaperPolicy(size).attention.num_heads for size in (768, 312, 100)] == [12, 4, 1]
+    assert [PaperPolicy(size).attention.num_heads for size in (768, 312, 200)] == [12, 4, 2]
 
 
 def test_the_network_is_the_papers():
@@ -254,33 +251,17 @@ def test_states_are_the_lms_of_each_context_alone(tmp_path):
 
 # ---------------------------------------------------------------- plays
 
-def acting(subtask, uniform=False, agent=True):
-    torch.manual_seed(0)
+@pytest.fixture
+def contexts(subtask):
+    """The contexts of a sub-task as a batch, and their states under the LM."""
     batch = batch_of(subtask.contexts)
-    states = train_nmg.encode(models.load_lm("tiny"), batch)
-    policy = PaperPolicy(128) if agent else None
-    rng = RowRandom(0, "learner acts", 0, batch.indices)
-    return batch, states, policy, train_nmg.act(policy, states, batch, rng, 0.3, uniform=uniform)
+    return batch, train_nmg.encode(models.load_lm("tiny"), batch)
 
 
-def test_tokens_are_drawn_by_the_policy_that_acts(subtask):
-    """By its own probabilities; by uniform ones in the paper's exploration, and for the random player."""
-    batch, states, policy, play = acting(subtask)
-    logits, values = train_nmg.policy_forward(policy, states)
-    torch.testing.assert_close(torch.from_numpy(play.log_prob), logits.detach().cpu().log_softmax(1))
-    torch.testing.assert_close(torch.from_numpy(play.value), values.detach().cpu())
-    uniform = np.where(batch.maskable, -np.log(batch.maskable.sum(1))[:, None], -np.inf)
-    for uniformly, has_agent in ((True, True), (False, False)):
-        _, _, _, play = acting(subtask, uniformly, has_agent)
-        np.testing.assert_allclose(play.log_prob, uniform)
-        assert (play.mask.sum(1) == maskers.budget_of(batch, 0.3)).all()
-        assert play.entropy == pytest.approx(np.log(batch.maskable.sum(1)).mean())
-
-
-def test_random_directions_are_standardised(subtask):
+def test_random_directions_are_standardised(contexts):
     """In each context; of their own for each seed and episode."""
-    batch = batch_of(subtask.contexts)
-    states, maskable = train_nmg.encode(models.load_lm("tiny"), batch), batch.maskable
+    batch, states = contexts
+    maskable = batch.maskable
     directions = [train_nmg.random_direction(states, *place) for place in ((0, 0), (0, 0), (1, 0), (0, 1))]
     for direction in directions:
         assert (direction[~maskable] == 0).all()
@@ -291,25 +272,28 @@ def test_random_directions_are_standardised(subtask):
     assert abs(np.corrcoef([d[maskable] for d in directions[1:]])[0, 1:]).max() < 0.9
 
 
-def test_who_plays(subtask):
-    """Random is a control in some episodes; opponent and learner take opposite steps from one policy."""
-    cfg = Config(random_every=3, exploration=2, sharpness=1.5, p=0.3, seed=5)
+def test_who_plays():
+    """Random is a control in some episodes."""
     both, three = ("opponent", "learner"), ("random", "opponent", "learner")
-    assert [train_nmg.players_of(e, cfg) for e in range(4)] == [three, both, both, three]
+    assert [train_nmg.players_of(e, Config(random_every=3)) for e in range(4)] == [three, both, both, three]
     assert train_nmg.players_of(1, Config(self_play=False)) == ("random", "learner")
     assert train_nmg.players_of(1, Config(paper=True)) == three
-    batch, states, _, _ = acting(subtask)
+
+
+def test_players_take_opposite_steps_from_one_policy(contexts):
+    """The entropy is of the policy without the step."""
+    cfg = Config(random_every=3, exploration=2, sharpness=1.5, p=0.3, seed=5)
+    batch, states = contexts
     learner = train_nmg.Learner(128, cfg)
     torch.nn.init.normal_(learner.policy.weight)
     plays = train_nmg.mask_contexts(learner.policies, states, batch, 1, cfg)
     direction = train_nmg.random_direction(states, 5, 1)
     base = policies.sharpened(train_nmg.policy_forward(learner.policy, states)[0].detach().cpu().numpy(), 1.5)
+    own = torch.from_numpy(base).log_softmax(1)
+    entropy = -(own.exp() * own.masked_fill(own.isinf(), 0)).sum(1).mean()
     for name, sign in (("learner", 1), ("opponent", -1)):
         expected = torch.from_numpy(base + sign * 3 * direction).log_softmax(1)
         torch.testing.assert_close(torch.from_numpy(plays[name].log_prob), expected)
-        # The entropy is of the policy without the direction.
-        own = torch.from_numpy(base).log_softmax(1)
-        entropy = -(own.exp() * own.masked_fill(own.isinf(), 0)).sum(1).mean()
         assert plays[name].entropy == pytest.approx(entropy.item())
     noise = RowRandom(5, "learner acts", 1, batch.indices).gumbel(base.shape)
     highest = maskers.pick(plays["learner"].log_prob + noise, batch, maskers.budget_of(batch, 0.3))
@@ -317,13 +301,27 @@ def test_who_plays(subtask):
     # Random plays the episodes 0 and 3, with other masks of the same blocks.
     masks = [train_nmg.mask_contexts(learner.policies, states, batch, e, cfg)["random"].mask for e in (0, 3)]
     assert (masks[0] != masks[1]).any()
-    # The paper's form draws uniformly in the first episodes.
-    cfg = Config(paper=True, uniform_episodes=2)
+
+
+def test_players_of_the_papers_form(contexts):
+    """Each draws by its own policy, but uniformly in the first episodes, as random always does."""
+    cfg = Config(paper=True, uniform_episodes=2, p=0.3)
+    batch, states = contexts
     agents = paper_form.Agents(128, cfg)
     uniform = np.where(batch.maskable, -np.log(batch.maskable.sum(1))[:, None], -np.inf)
     for episode in (1, 2):
-        play = train_nmg.mask_contexts(agents.policies, states, batch, episode, cfg)["learner"]
-        assert np.allclose(play.log_prob, uniform) == (episode < 2)
+        plays = train_nmg.mask_contexts(agents.policies, states, batch, episode, cfg)
+        for name, play in plays.items():
+            assert (play.mask.sum(1) == maskers.budget_of(batch, 0.3)).all()
+            if episode == 1 or name == "random":
+                np.testing.assert_allclose(play.log_prob, uniform)
+                assert play.entropy == pytest.approx(np.log(batch.maskable.sum(1)).mean())
+            else:
+                logits, values = train_nmg.policy_forward(agents.policies[name], states)
+                log_prob = logits.detach().cpu().log_softmax(1)
+                torch.testing.assert_close(torch.from_numpy(play.log_prob), log_prob)
+                torch.testing.assert_close(torch.from_numpy(play.value), values.detach().cpu())
+                assert not np.allclose(play.log_prob, uniform)
 
 
 def test_sharpened_logits():
@@ -345,41 +343,37 @@ def some_config(**flags):
 def test_an_inner_loop_trains_a_copy_on_its_own_masks(subtask, monkeypatch):
     """Each context under its own row of the mask in every epoch; what is fine-tuned is the adapted LM; the LM
     itself stays as it was."""
-    lm, seen, tuned, scored_on, mlm_loss = models.load_lm("tiny"), [], [], [], pretrain.mlm_loss
-    corrupted = set()
+    lm, mlm_loss = models.load_lm("tiny"), pretrain.mlm_loss
+    seen, corrupted, rates, tuned = [], set(), [], []
     batch, before = batch_of(subtask.contexts), weights(lm)
     rng = np.random.default_rng(1)
     mask = maskers.pick(rng.random(batch.input_ids.shape), batch, maskers.budget_of(batch, 0.2))
 
-    def watch(model, tensors):
+    def watched_loss(model, tensors):
         seen.append(tensors["labels"].tolist())
         # The same masks are corrupted in the same way in each epoch.
         corrupted.add(str(tensors["input_ids"].tolist()))
         return mlm_loss(model, tensors)
 
-    def predictions(model, pieces):
-        scored_on.append(pieces)
-        return lines
-
     def watched_pretrain(*given, **flags):
         rates.append(flags["lr"])
         return pretrain.pretrain(*given, **flags)
 
-    lines = [{"gold": "a", "predicted": "a", "likelihood": -0.5},
-             {"gold": "b", "predicted": "a", "likelihood": -3.0}]
-    monkeypatch.setattr(pretrain, "mlm_loss", watch)
+    def predictions(model, pieces):
+        assert pieces is subtask.val
+        return [{"gold": "a", "predicted": "a", "likelihood": -0.5},
+                {"gold": "b", "predicted": "a", "likelihood": -3.0}]
+
+    monkeypatch.setattr(pretrain, "mlm_loss", watched_loss)
+    monkeypatch.setattr(train_nmg, "pretrain", watched_pretrain)
     monkeypatch.setattr(finetune_cls, "finetune", lambda *given, **flags: tuned.append((*given, flags)))
     monkeypatch.setattr(finetune_cls, "predictions", predictions)
-    rates = []
-    monkeypatch.setattr(train_nmg, "pretrain", watched_pretrain)
     cfg = some_config(batch_size=1, p=0.2, mlm_lr=2e-3)
     adapted, scored = train_nmg.inner_loop(lm, subtask, mask, finetune_cls, cfg)
     expected = [batch.input_ids[i][mask[i]].tolist() for i in range(len(mask))]
-    assert sorted(seen) == sorted(2 * expected)
+    assert sorted(seen) == sorted(2 * expected) and len(corrupted) == len(mask)
     flags = {"epochs": 1, "lr": 1e-3, "batch_size": 1, "micro_batch": None, "seed": subtask.seed}
     assert tuned == [(adapted, subtask.train, flags)] and rates == [2e-3]
-    assert len(scored_on) == 1 and scored_on[0] is subtask.val
-    assert len(corrupted) == len(mask)
     # F1 of a is 2/3, of b 0.
     assert scored == {"accuracy": 50, "macro_f1": pytest.approx(100 / 3), "likelihood": -1.75}
     assert same(weights(lm), before)
@@ -409,31 +403,27 @@ def test_only_masks_differ_between_the_players_of_an_episode(subtask):
 
 # ---------------------------------------------------------------- learning
 
-def played_at_random(batch, scores, seed):
-    """An episode in which players of these scores (em) have masked half of the tokens at random."""
-    rng, plays = np.random.default_rng(seed), {}
-    for name, score in scores.items():
-        mask = maskers.pick(rng.random(batch.input_ids.shape), batch, maskers.budget_of(batch, 0.5))
-        plays[name] = Play(mask, 0.0, {"em": score})
-    return Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
-
-
-def test_the_policy_learns_by_policy_gradient(subtask):
-    """The gradient, by autograd, of the sum of R log π(a) over all actions of two episodes, at w = 0. Tokens
-    that all players masked do not count."""
-    batch, states, _, _ = acting(subtask)
+def test_the_policy_learns_by_policy_gradient(contexts):
+    """The gradient, by autograd, of the sum of R log π(a) over all actions of two episodes, at w = 0. Players
+    mask half of the tokens at random; those that all of them masked do not count."""
+    batch, states = contexts
     three = {"random": 1, "opponent": 4, "learner": 10}, {"random": -6, "opponent": -1.5, "learner": 7.5}
     two = {"opponent": 5, "learner": 2}, {"opponent": 3, "learner": -3}
     learner = train_nmg.Learner(128, Config(metric="em"))
     uniform = LinearPolicy(128)
     objective = 0
-    for number, (scores, R) in enumerate((three, two)):
-        episode = played_at_random(batch, scores, number)
+    rng = np.random.default_rng(0)
+    for scores, R in (three, two):
+        plays = {}
+        for name, score in scores.items():
+            mask = maskers.pick(rng.random(batch.input_ids.shape), batch, maskers.budget_of(batch, 0.5))
+            plays[name] = Play(mask, 0.0, {"em": score})
+        episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
         learner.learn(episode, states)
         logits, _ = train_nmg.policy_forward(uniform, states)
-        for name, play in episode.plays.items():
+        for name, play in plays.items():
             for block, t in zip(*play.mask.nonzero(), strict=True):
-                if not all(other.mask[block, t] for other in episode.plays.values()):
+                if not all(other.mask[block, t] for other in plays.values()):
                     objective += R[name] * logits[block].log_softmax(0)[t]
     objective.backward()
     torch.testing.assert_close(learner.policy.weight.data, uniform.weight.grad, rtol=1e-3, atol=1e-2)
@@ -529,26 +519,20 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     # Other plays in a folder of the same name are another run.
     shutil.copytree(other, tmp_path / "other/o")
     (tmp_path / "other/o/plays/00001.npz").unlink()
-    damaged = tmp_path / "damaged/plays/00001.npz"
-    damaged.parent.mkdir(parents=True)
-    damaged.write_bytes((other / "plays/00001.npz").read_bytes()[:-200])
-    empty = tmp_path / "empty/plays/00001.npz"
-    empty.parent.mkdir(parents=True)
-    empty.touch()
+    whole = (other / "plays/00001.npz").read_bytes()
+    for name, content in {"damaged": whole[:-200], "empty": b""}.items():
+        (tmp_path / name / "plays").mkdir(parents=True)
+        (tmp_path / name / "plays/00001.npz").write_bytes(content)
     # One in the midst of a run that goes on.
     shutil.copytree(other, tmp_path / "gap")
     (tmp_path / "gap/plays/00002.npz").unlink()
-    cases = [(f"{tmp_path}/other/o", f"--out={tmp_path}/0", "holds another run (plays_checksum="),
-             (None, "--out=gap --episodes=9", "gap/plays/00002.npz: is missing"),
-             ("empty", "", "00001.npz: is no episode of train_nmg.py"),
-             (other, "--dataset=toyqa --metric=em", "its plays have no score em"),
-             ("nowhere", "", "--plays=nowhere: holds no plays"),
-             ("damaged", "", "00001.npz: is no episode of train_nmg.py")]
-    for folder, flags, said in cases:
-        command = [*SMALL, "--episodes=0", f"--plays={folder}", *flags.split()]
-        if folder is None:
-            command = [*SMALL, *flags.split()]
-        result = call("train_nmg.py", *command, cwd=tmp_path)
+    cases = {f"--episodes=0 --plays={tmp_path}/other/o --out=0": "holds another run (plays_checksum=",
+             "--episodes=9 --out=gap": "gap/plays/00002.npz: is missing",
+             f"--episodes=0 --plays={other} --dataset=toyqa --metric=em": "its plays have no score em",
+             "--episodes=0 --plays=damaged": "00001.npz: is no episode of train_nmg.py",
+             "--episodes=0 --plays=empty": "00001.npz: is no episode of train_nmg.py"}
+    for flags, said in cases.items():
+        result = call("train_nmg.py", *SMALL, *flags.split(), cwd=tmp_path)
         assert result.returncode == 2 and said in result.stderr
     # Tokens mean something else to another LM.
     run = runs.read_run(other)
@@ -582,7 +566,7 @@ def test_plays_of_one_form_are_not_lost_to_the_other(finished, tmp_path):
 def test_what_an_episode_of_the_paper_hands_on(continual, seconds, pictures, cls_folder, lm_folder, tmp_path,
                                                monkeypatch, capsys):
     """Whose LM an episode starts from, seeds, flags; where episodes are slow, each draws its picture."""
-    starts, seeds, drawn, subtasks = [], [], [], []
+    starts, drawn, subtasks = [], [], []
     monkeypatch.setattr(train_nmg, "SAVE_SECONDS", seconds)
     monkeypatch.setattr(train_nmg, "curves", lambda metrics, file: drawn.append(len(metrics)))
 
@@ -592,24 +576,23 @@ def test_what_an_episode_of_the_paper_hands_on(continual, seconds, pictures, cls
         with torch.no_grad():
             adapted.cls.predictions.bias += 1
         starts.append(lm.cls.predictions.bias[0].round().item())
-        seeds.append(subtask.seed)
         subtasks.append(subtask)
         return adapted, {"accuracy": 50.0, "likelihood": -1.0}
 
     monkeypatch.setattr(train_nmg, "inner_loop", inner_loop)
-    flags = {"paper": True, "episodes": 3, "contexts": 12, "docs": 11, "examples": 5, "validation": 3,
-             "val_share": 0.3, "p": 0.3, "mlm_epochs": 2, "mlm_lr": 1e-4, "ft_epochs": 4, "ft_lr": 2e-4,
-             "batch_size": 6, "max_len": 32, "ft_max_len": 24, "metric": "likelihood", "continual": continual,
-             "updates_per_episode": 1}
-    given = {"dataset": str(cls_folder), "lm": str(lm_folder)}
-    train_nmg.main(Config(**given, out=str(tmp_path / "o"), **flags))
+    flags = {"dataset": str(cls_folder), "lm": str(lm_folder), "paper": True, "episodes": 3, "contexts": 12,
+             "docs": 11, "examples": 5, "validation": 3, "val_share": 0.3, "p": 0.3, "mlm_epochs": 2,
+             "mlm_lr": 1e-4, "ft_epochs": 4, "ft_lr": 2e-4, "batch_size": 6, "max_len": 32, "ft_max_len": 24,
+             "metric": "likelihood", "continual": continual, "updates_per_episode": 1}
+    train_nmg.main(Config(out=str(tmp_path / "o"), **flags))
     assert "WARNING: in each episode all players had the same score" in capsys.readouterr().out
     # The LM that the learner of each episode before has adapted.
     assert starts == ([0, 0, 0, 1, 1, 1, 2, 2, 2] if continual else [0] * 9)
+    seeds = [subtask.seed for subtask in subtasks]
     assert seeds[0] == seeds[1] == seeds[2] and len(set(seeds)) == 3 and drawn == pictures
     # Killed after its last episode, it may lack its picture.
     (tmp_path / "o/run.json").rename(tmp_path / "o/started.json")
-    train_nmg.main(Config(**given, out=str(tmp_path / "o"), **flags))
+    train_nmg.main(Config(out=str(tmp_path / "o"), **flags))
     assert len(starts) == 9 and drawn == [*pictures, 3]
     # The sub-tasks that were asked for.
     assert {len(np.unique(subtask.contexts.doc)) for subtask in subtasks} == {11}
@@ -617,14 +600,13 @@ def test_what_an_episode_of_the_paper_hands_on(continual, seconds, pictures, cls
     lengths = [(subtask.contexts.length.max(), subtask.train.length.max()) for subtask in subtasks]
     assert max(lengths)[0] == 32 and max(length for _, length in lengths) == 24
     # Other seeds have others.
-    train_nmg.main(Config(**given, out=str(tmp_path / "other"), seed=1, **flags))
-    assert not {*seeds[:9]} & {*seeds[9:]}
+    train_nmg.main(Config(out=str(tmp_path / "other"), seed=1, **flags))
+    assert not {*seeds} & {subtask.seed for subtask in subtasks[9:]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_papers_own_rule_learns(sign):
-    """Where the score of a play is how many informative tokens (a quarter) it masked, or how few."""
+def test_the_papers_own_rule_learns():
+    """Where the score of a play is how many informative tokens (a quarter) it masked."""
     N, L, shares = 6, 12, []
     torch.manual_seed(1)
     rng = np.random.default_rng(2)
@@ -640,12 +622,11 @@ def test_the_papers_own_rule_learns(sign):
         states = [(context, torch.ones(L, dtype=torch.bool)) for context in hidden]
         plays = train_nmg.mask_contexts(agents.policies, states, batch, e, cfg)
         for play in plays.values():
-            play.scores["em"] = sign * (play.mask & good).sum()
+            play.scores["em"] = (play.mask & good).sum()
         agents.learn(Episode(ids, None, None, plays), states)
         # Of the learner's probability.
         shares.append((np.exp(plays["learner"].log_prob) * good).sum() / N)
-    share = np.mean(shares[-10:])
-    assert share > 0.35 if sign > 0 else share < 0.1
+    assert np.mean(shares[-10:]) > 0.35
 
 
 @pytest.mark.slow
@@ -711,10 +692,6 @@ def test_a_small_run(finished):
     world = data_prep.load("toycls", toy.tokenizer())
     assert about == about | {"lm": "tiny", "dataset": "toycls", "episodes": 4, "seed": 0, "self_play": True,
                              "sharpness": 2.4, "paper": False, "data": world.checksum}
-    again = succeed("train_nmg.py", *SMALL, "--out=o", cwd=place)
-    assert "already done" in again.stdout
-    other = call("train_nmg.py", *SMALL, "--seed=1", "--out=o", cwd=place)
-    assert other.returncode == 2 and "seed=0 there, 1 here" in other.stderr
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -805,7 +782,6 @@ def test_several_processes_learn_what_one_does(finished, tmp_path):
 
 @pytest.mark.parametrize("flags", [
     ["--self_play=False"],
-    ["--paper", "--continual=False"],
     ["--dataset=toyqa", "--metric=f1", "--validation=12"],
     ["--preset=small_tasks"],
 ])
@@ -822,31 +798,6 @@ def test_switches(flags, tmp_path):
     assert "preset" not in settings
     if "--preset=small_tasks" in flags:
         assert settings == settings | train_nmg.PRESETS["small_tasks"] | {"contexts": 16, "episodes": 1}
-
-
-def test_defaults_are_the_papers():
-    meta = {"contexts": 200, "examples": 1000, "validation": 10_000, "p": 0.05, "mlm_epochs": 3,
-            "mlm_lr": 2e-5, "rl_lr": 1e-4, "minibatch": 64, "replay_size": 50_000, "entropy_coef": 0.01,
-            "self_play": True, "batch_size": 16, "val_share": 0.1}
-    values = {train_nmg: meta,
-              pretrain: {"p": 0.15, "epochs": 1, "lr": 2e-5, "batch_size": 16},
-              finetune_cls: {"epochs": 3, "lr": 2e-5, "batch_size": 16, "max_len": 256},
-              finetune_qa: {"epochs": 2, "lr": 3e-5, "batch_size": 16, "max_len": 384}}
-    for script, papers in values.items():
-        defaults = vars(script.Config())
-        assert defaults == defaults | papers
-    # What a task fills in.
-    assert finetune_cls.INNER_LOOP == {"ft_epochs": 5, "ft_lr": 2e-5, "ft_max_len": 256, "metric": "accuracy"}
-    assert finetune_qa.INNER_LOOP == {"ft_epochs": 1, "ft_lr": 3e-5, "ft_max_len": 384, "metric": "em"}
-
-
-@needs_shared
-@pytest.mark.slow
-def test_real_data_with_a_real_lm(tmp_path):
-    succeed("train_nmg.py", f"--dataset={SHARED}/data/acl_arc", f"--lm={SHARED}/lm/minilm", "--contexts=8",
-            "--episodes=1", "--validation=8", "--examples=8", "--ft_epochs=1", "--mlm_epochs=1",
-            "--out=o", cwd=tmp_path)
-    assert load_policy(tmp_path / "o").hidden_size == 384
 
 
 def test_a_learning_rate_of_the_policy_without_sense(tmp_path):
