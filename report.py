@@ -185,8 +185,8 @@ def refuse_contradictions(lines: pd.DataFrame) -> None:
         differ += [metric for metric in line["metrics"] if first[metric] != line[metric]]
         if differ:
             raise UserError(f"{line['where']} ({first['where']}): both {line['row']} on "
-                                 f"{line['dataset']} with seed {line['seed']}, but differ in "
-                                 f"{', '.join(differ)}; keep one, or keep them in different files")
+                            f"{line['dataset']} with seed {line['seed']}, but differ in "
+                            f"{', '.join(differ)}; keep one, or keep them in different files")
 
 
 def settings_of(line: dict) -> dict[str, str]:
@@ -317,10 +317,9 @@ def conclusion(compared: pd.DataFrame, metric: str, shared: list[str]) -> str:
 
 def seeds_needed(found: pd.Series, points: float) -> str:
     """How many seeds would find a difference of so many points with a row of `compare`, as text."""
-    n = least_seeds(found.tests)
-    while detectable(found.sd, n, found.tests) > points and n < 10_000:
-        n += 1
-    number = f"{n:g}" if n < 10_000 else "more than 10,000"
+    n = np.arange(least_seeds(found.tests), 10_000)
+    enough = n[detectable(found.sd, n, found.tests) <= points]
+    number = f"{enough[0]:g}" if len(enough) else "more than 10,000"
     guess = f" (a guess, from {found.n:g} seeds)" if found.n < 6 else ""
     return f"{number}{guess}"
 

@@ -32,7 +32,7 @@ def test_the_pages_show_what_lies_in_results(tmp_path, capsys, monkeypatch):
         plots.save(plots.figure(1, 1), tmp_path / "gain.jsonl")
 
 
-def test_a_comparison_is_of_pairs_of_seeds(tmp_path, capsys):
+def test_a_comparison_is_of_pairs_of_seeds(tmp_path):
     """Two maskers of a seed are averaged; a seed without random masks is left out."""
     scores = {0: (50, 52, 54), 1: (60, 61, 61), 2: (40, 42, 44)}
     lines = [{"masker": "sampled:a", "seed": 3, "accuracy": 99}]
@@ -52,8 +52,6 @@ def test_a_comparison_is_of_pairs_of_seeds(tmp_path, capsys):
         figures.compared(row | {"masks": "nmg"}, plays, "accuracy")
     with pytest.raises(runs.UserError, match=r"plays=no\.jsonl: no such file"):
         figures.plays_of(row | {"plays": ["no.jsonl"]}, tmp_path)
-    with pytest.raises(runs.UserError, match=r"toy=no\.jsonl: no such file"):
-        figures.rows_of(tmp_path / "no.jsonl", "toy")
 
 
 def test_the_policies_that_are_kept_were_learned_from_the_plays_that_are_kept():
