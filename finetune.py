@@ -85,10 +85,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     data.check_labels("train", cfg.split)
     train = task.pieces_of(data["train"], cfg.max_len, **options).labelled_only()
     evaluated = task.pieces_of(data[cfg.split], cfg.max_len, **options)
-    if not evaluated.split.has_gold:
-        print(f"WARNING: {cfg.split} has no labels: it will be predicted, but not scored", flush=True)
-    print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
-          f"{cut_share(evaluated):.1%} of those of {cfg.split}.", flush=True)
+    describe(train, evaluated, cfg)
 
     # 2. the folder of this run
     settings = runs.settings_of(cfg, without=("results", "row", "save_model", "predict"), data=data.checksum,
@@ -157,6 +154,14 @@ def in_words(scores: dict[str, float], lines: list[dict], split: str, task: Modu
         if len(by_label) <= MOST_LABELS:
             sentences.append(f"F1 by label: {', '.join(by_label)}")
     return sentences
+
+
+def describe(train: Pieces, evaluated: Pieces, cfg: EvaluationConfig) -> None:
+    """Prints, before hours of training, what is cut, and whether there are labels to score by."""
+    if not evaluated.split.has_gold:
+        print(f"WARNING: {cfg.split} has no labels: it will be predicted, but not scored")
+    print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
+          f"{cut_share(evaluated):.1%} of those of {cfg.split}.", flush=True)
 
 
 def cut_share(pieces: Pieces) -> float:
