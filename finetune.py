@@ -38,7 +38,8 @@ MOST_LABELS = 20
 
 @dataclass
 class EvaluationConfig(DataFlags):
-    """The flags that all finetune_*.py share; each adds its own."""
+    """The flags that all finetune_*.py share; each adds its own. (runs.parse_flags adds `given`, the names of
+    those that stood on the command line.)"""
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
     predict: str | None = None      # a file of rows to predict with a fine-tuned --lm, without training
     split: str | None = None        # scored: test, or dev to choose by; None: test if there is one

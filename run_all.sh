@@ -16,7 +16,7 @@
 #                  and stands before newsqa, as table 3 is made of the last of QA
 #   LMS, SEEDS     LMs and seeds. The paper has three seeds, too few for any p below .05; docs/results.md says
 #                  what more of them cost
-#   MASKERS        any --masker of pretrain.py (of policies, one folder), or a policy to be learned first: nmg
+#   MASKERS        any --masker of pretrain.py (nmg: and sampled: with one folder), or a policy to be learned first: nmg
 #                  (its most probable tokens are masked), sampled (tokens are drawn from the same policy), mean
 #                  (they are drawn from the mean of all POLICIES policies), nmg-paper (the paper's form),
 #                  nmg-alone and nmg-fresh (table 3: without self-play; without continual adaptation), linear

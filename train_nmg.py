@@ -137,9 +137,9 @@ class Config(PlayConfig):
 
 # What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. Two policies that had
 # learned from 48 plays of ChemProt scored 5 and 4 points above random masks after five epochs of fine-tuning.
-# About half of this gain comes from not masking punctuation. After 20 epochs other policies of 48 plays
-# scored 1.6 points above random masks. On three other tasks no gain is shown, and one policy did harm
-# (docs/learning.md).
+# About half of this gain comes from not masking punctuation. After 20 epochs policies of 48 plays, most of
+# them others, scored 1.6 points above random masks. On other tasks no gain is shown, and one policy lost
+# macro F1 (docs/learning.md).
 PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "val_share": 0.5,
                            "mlm_lr": 3e-4, "ft_lr": 2e-4, "max_len": 128, "ft_max_len": 128,
                            "batch_size": 8, "metric": "likelihood"}}
@@ -438,12 +438,12 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
         learners_weights = run_players(lm, subtask, plays, task, cfg)
 
         if is_main:
-            # 4. Outer loop: what was masked is rewarded by how its player did against the others, and the
-            #    policy learns from this episode and all before it.
+            # 4. What was masked is rewarded by how its player did against the others, and
+            # 5. the policy learns from this episode and all before it.
             episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
             learned = learner.learn(episode, states)
 
-        # 5. Continual adaptation, only with --paper: the next episode starts from the learner's LM.
+        # With --paper, continual adaptation: the next episode starts from the LM of the learner.
         if learners_weights:
             lm.load_state_dict(learners_weights)
 
@@ -532,8 +532,9 @@ def main(cfg: Config) -> None:
         learner.policies["learner"].save(run.folder)
         metrics = runs.read_rows(run.folder / "metrics.jsonl")
         if metrics and all(map(is_tied, metrics)):
-            print("WARNING: in each episode all players had the same score, so that nothing was learned from "
-                  "it; --metric=likelihood, a larger --ft_lr or more --ft_epochs may help")
+            print("WARNING: in each episode of this run all players had the same score, so that these "
+                  "episodes taught nothing; --metric=likelihood, a larger --ft_lr or more --ft_epochs may "
+                  "help")
         about = learner.about()
         text = (f"A policy that chooses which words to mask when this LM is pre-trained further. It played "
                 f"{len(metrics)} episodes of its own, rewarded by {cfg.metric} on at most "

@@ -60,14 +60,14 @@ class SubTaskSampler:
             texts = self.draw_texts(rng, self.train_docs, n_contexts, n_docs)
             of_train &= np.isin(text_ids, texts)
         elif self.same_documents:
-            train_docs = val_docs = None
+            n_train_docs = n_val_docs = None
             if n_docs:
-                train_docs = max(1, n_docs // 2)
-                val_docs = n_docs - n_docs // 2
+                n_train_docs = max(1, n_docs // 2)
+                n_val_docs = n_docs - n_docs // 2
             n_train = n_contexts // 2
             doc_of_text = self.contexts.split.doc
-            train_texts = self.draw_texts(rng, self.train_docs, n_train, train_docs)
-            val_texts = self.draw_texts(rng, self.val_docs, n_contexts - n_train, val_docs)
+            train_texts = self.draw_texts(rng, self.train_docs, n_train, n_train_docs)
+            val_texts = self.draw_texts(rng, self.val_docs, n_contexts - n_train, n_val_docs)
             of_train &= np.isin(doc, doc_of_text[train_texts])
             of_val &= np.isin(doc, doc_of_text[val_texts])
             texts = np.concatenate((train_texts, val_texts))

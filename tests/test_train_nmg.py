@@ -585,7 +585,7 @@ def test_what_an_episode_of_the_paper_hands_on(continual, seconds, pictures, cls
              "mlm_lr": 1e-4, "ft_epochs": 4, "ft_lr": 2e-4, "batch_size": 6, "max_len": 32, "ft_max_len": 24,
              "metric": "likelihood", "continual": continual, "updates_per_episode": 1}
     train_nmg.main(Config(out=str(tmp_path / "o"), **flags))
-    assert "WARNING: in each episode all players had the same score" in capsys.readouterr().out
+    assert "WARNING: in each episode of this run all players had the same score" in capsys.readouterr().out
     # The LM that the learner of each episode before has adapted.
     assert starts == ([0, 0, 0, 1, 1, 1, 2, 2, 2] if continual else [0] * 9)
     seeds = [subtask.seed for subtask in subtasks]

@@ -160,18 +160,17 @@ def main(cfg: Config) -> None:
                     drawn["macro F1"][row["drawn"]] = macro_f1
                 if "text" in row:
                     points.append({"task": row["task"], "text": row["text"]} | found.to_dict())
-    pictures = [Path(cfg.pictures, f"{name}.png") for name in ("gain", "masks", "toy")]
-    gain_picture, masks_picture, toy_picture = pictures
-    draw(pd.DataFrame(points), gain_picture)
+    folder = Path(cfg.pictures)
+    draw(pd.DataFrame(points), folder / "gain.png")
     panels = {metric: pd.DataFrame(rows).T for metric, rows in drawn.items()}
-    report.forest(panels, "ChemProt, 12 tasks of 200 texts, 5 epochs", masks_picture)
+    report.forest(panels, "ChemProt, 12 tasks of 200 texts, 5 epochs", folder / "masks.png")
 
     toy_rows = pd.DataFrame(rows_of(file.parent / "toy.jsonl", "toy"))
     print(f"\nWhat masks are worth in the toy world\n\n{toy_table(toy_rows)}")
-    toy_compare.draw(toy_rows, toy_picture)
+    toy_compare.draw(toy_rows, folder / "toy.png")
     print(f"\nWhat policies foretell\n\n{foretold_table(file.parent)}")
     print(f"\nDo episodes agree?\n\n{agreement_table(file.parent / 'agreement.jsonl')}")
-    print(f"\npictures: {', '.join(map(str, pictures))}")
+    print(f"\npictures: {folder}")
 
 
 if __name__ == "__main__":
