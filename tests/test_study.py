@@ -253,6 +253,8 @@ def test_what_must_stay_the_same_after_the_first_play(place, monkeypatch):
     ("val_share = 0.5", "val_share = 2", "plays.toml, [play]: --val_share=2: a share must be above 0"),
     ("'punct']", "'punkt']", "plays.toml: --masker=punkt: no such masker; did you mean 'punct'? Allowed:"),
     ("['random', 'punct']", "'punct,rare'", "plays.toml: maskers=punct,rare: must hold random, and none"),
+    ("['random', 'punct']", f"['random', '{ROOT}/maskers.py:rare', '{ROOT}/nmg/../maskers.py:rare']",
+     "two of them differ in absolute paths alone"),
     ("primary = 'punct'", "primary = 'random'", "plays.toml: primary=random: is compared with random"),
     ("primary = 'punct'", "splits = 'train,eval'", "splits=train,eval: toycls has no eval split"),
     ("primary = 'punct'", "known = 'test'", "plays.toml: known=test: test is not among splits=train"),
