@@ -15,7 +15,6 @@ import hashlib
 import itertools
 import json
 import re
-import shutil
 import string
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
@@ -150,19 +149,16 @@ def join(train: Split, corpus: Split, same_documents: bool, folder: Path) -> Non
     """Writes the texts of two splits as one, without labels and questions. same_documents: whether both
     number their documents alike; otherwise they share none."""
     folder.mkdir()
+    arrays = {}
     for name in ("input_ids", "word_ids", "char_begin", "char_end", "is_punct", "utf8"):
-        with open(folder / f"{name}.bin", "wb") as whole:
-            for split in (train, corpus):
-                with open(split.folder / f"{name}.bin", "rb") as part:
-                    shutil.copyfileobj(part, whole)
+        arrays[name] = [getattr(train, name), getattr(corpus, name)]
+    for name in ("token_start", "byte_start"):
+        first, second = getattr(train, name), getattr(corpus, name)
+        arrays[name] = [first, first[-1] + second[1:]]
     shift = 0 if same_documents else 2**31
     # Numbers from 0, of 32 bits.
     _, doc = np.unique(np.concatenate((train.doc, corpus.doc + np.int64(shift))), return_inverse=True)
-    starts = {"doc": doc}
-    for name in ("token_start", "byte_start"):
-        first, second = getattr(train, name), getattr(corpus, name)
-        starts[name] = np.concatenate((first, first[-1] + second[1:]))
-    append(folder, {name: [array] for name, array in starts.items()})
+    append(folder, arrays | {"doc": [doc]})
 
 
 def split_to_predict(records: list[dict], tokenizer, labels: list[str], folder: Path, what: str) -> Split:

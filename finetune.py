@@ -8,6 +8,7 @@ import csv
 import itertools
 import json
 import shlex
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -89,8 +90,8 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     describe(train, evaluated, cfg)
 
     # 2. the folder of this run
-    settings = runs.settings_of(cfg, without=("results", "row", "save_model", "predict"), data=data.checksum,
-                                weights=weights_of(cfg.lm), pretraining=pretraining)
+    settings = runs.settings_of(cfg, without=("results", "row", "save_model", "predict", "micro_batch"),
+                                data=data.checksum, weights=weights_of(cfg.lm), pretraining=pretraining)
     if cfg.out is None:
         name = f"{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.split}-{cfg.seed}"
         cfg.out = f"runs/{task.KIND}-{name}-{runs.digest(settings)}"
@@ -357,4 +358,12 @@ def write_predicted(out: Path, rows: list[dict]) -> None:
     with runs.atomic_write(out) as partial, open(partial, "w", **how) as f:
         table = csv.DictWriter(f, names, delimiter=delimiter, lineterminator="\n")
         table.writeheader()
+        # A cell that holds a list or an object has it as JSON.
+        for row in plain:
+            row |= {name: json.dumps(value) for name, value in row.items() if isinstance(value, list | dict)}
         table.writerows(plain)
+
+
+if __name__ == "__main__":
+    print("error: run finetune_cls.py or finetune_qa.py, which use this file", file=sys.stderr)
+    sys.exit(2)

@@ -32,7 +32,6 @@ from support import runs, toy
 from support.runs import UserError
 
 CACHE = Path(os.environ.get("NMG_CACHE", Path(__file__).resolve().parent.parent / "cache")).expanduser()
-LONGEST_LINE = 2**28            # characters, of a gzipped file
 SPLITS = ("train", "dev", "test", "corpus")
 # The split of a file by its name, before a dot, the number of a shard, or a version.
 SPLIT_NAMES = {split: split for split in SPLITS}
@@ -84,14 +83,9 @@ def error_context(where: object) -> Iterator[SimpleNamespace]:
 
 def lines(path: Path) -> Iterator[tuple[str, str]]:
     """("file:line", line) of a text file, gzipped or not."""
-    # One kilobyte of gzip may be a line that fills the memory.
-    open_text, most = open, -1
-    if path.name.lower().endswith(".gz"):
-        open_text, most = gzip.open, LONGEST_LINE
+    open_text = gzip.open if path.name.lower().endswith(".gz") else open
     with error_context(path), open_text(path, "rt", encoding="utf-8-sig") as f:
-        for n, line in enumerate(iter(lambda: f.readline(most), ""), 1):
-            if len(line) == most:
-                raise ValueError(f"line {n} has {most:,} characters or more; unpack the file, if it must")
+        for n, line in enumerate(f, 1):
             if "\0" in line:
                 raise ValueError("holds NUL bytes, so that it is no UTF-8 text; unpack an archive, and save "
                                  "UTF-16 as UTF-8")
@@ -99,7 +93,7 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def reader_of(path: Path) -> Callable[[Path], Iterator[tuple[str, dict]]]:
-    """The reader of a file, by its suffix; .txt and unknown ones are plain text unless their first line is
+    """The reader of a file, by its suffix; .txt and unknown ones are plain text unless they begin like
     JSON."""
     reader = READERS.get(suffix_of(path), read_lines)
     if reader is read_lines:
@@ -107,6 +101,9 @@ def reader_of(path: Path) -> Callable[[Path], Iterator[tuple[str, dict]]]:
         # An opening brace, and then a quote, the closing brace, or the end of the line.
         if re.match(r'\s*\{\s*(["}]|$)', first):
             return read_jsonl
+        # A list of objects, on one line or on several.
+        if re.match(r"\s*\[\s*(\{|$)", first):
+            return read_json
     return reader
 
 

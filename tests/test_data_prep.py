@@ -767,6 +767,8 @@ LOOKS = [
     ("comma.jsonl", jsonl(*stories(["pos", "pos,river"])), (40, 2), f"labels such as 'pos,river' {SEVERAL}"),
     ("case.jsonl", jsonl(*stories(["pos", "Pos"])), (40, 2), CAPITALS),
     ("example.jsonl", jsonl(*ROWS), (40, 2), "  for example 'story 1 of a river', label 'pos'"),
+    ("list.txt", json.dumps(ROWS, indent=1), (40, 2), "  for example 'story 1 of a river', label 'pos'"),
+    ("one_line.txt", json.dumps(ROWS), (40, 2), ""),
     ("ids.json", json.dumps({f"id {i}": row for i, row in enumerate(ROWS)}), (40, 2), ""),
     ("columns.json", pd.DataFrame(ROWS).set_index("text", drop=False).to_json(), (40, 2), ""),
     ("units.csv", 'label,text\n' + 'a,"Sold:\n1,234 units"\n' * 3, (3, 1), "3 rows in 7 lines"),
@@ -911,13 +913,3 @@ def test_odd_but_good_questions(tmp_path, tok):
     two = [squad(TEXTS[:2], ["mat", "big ones"])["data"][0], squad(TEXTS[2:], ["break", "Short"])["data"][0]]
     data = load(str(write_rows(tmp_path / "lines.jsonl", two)), tok, dev_share=0.5)
     assert len(data["train"]) == len(data["dev"]) == 2 and len(set(data["dev"].doc)) == 1
-
-
-def test_a_gzipped_line_may_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "LONGEST_LINE", 1000)
-    for name, opened in (("train.txt.gz", gzip.open), ("train.txt", open)):
-        with opened(tmp_path / name, "wt") as f:
-            f.write("a\n" + 1001 * "b" + "\n")
-    assert len(list(sources.read(tmp_path / "train.txt", DataFlags()))) == 2
-    with pytest.raises(UserError, match=r"train\.txt\.gz: line 2 has 1,000 characters or more"):
-        list(sources.read(tmp_path / "train.txt.gz", DataFlags()))

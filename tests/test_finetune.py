@@ -536,6 +536,11 @@ def test_new_rows_are_predicted(suffix, classifier, cls_folder, tmp_path):
     write_rows(tmp_path / "usual.jsonl", [{"text": text} for text in texts])
     succeed("finetune_cls.py", "--predict=usual.jsonl", f"--lm={classifier}", "--text=text", cwd=tmp_path)
     assert [row["predicted"] for row in runs.read_rows(tmp_path / "usual.predicted.jsonl")] == gold
+    # A list becomes JSON in a table.
+    write_rows(tmp_path / "tagged.jsonl", [{"text": texts[0], "tags": ["a", 'b"']}])
+    flags = ["--predict=tagged.jsonl", "--text=text", "--out=tagged.csv"]
+    succeed("finetune_cls.py", *flags, f"--lm={classifier}", cwd=tmp_path)
+    assert json.loads(pd.read_csv(tmp_path / "tagged.csv")["tags"][0]) == ["a", 'b"']
     # A flag that is given counts, also one that has the value of its default (66 is all that the LM takes).
     longer = succeed("finetune_cls.py", f"--predict=new{suffix}", f"--lm={classifier}", "--max_len=256",
                      "--out=longer.jsonl", cwd=tmp_path)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from conftest import succeed
 
+import train_nmg
 from nmg.plays import Episode, Play, file_of, save_episode
 from nmg.policies import PaperPolicy
 from support import runs
@@ -47,19 +48,19 @@ def test_what_is_foretold():
     assert foretell.foretold(policy, played, ["em"])["em"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_runs_foretell_each_other_alone_or_joined():
-    assert foretell.what_foretells_what(["a", "b", "c"], joined=False) == [
-        (["a"], ["b", "c"]), (["b"], ["a", "c"]), (["c"], ["a", "b"])]
-    assert foretell.what_foretells_what(["a", "b", "c"], joined=True) == [
-        (["b", "c"], ["a"]), (["a", "c"], ["b"]), (["a", "b"], ["c"])]
+def test_a_policy_of_several_runs_foretells_another():
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     played = {run: [an_episode(rng, N=2) for _ in range(3)] for run in "abc"}
     cfg = foretell.Config(metric="em", judged_by="em")
     rows = [*foretell.judged(["a", "b"], ["c"], played, 8, cfg)]
-    policy, p_agree = foretell.learned_from(played["a"] + played["b"], 8, cfg)
+    learner = train_nmg.Learner(8, cfg)
+    for episode, states in played["a"] + played["b"]:
+        learner.learn(episode, states)
+    p_agree = train_nmg.p_agree(learner.gradients)
     assert {row["p_agree"] for row in rows} == {p_agree} and 0 < p_agree < 1
-    assert {row["way"]: row["r"] for row in rows} == foretell.foretold(policy, played["c"], ["em"])["em"]
+    expected = foretell.foretold(learner.policy, played["c"], ["em"])["em"]
+    assert {row["way"]: row["r"] for row in rows} == expected
     assert {(row["source"], row["target"]) for row in rows} == {("a,b", "c")}
 
 
@@ -95,3 +96,8 @@ def test_the_table(tmp_path):
     of_score = rows.groupby(["judged_by", "way"])["r"].mean()
     assert of_score["em", "all words"] == pytest.approx(-of_score["wrong", "all words"], abs=0.001)
     assert of_score["em", "all words"] > 0.5
+    # Each run is foretold by all others together.
+    succeed("tools/foretell.py", "--metric=em", "--plays=a,b,a+b", "--joined", "--out=j.jsonl", cwd=tmp_path)
+    rows = pd.DataFrame(runs.read_rows(tmp_path / "j.jsonl"))
+    pairs = {*zip(rows["source"], rows["target"], strict=True)}
+    assert pairs == {("b,a+b", "a"), ("a,a+b", "b"), ("a,b", "a+b")}

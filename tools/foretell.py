@@ -55,24 +55,14 @@ def foretold(policy: Policy, played: list[tuple[Episode, list[State]]],
              metrics: list[str]) -> dict[str, dict[str, float]]:
     """For each metric the correlation, within episodes, of the scores of plays and how much a policy likes
     their masks, for each way of liking."""
-    logits = []
-    for _, states in played:
-        of_episode, _ = policy_forward(policy, states)
-        logits.append(of_episode.cpu().numpy())
-    return correlations(logits, [episode for episode, _ in played], metrics)
-
-
-def correlations(logits: list[np.ndarray], episodes: list[Episode],
-                 metrics: list[str]) -> dict[str, dict[str, float]]:
-    """As `foretold`, from how much the tokens of each episode are liked (N, L), -inf where they must not be
-    masked."""
     scores, liked = defaultdict(list), defaultdict(list)
-    for tokens, episode in zip(logits, episodes, strict=True):
+    for episode, states in played:
         plays = episode.plays.values()
         for metric in metrics:
             score = np.array([play.scores[metric] for play in plays])
             scores[metric].append(score - score.mean())
-        tokens = sharpened(tokens, 1.0)
+        logits, _ = policy_forward(policy, states)              # (N, L)
+        tokens = sharpened(logits.cpu().numpy(), 1.0)
         rank = (-tokens).argsort(1).argsort(1)                  # 0 for the highest logit of a block
         n_maskable = np.isfinite(tokens).sum(1, keepdims=True)
         ways = {"all words": tokens, "highest tenth": rank < HIGHEST * n_maskable}
@@ -86,36 +76,16 @@ def correlations(logits: list[np.ndarray], episodes: list[Episode],
     return found
 
 
-def learned_from(played: list[tuple[Episode, list[State]]], hidden_size: int,
-                 cfg: Config) -> tuple[Policy, float]:
-    """The policy that is learned from the plays of one run, or of several; and how well its episodes agree
-    (train_nmg.p_agree)."""
-    learner = train_nmg.Learner(hidden_size, cfg)
-    for episode, states in played:
-        learner.learn(episode, states)
-    return learner.policy, train_nmg.p_agree(learner.gradients)
-
-
-def what_foretells_what(folders: list[str], joined: bool) -> list[tuple[list[str], list[str]]]:
-    """Pairs of runs that a policy is learned from, and of runs whose plays it foretells."""
-    pairs = []
-    for folder in folders:
-        others = [other for other in folders if other != folder]
-        pair = [folder], others
-        if joined:
-            pair = others, [folder]
-        pairs.append(pair)
-    return pairs
-
-
 def judged(sources: list[str], targets: list[str], played: dict[str, list], hidden_size: int,
            cfg: Config) -> Iterator[dict]:
     """A row for each target, score and way of liking: what a policy that was learned from the sources
     foretells."""
-    learned = [*itertools.chain.from_iterable(played[source] for source in sources)]
-    policy, p_agree = learned_from(learned, hidden_size, cfg)
+    learner = train_nmg.Learner(hidden_size, cfg)
+    for episode, states in itertools.chain.from_iterable(played[source] for source in sources):
+        learner.learn(episode, states)
+    p_agree = train_nmg.p_agree(learner.gradients)
     for target in targets:
-        for score, ways in foretold(policy, played[target], cfg.judged_by.split(",")).items():
+        for score, ways in foretold(learner.policy, played[target], cfg.judged_by.split(",")).items():
             for way, r in ways.items():
                 yield {"metric": cfg.metric, "judged_by": score, "source": ",".join(sources),
                        "p_agree": p_agree, "target": target, "way": way, "r": r}
@@ -149,7 +119,9 @@ def main(cfg: Config) -> None:
         order = "the others' policy on the first run, on the second, ..."
     print(f"{'score':<10}  {'liked':<14} mean   {order}")
     rows = []
-    for sources, targets in what_foretells_what(folders, cfg.joined):
+    for folder in folders:
+        others = [other for other in folders if other != folder]
+        sources, targets = (others, [folder]) if cfg.joined else ([folder], others)
         rows += judged(sources, targets, played, lm.config.hidden_size, cfg)
     runs.write_rows(Path(cfg.out), rows)
     for (score, way), found in pd.DataFrame(rows).groupby(["judged_by", "way"]):

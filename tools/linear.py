@@ -22,7 +22,7 @@ import finetune_cls
 from finetune import evaluate
 from finetune_cls import labels_of, lines_of
 from support import runs
-from support.data import Pieces
+from support.data import Pieces, Split
 from support.runs import UserError
 
 # The inverse of the penalty of logistic regression. Of 1, 10 and 100, the last two were as good on the dev
@@ -37,6 +37,11 @@ class Config(finetune_cls.Config):
     row: str = "linear"
     linear: bool = True             # has no other value here; in results, it tells this baseline from an LM
     save_model: bool = False        # has no other value here
+
+
+def pieces_of(split: Split, max_len: int) -> Pieces:
+    """Every text of a split once and whole, as the classifier reads it."""
+    return finetune_cls.pieces_of(split, 2**31)
 
 
 def texts_of(pieces: Pieces) -> list[str]:
@@ -65,7 +70,8 @@ def main(cfg: Config) -> None:
     if cfg.save_model or cfg.predict or not cfg.linear:
         raise UserError("the linear baseline is not kept; leave out --save_model, --predict, and --linear")
     # The task of finetune_cls.py, with another model.
-    task = vars(finetune_cls) | {"finetune": finetune, "predictions": predictions}
+    own = {"pieces_of": pieces_of, "finetune": finetune, "predictions": predictions}
+    task = vars(finetune_cls) | own
     evaluate(cfg, SimpleNamespace(**task))
 
 
