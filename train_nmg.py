@@ -28,7 +28,7 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from scipy.special import entr, log_softmax, softmax
+from scipy.special import entr, softmax
 from tqdm import tqdm
 
 import data_prep
@@ -195,26 +195,22 @@ def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray
 
 @torch.no_grad()
 def act(policy: Policy | None, states: list[State], batch: Batch, rng: RowRandom, p: float,
-        shift: np.ndarray | None = None, uniform: bool = False) -> Play:
-    """Masks the blocks of a batch (N, L). Tokens are drawn without replacement: uniformly for random (policy
-    None), else from the policy (section 3.2).
+        shift: np.ndarray | None = None) -> Play:
+    """Masks the blocks of a batch (N, L). Tokens are drawn without replacement: from the policy (section
+    3.2), or uniformly without one.
 
     shift: (N, L), added to the policy's logits: the player tries another policy in this episode (parameter
-        space noise, Plappert et al. 2018)
-    uniform: tokens are drawn uniformly also by a policy, which is the paper's exploration at the start"""
+        space noise, Plappert et al. 2018)"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
-    value = np.zeros(len(logits))
     if policy is not None:
-        policy_logits, values = policy_forward(policy, states)
-        value = values.cpu().numpy()
-        if not uniform:
-            logits = sharpened(policy_logits.cpu().numpy(), policy.sharpness)
+        policy_logits, _ = policy_forward(policy, states)
+        logits = sharpened(policy_logits.cpu().numpy(), policy.sharpness)
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
     if shift is not None:
         logits = logits + shift
     # The highest logits after Gumbel noise are draws from their softmax, without replacement.
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
-    return Play(mask, entropy, log_prob=log_softmax(logits, 1), value=value)
+    return Play(mask, entropy)
 
 
 def players_of(episode: int, cfg: Config) -> tuple[str, ...]:
@@ -231,8 +227,9 @@ def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch
     """All players mask the blocks of a batch (N, L), each with its own random stream; their plays by name.
 
     Learner and opponent explore in opposite directions, so that one of them is likely to beat the other. In
-    the paper's form they draw uniformly at first."""
-    uniform = cfg.paper and episode < cfg.uniform_episodes
+    the paper's form they draw uniformly at first, as random always does."""
+    if cfg.paper and episode < cfg.uniform_episodes:
+        policies = {}
     shifts = {}
     if not cfg.paper:
         shift = cfg.exploration * cfg.sharpness * random_direction(states, cfg.seed, episode)     # (N, L)
@@ -240,7 +237,7 @@ def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch
     plays = {}
     for name in players_of(episode, cfg):
         row_random = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
-        plays[name] = act(policies.get(name), states, batch, row_random, cfg.p, shifts.get(name), uniform)
+        plays[name] = act(policies.get(name), states, batch, row_random, cfg.p, shifts.get(name))
     return plays
 
 

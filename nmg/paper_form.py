@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import log_softmax
 
 from nmg import loop
 from nmg.plays import Episode, Play
@@ -108,17 +109,18 @@ def priority(R: np.ndarray, value: np.ndarray, inv_sqrt_frequency: np.ndarray) -
     return np.abs(R - value) * inv_sqrt_frequency
 
 
-def actions_of(number: int, play: Play, R: np.ndarray, rewarded: np.ndarray,
-               input_ids: np.ndarray) -> np.ndarray:
-    """The actions of a play that count, as replay stores them. R, rewarded, input_ids (N, L)."""
+def actions_of(number: int, R: np.ndarray, rewarded: np.ndarray, input_ids: np.ndarray,
+               log_prob: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """The actions of a play that count, as replay stores them. R, rewarded, input_ids, log_prob (N, L);
+    value (N,)."""
     block, position = rewarded.nonzero()
     actions = np.zeros(len(block), ACTION)
     actions["episode"] = number
     actions["block"] = block
     actions["position"] = position
     actions["R"] = R[rewarded]
-    actions["log_prob"] = play.log_prob[rewarded]
-    actions["value"] = play.value[block]
+    actions["log_prob"] = log_prob[rewarded]
+    actions["value"] = value[block]
     frequency = (input_ids[block] == input_ids[rewarded][:, None]).sum(1)
     actions["inv_sqrt_frequency"] = 1 / np.sqrt(frequency)
     return actions
@@ -192,12 +194,19 @@ class Agents:
     def policies(self) -> dict[str, Policy]:
         return {name: agent.policy for name, agent in self.agents.items()}
 
+    @torch.no_grad()
     def store(self, episode: Episode, states: list[State]) -> None:
         """Each agent remembers its own plays, with π_old, the policy that masked, which its loss needs."""
         self.states_of[self.number] = states
         for name, agent in self.agents.items():
             R, rewarded = rewards(episode.plays, name, self.cfg)
-            actions = actions_of(self.number, episode.plays[name], R, rewarded, episode.input_ids)
+            # The policy has not changed since it masked. In the first episodes it was not asked.
+            logits, value = policy_forward(agent.policy, states)
+            logits, value = logits.cpu().numpy(), value.cpu().numpy()
+            if self.number < self.cfg.uniform_episodes:
+                logits = np.where(episode.maskable, 0.0, -np.inf)
+            log_prob = log_softmax(logits, 1)
+            actions = actions_of(self.number, R, rewarded, episode.input_ids, log_prob, value)
             agent.replay = np.concatenate((agent.replay, actions))[-self.cfg.replay_size:]
         # States that no action needs are dropped.
         used = np.concatenate([agent.replay["episode"] for agent in self.agents.values()])

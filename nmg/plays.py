@@ -19,9 +19,6 @@ class Play:
     entropy: float      # of its policy without a shift, or of uniform draws; mean over blocks, in nats
     # On D_val', by metric; higher is better.
     scores: dict[str, float] = field(default_factory=dict)
-    # Only the paper's form reads these two:
-    log_prob: np.ndarray | None = None  # (N, L) log π_old, by which tokens were drawn
-    value: np.ndarray | None = None     # (N,) V of each block, by the player's own network (0 for random)
 
 
 @dataclass
@@ -54,8 +51,7 @@ def save_episode(file: Path, episode: Episode, log: dict) -> None:
 
 
 def load_episode(file: Path) -> tuple[Episode, dict]:
-    """The episode of a file, without what only the paper's form reads, and its line of metrics.jsonl. Raises
-    UserError if the file is damaged."""
+    """The episode of a file, and its line of metrics.jsonl. Raises UserError if the file is damaged."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
             about = json.loads(str(arrays["about"]))
