@@ -165,7 +165,8 @@ def test_an_agent_remembers_its_own_rewarded_actions():
     for name, agent in agents.agents.items():
         np.testing.assert_allclose(np.array(agent.replay.tolist()), expected[name][-40:], rtol=1e-5)
         episodes |= set(agent.replay["episode"].tolist())
-    assert agents.states_of == {number: states[number] for number in episodes} and {3} < episodes < {0, 1, 2, 3}
+    assert {3} < episodes < {0, 1, 2, 3}
+    assert agents.states_of == {number: states[number] for number in episodes}
 
 
 # ---------------------------------------------------------------- the policy and what it reads
