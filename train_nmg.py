@@ -135,11 +135,11 @@ class Config(PlayConfig):
     replay_size: int = 50_000       # actions that an agent remembers
 
 
-# What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. Two policies that had
-# learned from 48 plays of ChemProt scored 5 and 4 points above random masks after five epochs of fine-tuning.
-# About half of this gain comes from not masking punctuation. After 20 epochs policies of 48 plays, most of
-# them others, scored 1.6 points above random masks. On other tasks no gain is shown, and one policy lost
-# macro F1 (docs/learning.md).
+# What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. Of two policies that
+# had learned from 48 plays of ChemProt, one scored 5 points above random masks after five epochs of
+# fine-tuning, and one 4 and then 1. About half of the first gains comes from not masking punctuation. After
+# 20 epochs policies of 48 plays, most of them others, scored 1.6 points above random masks. On other tasks no
+# gain is shown, and one policy lost macro F1 (docs/learning.md).
 PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "val_share": 0.5,
                            "mlm_lr": 3e-4, "ft_lr": 2e-4, "max_len": 128, "ft_max_len": 128,
                            "batch_size": 8, "metric": "likelihood"}}
