@@ -16,11 +16,11 @@
 #                  and stands before newsqa, as table 3 is made of the last of QA
 #   LMS, SEEDS     LMs and seeds. The paper has three seeds, too few for any p below .05; docs/results.md says
 #                  what more of them cost
-#   MASKERS        any --masker of pretrain.py (nmg: and sampled: with one folder), or a policy to be learned first: nmg
-#                  (its most probable tokens are masked), sampled (tokens are drawn from the same policy), mean
-#                  (they are drawn from the mean of all POLICIES policies), nmg-paper (the paper's form),
-#                  nmg-alone and nmg-fresh (table 3: without self-play; without continual adaptation), linear
-#                  (a baseline without an LM, for CLS: tools/linear.py);
+#   MASKERS        any --masker of pretrain.py (nmg: and sampled: with one folder), or a policy to be learned
+#                  first: nmg (its most probable tokens are masked), sampled (tokens are drawn from the same
+#                  policy), mean (they are drawn from the mean of all POLICIES policies), nmg-paper (the
+#                  paper's form), nmg-alone and nmg-fresh (table 3: without self-play; without continual
+#                  adaptation), linear (a baseline without an LM, for CLS: tools/linear.py);
 #                  MASKER,--flag=value gives flags of pretrain.py to one row: random,--p=0.3
 #   POLICIES=3     how many policies a row has, as they differ, too; seed s uses policy s % POLICIES
 #   JOBS=1         commands at once; PYTHON=python runs them

@@ -200,7 +200,7 @@ class Agents:
         self.states_of[self.number] = states
         for name, agent in self.agents.items():
             R, rewarded = rewards(episode.plays, name, self.cfg)
-            # The policy has not changed since it masked. In the first episodes it was not asked.
+            # The policy is still the one that masked. In the first episodes tokens were drawn uniformly.
             logits, value = policy_forward(agent.policy, states)
             logits, value = logits.cpu().numpy(), value.cpu().numpy()
             if self.number < self.cfg.uniform_episodes:
