@@ -158,7 +158,8 @@ def join(train: Split, corpus: Split, same_documents: bool, folder: Path) -> Non
     shift = 0 if same_documents else 2**31
     # Numbers from 0, of 32 bits.
     _, doc = np.unique(np.concatenate((train.doc, corpus.doc + np.int64(shift))), return_inverse=True)
-    append(folder, arrays | {"doc": [doc]})
+    arrays["doc"] = [doc]
+    append(folder, arrays)
 
 
 def split_to_predict(records: list[dict], tokenizer, labels: list[str], folder: Path, what: str) -> Split:
@@ -499,15 +500,14 @@ def words_of_tokens(text: str, offsets: np.ndarray) -> tuple[np.ndarray, np.ndar
     return begin, end, np.cumsum(first > last_before) - 1
 
 
-def label_id(record: dict, labels: dict[str, int], errors: list[str]) -> int:
-    """The index of a record's label (labels: name -> index); -1 where it has none of them, and why to
-    `errors`."""
+def label_id(record: dict, id_of_label: dict[str, int], errors: list[str]) -> int:
+    """The index of a record's label; -1 where it has none that is known, and why to `errors`."""
     label = record.get("label")
-    if isinstance(label, str) and label in labels:
-        return labels[label]
+    if isinstance(label, str) and label in id_of_label:
+        return id_of_label[label]
     # One is enough.
     if not errors:
-        reason = f"the label {label!r} is not among those of train ({', '.join(labels)})"
+        reason = f"the label {label!r} is not among those of train ({', '.join(id_of_label)})"
         if label is None:
             reason = "there is no label"
         elif not isinstance(label, str):

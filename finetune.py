@@ -39,8 +39,7 @@ MOST_LABELS = 20
 
 @dataclass
 class EvaluationConfig(DataFlags):
-    """The flags that all finetune_*.py share; each adds its own. (runs.parse_flags adds `given`, the names of
-    those that stood on the command line.)"""
+    """The flags that all finetune_*.py share; each adds its own."""
     lm: str = "tiny"                # tiny, a folder of pretrain.py, a Hugging Face folder or hub name
     predict: str | None = None      # a file of rows to predict with a fine-tuned --lm, without training
     split: str | None = None        # scored: test, or dev to choose by; None: test if there is one
@@ -311,17 +310,18 @@ def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
         print(f"{len(predicted):,} of {len(rows):,} rows have text; {cut_share(pieces):.1%} of the texts are "
               f"cut to {cfg.max_len} tokens", flush=True)
         # The first example tells the names of the new columns, before hours of prediction.
-        for name in task.outputs(model, pieces.take(np.arange(1)))[0]:
+        columns = [*task.outputs(model, pieces.take(np.arange(1)))[0]]
+        for name in columns:
             if any(name in row for row in rows):
                 raise UserError(f"{cfg.predict}: has a column {name!r} already, which is one of the "
                                 "predictions; rename it")
         outputs = task.outputs(model, pieces)
     for row in rows:
-        row.update(dict.fromkeys(outputs[0]))
+        row.update(dict.fromkeys(columns))
     for row, output in zip(predicted, outputs, strict=True):
         row.update(output)
     write_predicted(out, rows)
-    print(f"Predictions: {out}, with the columns {', '.join([*outputs[0]][:MOST_LABELS])} behind those of "
+    print(f"Predictions: {out}, with the columns {', '.join(columns[:MOST_LABELS])} behind those of "
           f"{cfg.predict}")
 
 
@@ -360,8 +360,8 @@ def write_predicted(out: Path, rows: list[dict]) -> None:
         table.writeheader()
         # A cell that holds a list or an object has it as JSON.
         for row in plain:
-            row |= {name: json.dumps(value) for name, value in row.items() if isinstance(value, list | dict)}
-        table.writerows(plain)
+            lists = {name: json.dumps(value) for name, value in row.items() if isinstance(value, list | dict)}
+            table.writerow(row | lists)
 
 
 if __name__ == "__main__":

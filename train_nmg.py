@@ -135,11 +135,8 @@ class Config(PlayConfig):
     replay_size: int = 50_000       # actions that an agent remembers
 
 
-# What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. Of two policies that
-# had learned from 48 plays of ChemProt, one scored 5 points above random masks after five epochs of
-# fine-tuning, and one 4 and then 1. About half of the first gains comes from not masking punctuation. After
-# 20 epochs policies of 48 plays, most of them others, scored 1.6 points above random masks. On other tasks no
-# gain is shown, and one policy lost macro F1 (docs/learning.md).
+# What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. What policies of 48
+# plays gained with it on ChemProt, and where no gain is shown, stands in docs/learning.md.
 PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "val_share": 0.5,
                            "mlm_lr": 3e-4, "ft_lr": 2e-4, "max_len": 128, "ft_max_len": 128,
                            "batch_size": 8, "metric": "likelihood"}}
@@ -435,8 +432,8 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
         learners_weights = run_players(lm, subtask, plays, task, cfg)
 
         if is_main:
-            # 4. What was masked is rewarded by how its player did against the others, and
-            # 5. the policy learns from this episode and all before it.
+            # 4. and 5. What was masked is rewarded by how its player did against the others, and the policy
+            #    learns from this episode and all before it.
             episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
             learned = learner.learn(episode, states)
 

@@ -151,8 +151,8 @@ def parse_flags(config: type, args: list[str], tiny: dict | None = None,
         print(f"--preset={preset} gives these flags their values: {as_flags(chosen)}")
         defaults |= chosen
     cfg = config(**defaults, **given)
-    # The names of the flags that were given on the command line, for --predict.
-    cfg.given = {*given}
+    # --predict tells a flag that was given from one that has its default, also where the values are equal.
+    cfg.given = given
     return cfg
 
 

@@ -545,11 +545,11 @@ def doc_number(value: object, column: str) -> int:
 def context_of(row: dict, text: str) -> str:
     """The column that questions are about: `text` if it is a name that somebody chose, which must be there,
     or if there is no "context"."""
-    if text not in row and text != DataFlags.text:
+    if text == DataFlags.text and ("context" in row or text not in row):
+        return "context"
+    if text not in row:
         raise missing_field(text, row)
-    if text in row and (text != DataFlags.text or "context" not in row):
-        return text
-    return "context"
+    return text
 
 
 def qa_record(row: dict, columns: DataFlags) -> dict:
@@ -575,9 +575,8 @@ def squad_answers(qa: dict) -> dict:
     is no such field. check_answers in data_prep.py says whether they can be used."""
     answers = []
     given = qa.get("answers")
-    if is_missing(given):
-        given = []
-    if isinstance(given, str):
+    # One that is missing is skipped below.
+    if is_missing(given) or isinstance(given, str):
         given = [given]
     # In SQuAD 2 and the like, what stands there may be a trap.
     if any(str(qa.get(name)).lower() in ("true", "1", "1.0") for name in UNANSWERABLE):

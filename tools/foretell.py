@@ -81,8 +81,9 @@ def judged(sources: list[str], targets: list[str], played: dict[str, list], hidd
     """A row for each target, score and way of liking: what a policy that was learned from the sources
     foretells."""
     learner = train_nmg.Learner(hidden_size, cfg)
-    for episode, states in itertools.chain.from_iterable(played[source] for source in sources):
-        learner.learn(episode, states)
+    for source in sources:
+        for episode, states in played[source]:
+            learner.learn(episode, states)
     p_agree = train_nmg.p_agree(learner.gradients)
     for target in targets:
         for score, ways in foretold(learner.policy, played[target], cfg.judged_by.split(",")).items():
@@ -121,7 +122,9 @@ def main(cfg: Config) -> None:
     rows = []
     for folder in folders:
         others = [other for other in folders if other != folder]
-        sources, targets = (others, [folder]) if cfg.joined else ([folder], others)
+        sources, targets = [folder], others
+        if cfg.joined:
+            sources, targets = others, [folder]
         rows += judged(sources, targets, played, lm.config.hidden_size, cfg)
     runs.write_rows(Path(cfg.out), rows)
     for (score, way), found in pd.DataFrame(rows).groupby(["judged_by", "way"]):

@@ -40,7 +40,7 @@ class Config(finetune_cls.Config):
 
 
 def pieces_of(split: Split, max_len: int) -> Pieces:
-    """Every text of a split once and whole, as the classifier reads it."""
+    """Every text of a split once and whole, so that none is said to be cut."""
     return finetune_cls.pieces_of(split, 2**31)
 
 
@@ -70,8 +70,7 @@ def main(cfg: Config) -> None:
     if cfg.save_model or cfg.predict or not cfg.linear:
         raise UserError("the linear baseline is not kept; leave out --save_model, --predict, and --linear")
     # The task of finetune_cls.py, with another model.
-    own = {"pieces_of": pieces_of, "finetune": finetune, "predictions": predictions}
-    task = vars(finetune_cls) | own
+    task = vars(finetune_cls) | {"pieces_of": pieces_of, "finetune": finetune, "predictions": predictions}
     evaluate(cfg, SimpleNamespace(**task))
 
 

@@ -146,8 +146,7 @@ def check_maskers(study: Study) -> None:
     if "random" not in study.rows or len({*study.rows}) < len(study.rows):
         raise UserError(f"{study.file}: maskers={study.plan.maskers}: must hold random, and none twice")
     # A log has no absolute paths, so that files are told apart by what is left of theirs (open_study).
-    files = [runs.portable(row) for row in study.rows if ":" in row]
-    if len({*files}) < len(files):
+    if len({runs.portable(row) for row in study.rows}) < len(study.rows):
         raise UserError(f"{study.file}: maskers={study.plan.maskers}: two of them differ in absolute paths "
                         "alone; rename one folder or file")
     primary = study.plan.primary
