@@ -84,7 +84,7 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, seed: int = 0, **training: 
                       problem_type="single_label_classification")
     labels = torch.from_numpy(labels_of(pieces))
 
-    def make_batch(step, epoch, indices):
+    def make_batch(epoch, indices):
         return collate(pieces, indices).tensors() | {"labels": labels[indices]}
 
     fit(model, pieces.length, make_batch, loss_fn, seed=seed, desc="fine-tuning", **training)

@@ -98,7 +98,7 @@ def finetune(lm: torch.nn.Module, pieces: Pieces, *, seed: int = 0, **training: 
     training: epochs, lr, batch_size and more, as in loop.fit"""
     model = with_head(lm, AUTO_CLASS, seed, num_labels=2)
 
-    def make_batch(step, epoch, indices):
+    def make_batch(epoch, indices):
         batch = collate(pieces, indices)
         return batch.tensors() | {"labels": targets(batch, pieces)}
 

@@ -40,7 +40,6 @@ class Config(DataFlags):
     masker: str = "random"          # a name in maskers.py, nmg:FOLDER, sampled:FOLDER, difference:FILE, or
                                     # FILE.py:function
     p: float = 0.15                 # share of tokens to mask; give 0.05 yourself for a learned masker
-    p_end: float | None = None      # this share at the last step, linear in between; None: p at all steps
     epochs: int = 1                 # passes over the text; give 3 yourself for a learned masker
     max_steps: int | None = None    # stop after so many steps, with lr at 0 by then; None: after all epochs
     lr: float = 2e-5                # raise it for LMs smaller than BERT-base (6 layers x 384: 3e-4)
@@ -109,31 +108,20 @@ def mlm_loss(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.
 
 # ---------------------------------------------------------------- training
 
-def masking_rate(p: float, p_end: float | None, step: int, steps: int) -> float:
-    """The share of tokens to mask at a step, linear in the steps from p to p_end (Ankner et al. 2024)."""
-    if p_end is None:
-        return p
-    return p + step / max(1, steps - 1) * (p_end - p)
-
-
-def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, p: float, epochs: int,
-             lr: float, batch_size: int, p_end: float | None = None, max_steps: int | None = None,
-             seed: int = 0, remask: bool = True, desc: str = "MLM", **training: object) -> float:
+def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, p: float, seed: int = 0,
+             remask: bool = True, desc: str = "MLM", **training: object) -> float:
     """Trains `model` in place on blocks of text; returns the seconds that it took.
 
-    p, p_end: as in masking_rate; remask: draws masks and corruption anew in each epoch; otherwise they stay
-    the same, unless the masker reads the LM. All else, and what `training` may hold, as in loop.fit"""
+    p: the share of tokens to mask; remask: draws masks and corruption anew in each epoch; otherwise they stay
+    the same, unless the masker reads the LM; training: epochs, lr, batch_size and more, as in loop.fit"""
     reader = LMReader(model)
-    steps = steps_of(pieces.length, batch_size, epochs, max_steps)
 
-    def make_batch(step, epoch, indices):
+    def make_batch(epoch, indices):
         mask_epoch = epoch if remask else 0
-        rate = masking_rate(p, p_end, step, steps)
-        batch, mask, corrupted = mask_batch(pieces, masker, rate, seed, mask_epoch, indices, reader)
+        batch, mask, corrupted = mask_batch(pieces, masker, p, seed, mask_epoch, indices, reader)
         return mlm_tensors(batch, mask, corrupted)
 
-    return fit(model, pieces.length, make_batch, mlm_loss, epochs=epochs, batch_size=batch_size, lr=lr,
-               max_steps=max_steps, seed=seed, desc=desc, **training)
+    return fit(model, pieces.length, make_batch, mlm_loss, seed=seed, desc=desc, **training)
 
 
 @torch.no_grad()
@@ -201,11 +189,10 @@ def log_held_out(folder: Path, step: int, loss: float) -> None:
 
 def what_was_done(cfg: Config, pieces: Pieces, steps: int, before: float | None, after: float | None) -> str:
     """What the card of the adapted LM says."""
-    rate = cfg.p if cfg.p_end is None else f"{cfg.p} to {cfg.p_end}"
     text = f"""{steps:,} steps of masked language modeling, {cfg.batch_size} blocks per step, from \
 {len(pieces):,} blocks of
 text ({(pieces.end - pieces.begin).sum():,} tokens). The words to mask were chosen by
-`{runs.portable(cfg.masker)}`, at a rate of {rate}."""
+`{runs.portable(cfg.masker)}`, at a rate of {cfg.p}."""
     if before is not None:
         text += f"""
 
@@ -276,7 +263,7 @@ def main(cfg: Config) -> None:
 
     if cfg.masker != "none":
         steps = steps_of(pieces.length, cfg.batch_size, cfg.epochs, cfg.max_steps)
-        seconds = pretrain(model, pieces, masker, p=cfg.p, p_end=cfg.p_end, epochs=cfg.epochs, lr=cfg.lr,
+        seconds = pretrain(model, pieces, masker, p=cfg.p, epochs=cfg.epochs, lr=cfg.lr,
                            batch_size=cfg.batch_size, max_steps=cfg.max_steps, micro_batch=cfg.micro_batch,
                            warmup=cfg.warmup, weight_decay=cfg.weight_decay, seed=cfg.seed,
                            distributed=True, checkpoint=checkpoint, after_step=look, desc=f"MLM {cfg.masker}")

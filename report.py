@@ -34,9 +34,8 @@ PAPER_ROWS = {"none": "No PT", "random": "Random", "whole": "Whole", "span": "Sp
 # Settings that say where things lie, or that a table shows by itself, and so are not compared.
 NOT_COMPARED = {"masker", "dataset", "lm", "split", "spacy_model", "eval_every", "weights"}
 # Settings that a table names, where they are set.
-SHOWN = ("contexts", "examples", "p", "mlm_epochs", "pretraining.p", "pretraining.p_end",
-         "pretraining.epochs", "pretraining.max_steps", "pretraining.lr", "labelled", "epochs", "lr",
-         "batch_size")
+SHOWN = ("contexts", "examples", "p", "mlm_epochs", "pretraining.p", "pretraining.epochs",
+         "pretraining.max_steps", "pretraining.lr", "labelled", "epochs", "lr", "batch_size")
 
 # What a line of results has at least, and the types of these.
 LINE = {"dataset": str, "lm": str, "masker": str, "seed": int, "split": str, "seconds": dict, "config": dict,

@@ -148,7 +148,7 @@ def take_step(module: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler:
     return loss
 
 
-def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, int, np.ndarray], dict],
+def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, np.ndarray], dict],
         loss_fn: Callable[[torch.nn.Module, dict], torch.Tensor], *, epochs: int, batch_size: int, lr: float,
         max_steps: int | None = None, micro_batch: int | None = None, warmup: float = 0.0,
         weight_decay: float = 0.0, seed: int = 0, distributed: bool = False, checkpoint: Path | None = None,
@@ -156,7 +156,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     """Trains `model` in place; returns the seconds that it took.
 
     length: (M,) tokens of each piece
-    make_batch: (step, epoch, indices) -> tensors, "labels" among them, where -100 is no label
+    make_batch: (epoch, indices) -> tensors, "labels" among them, where -100 is no label
     loss_fn: (model, tensors) -> the SUM of the losses of the labels; steps follow the mean
     micro_batch: rows of one forward pass; None: the whole batch. Fewer need less memory; but for dropout, the
         gradient is the same
@@ -190,7 +190,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, i
     order = itertools.islice(batches(length, batch_size, epochs, seed), done, steps)
     bar = progress(order, desc, total=steps, initial=done)
     for epoch, indices in bar:
-        make_part = functools.partial(make_batch, done, epoch)
+        make_part = functools.partial(make_batch, epoch)
         parts = [part_of(rows, indices, make_part)
                  for rows in micro_batches(indices, micro_batch, rank, world)]
         # Every step has a dropout stream of its own, so that a resumed run draws the same.

@@ -257,13 +257,13 @@ def test_the_loss_is_that_of_transformers_summed(kind, folder_of, tok, monkeypat
     model.cpu().eval()
     alone = 0.0
     for i in range(5):
-        tensors = make_batch(0, 0, np.array([i]))
+        tensors = make_batch(0, np.array([i]))
         labels = tensors.pop("labels")
         if kind == "cls":
             alone += model(**tensors, labels=labels).loss
         else:
             alone += 2 * model(**tensors, start_positions=labels[:, 0], end_positions=labels[:, 1]).loss
-    torch.testing.assert_close(loss_fn(model, make_batch(0, 0, np.arange(5))), alone, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(loss_fn(model, make_batch(0, np.arange(5))), alone, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.training

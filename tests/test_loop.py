@@ -56,7 +56,7 @@ LABELS[torch.arange(6) >= torch.arange(21)[:, None] % 5] = -100
 LENGTH = np.full(len(IDS), 6)
 
 
-def make_batch(step, epoch, indices):
+def make_batch(epoch, indices):
     return {"input_ids": IDS[indices], "labels": LABELS[indices]}
 
 
@@ -104,7 +104,7 @@ def test_a_batch_without_labels_changes_nothing():
     model = Tagger()
     before = weights(model)
     no_labels = torch.full_like(LABELS, -100)
-    fit(model, lambda step, epoch, rows: {"input_ids": IDS[rows], "labels": no_labels[rows]}, epochs=4)
+    fit(model, lambda epoch, rows: {"input_ids": IDS[rows], "labels": no_labels[rows]}, epochs=4)
     assert same(before, weights(model))
 
 
@@ -116,9 +116,9 @@ def test_every_step_has_a_dropout_of_its_own():
             draws.append(torch.rand(()).item())
             return tagger_loss(model, tensors)
 
-        def noisy_batch(step, epoch, indices):
+        def noisy_batch(epoch, indices):
             torch.rand(noise)
-            return make_batch(step, epoch, indices)
+            return make_batch(epoch, indices)
 
         draws = []
         fit(Tagger().eval(), noisy_batch, loss_fn, seed=seed)
@@ -158,11 +158,11 @@ def stopping_after(steps):
     """make_batch that raises once it has made so many batches."""
     made = []
 
-    def stopping(step, epoch, indices):
+    def stopping(epoch, indices):
         if len(made) == steps:
             raise Killed
         made.append(indices)
-        return make_batch(step, epoch, indices)
+        return make_batch(epoch, indices)
     return stopping
 
 
@@ -645,7 +645,7 @@ def test_a_step_asks_for_no_number_and_its_end_for_one(monkeypatch):
     patch_devices(monkeypatch, "precision_of", lambda model: torch.bfloat16)
     asked, found = AskedNumbers(), []
 
-    def make_batch(step, epoch, indices):
+    def make_batch(epoch, indices):
         found.append(asked.count)
         return padded_ids()
 

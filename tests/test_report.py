@@ -354,9 +354,9 @@ def test_settings_that_differ_are_named_with_their_rows(tmp_path):
 def test_the_settings_of_random_are_named(tmp_path):
     add(tmp_path, "none", 0, config={"lr": 1e-3})
     assert notes_of(tmp_path)[0] == "- Settings: epochs 3, lr 0.001."
-    add(tmp_path, "random", 0, config={"labelled": 500}, pretraining={"p": 0.3, "p_end": 0.15})
+    add(tmp_path, "random", 0, config={"labelled": 500}, pretraining={"p": 0.3, "max_steps": 9})
     assert notes_of(tmp_path)[0] == (
-        "- Settings: pretraining.p 0.3, pretraining.p_end 0.15, pretraining.epochs 1, labelled 500, "
+        "- Settings: pretraining.p 0.3, pretraining.epochs 1, pretraining.max_steps 9, labelled 500, "
         "epochs 3, lr 0.0002.")
 
 

@@ -83,7 +83,7 @@ def loss_fn(model, tensors):
 def finetune(lm, pieces, *, seed=0, **training):
     model = with_head(lm, AutoModelForTokenClassification, seed, num_labels=len(TAGS))
 
-    def make_batch(step, epoch, indices):
+    def make_batch(epoch, indices):
         batch = collate(pieces, indices)
         tag = np.where(batch.in_text, pieces.split.tag[batch.token_at], -100)
         return batch.tensors() | {"labels": torch.from_numpy(tag).long()}
