@@ -57,15 +57,15 @@ class EvaluationConfig(DataFlags):
     save_model: bool = True         # keep the fine-tuned model in `out`, a Hugging Face folder; False: none
 
 
-def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
+def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
     """Fine-tunes cfg.lm on train (all processes of torchrun), predicts a split, and adds a line of results;
     with cfg.predict see `predict`.
 
     task: finetune_cls, finetune_qa, or another file with their interface
-    cfg: the Config of that file; options: more keyword arguments of its pieces_of"""
+    cfg: the Config of that file"""
     devices.use_fast_path(cfg.fast)
     if cfg.predict:
-        predict(cfg, task, **options)
+        predict(cfg, task)
         return
     check_results(Path(cfg.results))
 
@@ -84,8 +84,8 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     if cfg.labelled:
         data["train"].limit_labels(cfg.labelled, cfg.seed)
     data.check_labels("train", cfg.split)
-    train = task.pieces_of(data["train"], cfg.max_len, **options).labelled_only()
-    evaluated = task.pieces_of(data[cfg.split], cfg.max_len, **options)
+    train = task.pieces_of(data["train"], cfg.max_len).labelled_only()
+    evaluated = task.pieces_of(data[cfg.split], cfg.max_len)
     describe(train, evaluated, cfg)
 
     # 2. the folder of this run
@@ -267,11 +267,11 @@ def add_result(path: Path, run: Run, row: str | None = None) -> None:
 
 # ---------------------------------------------------------------- predicting rows without labels
 
-def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
+def predict(cfg: EvaluationConfig, task: ModuleType) -> None:
     """Predicts every row of the file cfg.predict with the fine-tuned model cfg.lm, and writes the rows in the
     same order, with task.outputs behind their own columns. Nothing is trained. Labels are not read.
 
-    task, options: as in evaluate. A row without text stays, and nothing is predicted for it."""
+    task: as in evaluate. A row without text stays, and nothing is predicted for it."""
     if not runs.is_main_process():
         return
     if not hasattr(task, "outputs"):
@@ -279,15 +279,13 @@ def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
                         "`outputs`")
     out = predicted_file(cfg)
 
-    # 1. the model, with the length and the options (such as max_answer) that it was fine-tuned with, unless
-    # flags say otherwise
+    # 1. the model, with the length that it was fine-tuned with, unless the flag says otherwise
     model = load_finetuned(cfg.lm, task.AUTO_CLASS)
     tokenizer = load_tokenizer(cfg.lm)
     settings = runs.read_run(cfg.lm).get("settings", {})
-    learned = {}
-    for name, value in (options | {"max_len": cfg.max_len}).items():
-        learned[name] = value if name in cfg.given else settings.get(name, value)
-    cfg.max_len = max_len_of(model, learned.pop("max_len"))
+    if "max_len" not in cfg.given:
+        cfg.max_len = settings.get("max_len", cfg.max_len)
+    cfg.max_len = max_len_of(model, cfg.max_len)
     labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
 
     # 2. the rows; of a text with several questions, a row for each
@@ -306,7 +304,7 @@ def predict(cfg: EvaluationConfig, task: ModuleType, **options) -> None:
     # 3. predict
     with tempfile.TemporaryDirectory() as folder:
         split = data_prep.split_to_predict(records, tokenizer, labels, Path(folder, "new"), cfg.predict)
-        pieces = task.pieces_of(split, cfg.max_len, **learned)
+        pieces = task.pieces_of(split, cfg.max_len)
         print(f"{len(predicted):,} of {len(rows):,} rows have text; {cut_share(pieces):.1%} of the texts are "
               f"cut to {cfg.max_len} tokens", flush=True)
         # The first example tells the names of the new columns, before hours of prediction.

@@ -35,6 +35,7 @@ AUTO_CLASS = AutoModelForQuestionAnswering
 
 OVERLAP = 128       # context tokens that two windows share; in short windows a third
 MAX_QUESTION = 64   # tokens; longer questions are cut
+MAX_ANSWER = 30     # tokens; longer answers are never predicted
 
 
 @dataclass
@@ -46,19 +47,18 @@ class Config(EvaluationConfig):
     lr: float = 3e-5                # raise it for LMs smaller than BERT-base (6 layers x 384: 2e-4)
     batch_size: int = 16            # windows per step; the paper chose from 12, 16, 32
     max_len: int = 384              # tokens of a window: question and text
-    max_answer: int = 30            # tokens of the longest answer that is considered
 
 
 # ---------------------------------------------------------------- the task
 
-def pieces_of(split: Split, max_len: int, max_answer: int = Config.max_answer) -> Pieces:
+def pieces_of(split: Split, max_len: int) -> Pieces:
     """Every question with its context, in windows of max_len tokens. Prints the share of the answers that are
-    longer than max_answer tokens."""
-    longer = (np.diff(split.answer) >= max_answer).mean()
+    longer than MAX_ANSWER tokens."""
+    longer = (np.diff(split.answer) >= MAX_ANSWER).mean()
     if longer:
-        print(f"WARNING: {longer:.2%} of the answers of {split.folder.name} are longer than {max_answer} "
-              "tokens and can never be found; finetune_qa.py --max_answer=N allows for longer ones")
-    return windows(split, max_len, min(OVERLAP, max_len // 3), MAX_QUESTION, max_answer)
+        print(f"WARNING: {longer:.2%} of the answers of {split.folder.name} are longer than {MAX_ANSWER} "
+              "tokens and can never be found; a larger MAX_ANSWER in finetune_qa.py allows for longer ones")
+    return windows(split, max_len, min(OVERLAP, max_len // 3), MAX_QUESTION)
 
 
 def answer_tokens(pieces: Pieces, indices: np.ndarray) -> np.ndarray:
@@ -111,7 +111,7 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
     the raw text, with the sum of its start and end logit, its probability in its window, exact match and F1
     in [0, 1], and the log likelihood of the right answer.
 
-    Every span of at most pieces.max_answer context tokens is considered."""
+    Every span of at most MAX_ANSWER context tokens is considered."""
     split = pieces.split
     score = np.zeros(len(pieces))
     probability = np.zeros(len(pieces))
@@ -123,7 +123,7 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
         log_probs = ends_log_probs(output, batch)
         log_prob[indices] = answer_log_prob(log_probs, batch, pieces)
         in_text = torch.tensor(batch.in_text, device=device())
-        score[indices], columns = best_span(output, in_text, pieces.max_answer)
+        score[indices], columns = best_span(output, in_text)
         probability[indices] = span_log_prob(log_probs, torch.from_numpy(columns)).exp().numpy()
         tokens[indices] = np.take_along_axis(batch.token_at, columns, 1)
 
@@ -157,18 +157,18 @@ def summary(lines: list[dict]) -> dict[str, float]:
     return {"em": 100 * float(em), "f1": 100 * float(f1)}
 
 
-def best_span(output, in_text: torch.Tensor, max_answer: int) -> tuple[np.ndarray, np.ndarray]:
-    """The score of the best span of at most max_answer tokens of each window (B,), and its first and last
+def best_span(output, in_text: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The score of the best span of at most A = MAX_ANSWER tokens of each window (B,), and its first and last
     column (B, 2).
 
     in_text: (B, L) bool, True somewhere in each row."""
     start = output.start_logits.float().masked_fill(~in_text, -torch.inf)                       # (B, L)
     end = output.end_logits.float().masked_fill(~in_text, -torch.inf)
-    # ends[:, i] holds the logits of ends at i, i + 1, ... i + max_answer - 1.
-    ends = F.pad(end, (0, max_answer - 1), value=-torch.inf).unfold(1, max_answer, 1)           # (B, L, A)
+    # ends[:, i] holds the logits of ends at i, i + 1, ... i + A - 1.
+    ends = F.pad(end, (0, MAX_ANSWER - 1), value=-torch.inf).unfold(1, MAX_ANSWER, 1)           # (B, L, A)
     score, flat = (start[:, :, None] + ends).flatten(1).max(1)                                  # (B,)
-    first = flat // max_answer
-    columns = torch.stack((first, first + flat % max_answer), 1)
+    first = flat // MAX_ANSWER
+    columns = torch.stack((first, first + flat % MAX_ANSWER), 1)
     return score.cpu().numpy(), columns.cpu().numpy()
 
 
@@ -226,7 +226,7 @@ def f1_score(predicted: str, references: list[str]) -> float:
 # ---------------------------------------------------------------- the script
 
 def main(cfg: Config) -> None:
-    evaluate(cfg, sys.modules[__name__], max_answer=cfg.max_answer)
+    evaluate(cfg, sys.modules[__name__])
 
 
 if __name__ == "__main__":

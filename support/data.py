@@ -200,7 +200,7 @@ class Pieces:
     """M pieces of a split: piece m is tokens begin[m]:end[m] of the split, in text text_ids[m].
 
     question_ids (M,): the question that stands before the piece; None in a task without questions
-    max_question: tokens beyond which a question is cut; max_answer: of the longest answer that is predicted
+    max_question: tokens beyond which a question is cut
     labelled: the texts of train whose labels a masker may read (`label` does): those of a sub-task; None: all
         that fine-tuning may use, split.train.labelled"""
     split: Split
@@ -209,7 +209,6 @@ class Pieces:
     end: np.ndarray
     question_ids: np.ndarray | None = None
     max_question: int = 0
-    max_answer: int = 0
     labelled: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -283,7 +282,7 @@ def truncated(split: Split, max_len: int) -> Pieces:
     return Pieces(split, np.arange(len(split)), begin, np.minimum(split.token_start[1:], begin + room))
 
 
-def windows(split: Split, max_len: int, overlap: int, max_question: int, max_answer: int) -> Pieces:
+def windows(split: Split, max_len: int, overlap: int, max_question: int) -> Pieces:
     """Every question with its text, in windows of at most max_len tokens that share `overlap` text tokens."""
     special = split.special
     question = np.minimum(np.diff(split.question_start), max_question)                          # (Q,)
@@ -303,7 +302,7 @@ def windows(split: Split, max_len: int, overlap: int, max_question: int, max_ans
     text_ids = split.question_text[question_ids]
     begin = split.token_start[text_ids] + nth * step[question_ids]
     end = np.minimum(begin + room[question_ids], split.token_start[text_ids + 1])
-    return Pieces(split, text_ids, begin, end, question_ids, max_question, max_answer)
+    return Pieces(split, text_ids, begin, end, question_ids, max_question)
 
 
 # ---------------------------------------------------------------- batches

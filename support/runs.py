@@ -45,7 +45,7 @@ AT_LEAST_ZERO = {
     "uniform_episodes", "weight_decay"}
 AT_LEAST_ONE = {
     "batch_size", "contexts", "docs", "epochs", "eval_every", "examples", "ft_epochs",
-    "ft_max_len", "labelled", "max_answer", "max_len", "max_steps", "micro_batch", "minibatch",
+    "ft_max_len", "labelled", "max_len", "max_steps", "micro_batch", "minibatch",
     "mlm_epochs", "policies", "random_every", "replay_size", "seeds",
     "updates_per_episode", "validation"}
 # Which files of the repository a run is made by.

@@ -519,7 +519,7 @@ def test_blocks_keep_every_token_once(kind, tmp_path):
 def test_windows_are_those_of_hugging_face(kind, tmp_path):
     tok, context = fast_tokenizer(kind), " ".join(TEXTS * 3)
     write_json(tmp_path / "d/train.json", squad([context, TEXTS[0]], ["many pieces", "mat"]))
-    pieces = windows(load(str(tmp_path / "d"), tok)["train"], 48, 8, 64, max_answer=30)
+    pieces = windows(load(str(tmp_path / "d"), tok)["train"], 48, 8, 64)
     batch = all_of(pieces)
     theirs = tok(["What is number 0?", "What is number 1?"], [context, TEXTS[0]], truncation="only_second",
                  max_length=48, stride=8, return_overflowing_tokens=True, padding=True, return_tensors="np",

@@ -104,10 +104,11 @@ def test_accuracy_and_macro_f1_are_torchmetrics(pairs):
 
 # ---------------------------------------------------------------- predictions
 
-def test_the_best_spans_are_those_of_brute_force(questions, tok):
+def test_the_best_spans_are_those_of_brute_force(questions, tok, monkeypatch):
     """All spans of all windows of a question, scored one by one from the model's own logits."""
+    monkeypatch.setattr(finetune_qa, "MAX_ANSWER", 7)
     split = questions["test"]
-    pieces = windows(split, 40, 10, 20, max_answer=7)
+    pieces = windows(split, 40, 10, 20)
     model = models.with_head(random_lm("bert", len(tok)), AutoModelForQuestionAnswering, 0, num_labels=2)
     torch.nn.init.normal_(model.qa_outputs.weight, std=3.0)
     predicted = finetune_qa.predictions(model, pieces)
@@ -194,7 +195,7 @@ def test_targets_and_scores_of_questions(max_len, overlap, questions, tok):
             log_probs.append((log_p[first, 0] + log_p[last, 1]).item())
         expected.append(np.mean(log_probs) if log_probs else 0)
     assert (0 in expected) == (overlap == 0)
-    pieces = windows(split, max_len, overlap, 32, max_answer=30)
+    pieces = windows(split, max_len, overlap, 32)
     assert finetune_qa.targets(collate(pieces, np.arange(len(pieces))), pieces).tolist() == targets
     order = np.random.default_rng(0).permutation(len(pieces))
     some = order[np.isin(pieces.question_ids[order], [2, 3, 7, 9])]
@@ -209,14 +210,15 @@ def test_targets_and_scores_of_questions(max_len, overlap, questions, tok):
         assert {line["em"] for line in lines} == {0, 1}
 
 
-def test_the_share_of_answers_that_are_longer_than_max_answer(tmp_path, tok, capsys):
+def test_the_share_of_answers_that_are_too_long(tmp_path, tok, capsys, monkeypatch):
     contexts = ["a b c d", "x y " * 30, "z w " * 30, "c d"]
     answers = ["b c d", "x y " * 17 + "x", "z w " * 23, "c"]
     (tmp_path / "train.json").write_text(json.dumps(squad(contexts, answers)))
     split = load(str(tmp_path / "train.json"), tok, dev_share=None)["train"]
     capsys.readouterr()
     for max_answer, share in ((34, "50.00%"), (35, "25.00%"), (45, "25.00%"), (46, None)):
-        assert finetune_qa.pieces_of(split, 200, max_answer).max_answer == max_answer
+        monkeypatch.setattr(finetune_qa, "MAX_ANSWER", max_answer)
+        finetune_qa.pieces_of(split, 200)
         printed = capsys.readouterr().out
         said = f"{share} of the answers of train are longer than {max_answer} tokens and can never be found"
         assert (said in printed) if share else printed == ""
@@ -286,29 +288,22 @@ def test_a_reader_learns(fast, tmp_path, tok):
 def test_every_flag_reaches_the_training(kind, lm_folder, folder_of, tmp_path, monkeypatch):
     """Above all the seed, without which all seeds of a row are one. Without flags, the toy world's values."""
     module, script = TASKS[kind], f"finetune_{kind}.py"
-    whole, max_answers, seen, fresh = module.finetune, [], [], []
-
-    def finetune(lm, pieces, **given):
-        max_answers.append(pieces.max_answer)
-        return whole(lm, pieces, **given)
+    seen, fresh = [], []
 
     def stop(model, length, *_, **given):
         seen.append(given | {"max_len": length.max()})
         fresh.append(weights(model))
         raise UserError("stop")
 
-    monkeypatch.setattr(module, "finetune", finetune)
     monkeypatch.setattr(module, "fit", stop)
     wanted = {"epochs": 4, "lr": 0.002, "batch_size": 3}
     more = {"micro_batch": 2, "warmup": 0.1, "weight_decay": 0.01}
     flags = [f"--dataset={folder_of[kind]}", f"--lm={lm_folder}", "--max_len=48"]
     flags += [f"--{name}={value}" for name, value in (wanted | more).items()]
-    if kind == "qa":
-        flags.append("--max_answer=9")
     for seed in (7, 8):
         assert "stop" in call(script, *flags, f"--seed={seed}", cwd=tmp_path).stderr
         assert seen[-1] == seen[-1] | wanted | more | {"seed": seed, "distributed": True, "max_len": 48}
-    assert not same(*fresh) and (kind == "cls" or max_answers == [9, 9])
+    assert not same(*fresh)
     assert "stop" in call(script, cwd=tmp_path).stderr
     tiny = {"cls": toy.FINETUNE_CLS, "qa": toy.FINETUNE_QA}[kind]
     assert seen[-1] == seen[-1] | {name: tiny[name] for name in wanted}
@@ -575,12 +570,6 @@ def test_new_questions_are_answered(lm_folder, qa_folder, tmp_path):
     succeed("finetune_qa.py", *flags, "--lm=o", cwd=tmp_path)
     assert [row["predicted"] for row in runs.read_rows(tmp_path / "t.jsonl")] == [
         line["answer"] for line in lines]
-    # Answers are as long as those that were scored.
-    run = runs.read_run(tmp_path / "o")
-    run["settings"]["max_answer"] = 1
-    (tmp_path / "o/run.json").write_text(json.dumps(run))
-    succeed("finetune_qa.py", "--predict=flat.jsonl", "--lm=o", "--out=p.jsonl", cwd=tmp_path)
-    assert max(len(row["predicted"].split()) for row in runs.read_rows(tmp_path / "p.jsonl")) == 1
     # A row without a context stays, and has no answer.
     write_rows(tmp_path / "blank.jsonl", [rows[0], rows[1] | {"context": " "}])
     succeed("finetune_qa.py", "--predict=blank.jsonl", "--lm=o", "--out=b.jsonl", cwd=tmp_path)

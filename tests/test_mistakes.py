@@ -32,7 +32,7 @@ WRONG = [
     ("train_nmg.py --dataset=full/c.txt", "has no labelled examples to learn a policy from"),
     ("train_nmg.py --episodes=0", "nothing is played, so --plays=FOLDER must name plays"),
     ("finetune_cls.py --dataset=toyqa", "holds 'qa' data, not 'cls'; it is for finetune_qa.py"),
-    ("finetune_qa.py --max_answer=0", "--max_answer=0: must be 1 or more"),
+    ("finetune_qa.py --batch_size=0", "--batch_size=0: must be 1 or more"),
     ("finetune_cls.py --dataset=full/c.txt", "holds 'text' data, not 'cls'; it is for pretrain.py"),
     ("finetune_cls.py --split=tset", "--split=tset: must be dev or test"),
     ("finetune_cls.py --dataset=two.jsonl --split=test", "has no test split"),

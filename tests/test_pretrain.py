@@ -316,8 +316,8 @@ def test_every_architecture_end_to_end(kind, tmp_path, cls_folder, qa_folder):
     predicted = finetune_cls.predictions(model, finetune_cls.pieces_of(data["test"], 32))
     assert len(predicted) == 9
     data = data_prep.load(str(qa_folder), tokenizer)
-    model = finetune_qa.finetune(lm, windows(data["train"], 48, 12, 20, max_answer=30), **settings)
-    answers = finetune_qa.predictions(model, windows(data["test"], 48, 12, 20, max_answer=30))
+    model = finetune_qa.finetune(lm, windows(data["train"], 48, 12, 20), **settings)
+    answers = finetune_qa.predictions(model, windows(data["test"], 48, 12, 20))
     assert len(answers) == 5
 
 

@@ -280,9 +280,6 @@ def test_how_many_seeds_can_show_something(env, said):
      "two pairs of data and LM would share the folders *-a-b-c-*; give one another path"),
     ([], {"PRETRAIN_FLAGS": "--lr=1 --epoch=3"},
      "PRETRAIN_FLAGS=--lr=1 --epoch=3: --epoch is no flag of pretrain.py; its --help lists them"),
-    # Of the other task alone.
-    (["--list"], {"FINETUNE_FLAGS": "--max_answer=9"},
-     "FINETUNE_FLAGS=--max_answer=9: --max_answer is no flag of finetune_cls.py; its --help lists them"),
     (["--list"], {"FINETUNE_FLAGS": "--seed=5"},
      "FINETUNE_FLAGS=--seed=5: this script sets --seed itself (QA, CLS, LMS, MASKERS, SEEDS, OUT)"),
     ([], {"NMG_FLAGS": "--label=x --episode 9"},
