@@ -153,7 +153,8 @@ def random(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndar
 @register
 def whole(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Whole words, uniformly."""
-    words = units_of(checked_word_ids(batch))
+    counts.check_spaces(batch.split)
+    words = units_of(batch.word_ids)
     score = np.take_along_axis(rng.random(words.shape), words, 1)
     return pick_units(score, batch, budget, words)
 
@@ -161,6 +162,7 @@ def whole(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarr
 @register
 def span(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Spans of whole words, lengths geometric (0.2) up to 10 (SpanBERT); the last is cut to the budget."""
+    counts.check_spaces(batch.split)
     B, L = batch.input_ids.shape
     # Lengths of consecutive spans, in words: 2, 1, 3, ...
     p_length = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)                                         # of 1 to 10
@@ -168,7 +170,7 @@ def span(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarra
     # The words of a row are numbered in a circle that begins at a random word, so that all are masked equally
     # often. `place` is this number: 3 4 0 1 2 if the circle of five words begins at the third. With the
     # lengths above, these words are in the spans 2 2 0 0 1.
-    first_of_word = (units_of(checked_word_ids(batch)) == np.arange(L)) & batch.maskable
+    first_of_word = (units_of(batch.word_ids) == np.arange(L)) & batch.maskable
     n_words = np.maximum(1, first_of_word.sum(1, keepdims=True))                                # (B, 1)
     turn = (rng.random((B, 1)) * n_words).astype(np.int64)
     place = (np.cumsum(first_of_word, 1) - 1 + turn) % n_words                                  # (B, L)
@@ -239,9 +241,9 @@ def rare(batch: Batch, lm=None) -> np.ndarray:
 @register_score
 def subword(batch: Batch, lm=None) -> np.ndarray:
     """The second and later tokens of words first; the first token of a piece is never one."""
+    counts.check_spaces(batch.split)
     later = np.zeros(batch.maskable.shape, bool)
-    words = checked_word_ids(batch)
-    later[:, 1:] = words[:, 1:] == words[:, :-1]
+    later[:, 1:] = batch.word_ids[:, 1:] == batch.word_ids[:, :-1]
     return FIRST * later
 
 
@@ -357,12 +359,6 @@ def maskable_scores(score: np.ndarray, batch: Batch) -> np.ndarray:
     if np.isnan(score).any():
         raise UserError("a masker's score of a token is NaN; is it the log of a negative number?")
     return score
-
-
-def checked_word_ids(batch: Batch) -> np.ndarray:
-    """batch.word_ids (B, L). Raises UserError if the text has no spaces between its words."""
-    counts.check_spaces(batch.split)
-    return batch.word_ids
 
 
 def units_of(ids: np.ndarray) -> np.ndarray:
