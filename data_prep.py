@@ -34,7 +34,7 @@ from support.models import encode_texts, load_tokenizer
 from support.runs import UserError
 from support.sources import CACHE, SPLITS, DataFlags, Source, error_context, find_source, make_once
 
-FORMAT = 7              # goes up when what is kept changes, so that old caches are not read
+FORMAT = 8              # goes up when what is kept changes, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
 KIND_OF_FIELD = {"label": "cls", "qas": "qa"}
 # What a text consists of: words, and all that stands between them, sign by sign. A blank before a word or a
@@ -166,7 +166,7 @@ def split_to_predict(records: list[dict], tokenizer, labels: list[str], folder: 
     """A split of records without a data set, for prediction, whose arrays are written to `folder`."""
     numbered = [record | {"doc": i} for i, record in enumerate(records)]
     fields = {"qas"} if any("qas" in record for record in records) else set()
-    write_split(numbered, tokenizer, folder, fields, labels, what, needs_gold=False)
+    write_split(numbered, tokenizer, folder, fields, labels, what)
     return Split(folder, SpecialTokens.of(tokenizer), labels, find_entities)
 
 
@@ -222,9 +222,8 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         wanted = fields if split != "corpus" else set()
         own_arrays = source.own_arrays if split != "corpus" else None
         what = f"{name}, {split}"
-        needs_gold = split == "train" or split in source.cut
         kept = keep_hashes(splits[split], split, hashes)
-        problem = write_split(kept, tokenizer, folder / split, wanted, labels, what, needs_gold, own_arrays)
+        problem = write_split(kept, tokenizer, folder / split, wanted, labels, what, own_arrays)
         problem = problem or alike
         if problem:
             label_errors[split] = f"{what}: {problem}"
@@ -372,18 +371,16 @@ def plain(text: str) -> str:
 
 
 def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[str], labels: list[str],
-                what: str, needs_gold: bool, own_arrays: Callable | None = None) -> str | None:
+                what: str, own_arrays: Callable | None = None) -> str | None:
     """Tokenises the records, 1,000 at a time, and appends them to the arrays of a Split. Returns the first
-    reason why labels or answers cannot be used; None where all can, or where a split has none.
+    reason why labels or answers cannot be used; None where all can.
 
-    fields: "label" and "qas", where they are to be written; needs_gold: whether there must be some, as in
-    train and in what is cut from it; own_arrays: as in Source"""
+    fields: "label" and "qas", where they are to be written; own_arrays: as in Source"""
     folder.mkdir(parents=True)
     is_punct, is_special = vocabulary_tables(tokenizer)
     encoder = text_encoder(tokenizer)
     n, errors = 0, []
     id_of_label = {name: i for i, name in enumerate(labels)}
-    has_gold = needs_gold
     records = iter(tqdm(records, desc=what, unit="row", disable=None))
     while chunk := list(itertools.islice(records, 1000)):
         arrays = text_arrays(chunk, encoder, is_punct, is_special)
@@ -391,15 +388,12 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
             arrays |= own_arrays(chunk, arrays)
         if "label" in fields:
             arrays["label"] = [label_id(record, id_of_label, errors) for record in chunk]
-            has_gold = has_gold or any("label" in record for record in chunk)
         if "qas" in fields:
             unasked = next((record for record in chunk if "qas" not in record), None)
             if unasked:
                 raise UserError(f"{what}: the text {unasked['text'][:60]!r} has no question, unlike those of "
                                 "train; call its column 'context', or add an empty column 'answers'")
             arrays |= question_arrays(chunk, arrays, encoder, folder, n, errors)
-            questions = itertools.chain(*(record["qas"] for record in chunk))
-            has_gold = has_gold or any(qa["answers"] for qa in questions)
         append(folder, arrays)
         n += len(chunk)
     if n == 0:
@@ -413,8 +407,7 @@ def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[st
         file = folder / f"{name}.bin"
         if file.exists():
             file.write_bytes(offsets_of(np.fromfile(file, ARRAYS[name])))
-    # A split without a single label or answer can still be predicted, so that there is no problem then.
-    return errors[0] if errors and has_gold else None
+    return errors[0] if errors else None
 
 
 def append(folder: Path, arrays: dict[str, Iterable]) -> None:
@@ -512,7 +505,8 @@ def label_id(record: dict, id_of_label: dict[str, int], errors: list[str]) -> in
             reason = "there is no label"
         elif not isinstance(label, str):
             reason = f"a label must be text, a number, or true or false, not {label!r}"
-        errors.append(f"{reason}, in the row with the text {record['text'][:60]!r}; fix it or remove it")
+        errors.append(f"{reason}, in the row with the text {record['text'][:60]!r}; fix it or remove it "
+                      "(to predict rows without labels: --predict=FILE)")
     return -1
 
 

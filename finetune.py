@@ -20,7 +20,7 @@ import numpy as np
 import data_prep
 from nmg import loop
 from support import devices, runs
-from support.data import Pieces, Split
+from support.data import Pieces
 from support.models import (
     load_finetuned,
     load_lm,
@@ -106,9 +106,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
         if not runs.is_main_process():
             return
         lines = task.predictions(model, evaluated)
-        scores = scores_of(lines, task, evaluated.split)
-        if not evaluated.split.has_gold:
-            lines = [without_scores(line, task) for line in lines]
+        scores = scores_of(lines, task)
         runs.write_rows(run.folder / "predictions.jsonl", lines)
         if cfg.save_model:
             save_lm(run.folder, model, tokenizer)
@@ -123,8 +121,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
     # 4. one line of results, and the end of the run in plain words
     if not runs.is_main_process():
         return
-    if evaluated.split.has_gold:
-        add_result(Path(cfg.results), run, cfg.row)
+    add_result(Path(cfg.results), run, cfg.row)
     report(run.folder, cfg.split, task)
 
 
@@ -146,8 +143,6 @@ def report(folder: Path, split: str, task: ModuleType) -> None:
 
 def in_words(scores: dict[str, float], lines: list[dict], split: str, task: ModuleType) -> list[str]:
     """What was scored, in sentences; with few classes also the F1 of each."""
-    if not scores:
-        return [f"WARNING: {split} has no labels, so that nothing is scored ({len(lines):,} examples)"]
     of_all = [f"{name} {score:.2f}" for name, score in scores.items()]
     sentences = [f"Scores on {split} ({len(lines):,} examples), in percent: {', '.join(of_all)}"]
     if hasattr(task, "f1_by_label"):
@@ -158,9 +153,7 @@ def in_words(scores: dict[str, float], lines: list[dict], split: str, task: Modu
 
 
 def describe(train: Pieces, evaluated: Pieces, cfg: EvaluationConfig) -> None:
-    """Prints, before hours of training, what is cut, and whether there are labels to score by."""
-    if not evaluated.split.has_gold:
-        print(f"WARNING: {cfg.split} has no labels: it will be predicted, but not scored")
+    """Prints, before hours of training, what is cut."""
     print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
           f"{cut_share(evaluated):.1%} of those of {cfg.split}.", flush=True)
 
@@ -173,22 +166,15 @@ def cut_share(pieces: Pieces) -> float:
     return float(np.mean(end[texts] < pieces.split.token_start[texts + 1]))
 
 
-def scores_of(lines: list[dict], task: ModuleType, split: Split) -> dict[str, float]:
-    """The scores of all predictions of a split; none where it has no labels. Raises UserError if a prediction
-    or a score is infinite or NaN."""
+def scores_of(lines: list[dict], task: ModuleType) -> dict[str, float]:
+    """The scores of all predictions of a split. Raises UserError if a prediction or a score is infinite or
+    NaN."""
     for line in lines:
         loop.check_numbers(line, "predictions")
-    if not split.has_gold:
-        return {}
     warn_of_one_answer(lines)
     scores = {name: float(score) for name, score in task.summary(lines).items()}
     loop.check_numbers(scores, "scores")
     return scores
-
-
-def without_scores(line: dict, task: ModuleType) -> dict:
-    """A prediction of something that has no label."""
-    return {name: value for name, value in line.items() if name not in ("gold", *task.METRICS)}
 
 
 def warn_of_one_answer(lines: list[dict]) -> None:

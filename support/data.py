@@ -123,13 +123,6 @@ class Split:
             raise UserError(f"--labelled={n}: train has {len(self.labelled)} labelled texts, not so many")
         self.labelled = np.sort(rng_for(seed, "labelled").permutation(self.labelled)[:n])
 
-    @property
-    def has_gold(self) -> bool:
-        """Whether any text has a label, or any question an answer: without, the split can be predicted, but
-        not scored. What a task of your own has is not looked at."""
-        gold = getattr(self, "answer", getattr(self, "label", np.zeros(1)))
-        return bool((gold >= 0).any())
-
     @functools.cached_property
     def questions(self) -> list[dict]:
         """{"id", "question", "references"} of every question, in order."""

@@ -137,8 +137,10 @@ def test_a_saved_folder_of_the_library_datasets(tmp_path, tok):
     pq.write_table(pa.table({"id": uuid, "text": ["a", "b"], "label": ["x", "y"]}), tmp_path / "u.parquet")
     assert len(load(str(tmp_path / "u.parquet"), tok)["train"]) == 1
     # All labels of test are -1, which says that there are none.
-    data.check_labels(*data.splits)
-    assert data["dev"].has_gold and not data["test"].has_gold and len(data["test"]) == 4
+    data.check_labels("train", "dev", "corpus")
+    with pytest.raises(UserError, match="test: there is no label"):
+        data.check_labels("test")
+    assert len(data["test"]) == 4
     for names, said in ((("train", "validation_a", "validation_b"), "two of its parts could be dev"),
                         (("all",), "none of its parts is train, dev, test or corpus: all")):
         datasets.DatasetDict({name: class_labels([0]) for name in names}).save_to_disk(tmp_path / "bad")
