@@ -512,8 +512,8 @@ def main(cfg: Config) -> None:
     # A killed run may go on with other values of the flags that are left out; a finished one may be made
     # longer. (A preset is known by its values.)
     settings = runs.settings_of(cfg, without=("micro_batch", "preset"), **sources)
-    checkpoints = ("checkpoint.pt", "plays") if cfg.paper else ("plays", "checkpoint.pt")
-    run = Run(cfg.out, settings, longer="episodes", checkpoints=checkpoints)
+    checkpoint = "checkpoint.pt" if cfg.paper else "plays"
+    run = Run(cfg.out, settings, longer="episodes", checkpoint=checkpoint)
     if run.done:
         return
     learner = meta_train(cfg, run.folder, data, lm, task)

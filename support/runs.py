@@ -50,6 +50,8 @@ AT_LEAST_ONE = {
     "updates_per_episode", "validation"}
 # Which files of the repository a run is made by.
 CODE = ("*.py", "nmg/*.py", "support/*.py", "tools/*.py")
+# What would be lost if a run with other flags began in the folder of one that was stopped.
+CHECKPOINTS = ("checkpoint.pt", "plays")
 # The beginning of a file that git has not fetched.
 LFS_POINTER = b"version https://git-lfs"
 # What errors of a full disk say, whoever raises them.
@@ -412,22 +414,21 @@ class Run:
     settings: every resolved flag, and the checksums of what was read; JSON values
     longer: the flag that may grow: a finished run then keeps its checkpoint, and goes on from it if more is
         asked for
-    checkpoints: the file or folder from which it goes on, and others that would be lost if a run with other
-        flags began in this folder"""
+    checkpoint: the file or folder from which it goes on"""
 
     def __init__(self, folder: str | Path, settings: dict, longer: str | None = None,
-                 checkpoints: tuple[str, ...] = ("checkpoint.pt",)):
+                 checkpoint: str = "checkpoint.pt"):
         self.folder = Path(folder)
         # Through JSON and back, as recorded settings went: so the two compare equal (tuples become lists).
         self.settings = json.loads(json.dumps(settings))
         self.longer = longer
-        self.checkpoint = self.folder / checkpoints[0]
+        self.checkpoint = self.folder / checkpoint
         started = self.folder / "started.json"
         # The record of what is there: of a finished run, of one that was stopped after a checkpoint, or {}.
         before = read_run(self.folder)
         grows = bool(before) and self.grows(before["settings"])
         self.done = bool(before) and not grows
-        has_checkpoint = any(os.path.exists(self.folder / name) for name in checkpoints)
+        has_checkpoint = any(os.path.exists(self.folder / name) for name in CHECKPOINTS)
         if not before and has_checkpoint and os.path.isfile(started):
             # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
             before = read_record(started)
