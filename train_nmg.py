@@ -338,14 +338,6 @@ def is_tied(log: dict) -> bool:
     return len({log[name] for name in log if name.endswith("_score")}) == 1
 
 
-def progress(metrics: list[dict]) -> str:
-    """What the bar shows: the scores of the last episode, and the learner's record."""
-    last = metrics[-1]
-    scores = [f"{name} {last[f'{name}_score']:.4g}" for name in PLAYERS if f"{name}_score" in last]
-    agree = f"; episodes agree: p {last['p_agree']:.2g}" if "p_agree" in last else ""
-    return f"{', '.join(scores)}; learner {won_lost(metrics)}{agree}"
-
-
 def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], task: ModuleType,
                 cfg: Config) -> dict[str, torch.Tensor] | None:
     """Runs the inner loop of every player and fills in `scores` of its play; under torchrun each process runs
@@ -384,9 +376,8 @@ def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Mo
             if log["episode"] != number:
                 raise UserError(f"{file_of(folder, number)}: is missing; copy it again, or remove the later "
                                 "ones")
-            learned = learner.learn(episode, encode(lm, episode))
-            # Also for plays that were saved before there was a p_agree.
-            metrics.append(log | learned)
+            learner.learn(episode, encode(lm, episode))
+            metrics.append(log)
     log = folder / "metrics.jsonl"
     if runs.is_main_process() and (metrics or log.exists()):
         # After a kill, the log may have more or less than was saved.
@@ -447,7 +438,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
             metrics.append(log | {"seconds": time.monotonic() - started})
             save_episode(file_of(folder, number + 1), episode, metrics[-1])
             runs.write_rows(folder / "metrics.jsonl", metrics)
-            bar.set_postfix_str(progress(metrics))
+            bar.set_postfix_str(f"learner {won_lost(metrics)}")
             if cfg.paper:
                 learner.save_checkpoint(folder / "checkpoint.pt", learners_weights, metrics)
             if time.monotonic() - drawn >= PICTURE_SECONDS:
@@ -488,9 +479,6 @@ def check_flags(cfg: Config) -> None:
     for flag in READ_WITH_PAPER[not cfg.paper]:
         if getattr(cfg, flag) != getattr(Config, flag):
             raise UserError(f"--{flag}: is not read with --paper={cfg.paper}; leave it out")
-    if not cfg.self_play and cfg.random_every != Config.random_every:
-        raise UserError("--random_every: is not read with --self_play=False, where random plays in every "
-                        "episode; leave it out")
     if not cfg.episodes and not cfg.plays:
         raise UserError("--episodes=0: nothing is played, so --plays=FOLDER must name plays to learn from")
 

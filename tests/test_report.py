@@ -494,8 +494,6 @@ def test_learning_curves(tmp_path, shown):
     assert entropy["random"] == [2, 2, 2] and entropy["learner"] == [0.1, 1.1, 2.1, 3.1]
     assert loss["opponent"] == pytest.approx([0.5, 2.5, 4.5, 6.5])
     assert train_nmg.won_lost(records) == "won 1, lost 2, tied 0 against random"
-    # The bar shows who played the last episode.
-    assert train_nmg.progress(records[:2]).startswith("opponent 0.9, learner 0.1; learner won 1, lost 0, ")
     # Without self-play there is no opponent. The linear policy has no losses; in their place stands whether
     # its plays agree.
     alone = []
