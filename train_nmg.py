@@ -479,6 +479,9 @@ def check_flags(cfg: Config) -> None:
     for flag in READ_WITH_PAPER[not cfg.paper]:
         if getattr(cfg, flag) != getattr(Config, flag):
             raise UserError(f"--{flag}: is not read with --paper={cfg.paper}; leave it out")
+    if not cfg.self_play and cfg.random_every != Config.random_every:
+        raise UserError("--random_every: is not read with --self_play=False, where random plays in every "
+                        "episode; leave it out")
     if not cfg.episodes and not cfg.plays:
         raise UserError("--episodes=0: nothing is played, so --plays=FOLDER must name plays to learn from")
 
