@@ -245,8 +245,12 @@ def add_result(path: Path, run: Run, row: str | None = None) -> None:
             "versions": finished["versions"]}
     with runs.locked(path):
         before = runs.read_rows(path)
-        if any((other.get("config"), other.get("row")) == (settings, row) for other in before):
-            print(f"{path} has a line of these settings already; remove it there to score edited code")
+        for other in before:
+            if (other.get("config"), other.get("row")) != (settings, row):
+                continue
+            if any(other.get(name) != score for name, score in finished["scores"].items()):
+                print(f"WARNING: {path} keeps the scores that other code had with these settings; remove "
+                      "that line, and start this command again")
             return
         runs.write_rows(path, [*before, line])
 

@@ -220,6 +220,7 @@ def open_text(cfg: Config, tokenizer) -> tuple[Data, Split]:
 def main(cfg: Config) -> None:
     devices.use_fast_path(cfg.fast)
     masker = maskers.find(cfg.masker)
+    masker_file = maskers.checksum_of(cfg.masker)
     if cfg.out is None:
         name = re.sub(r"[/:]+", "-", cfg.masker)
         cfg.out = f"runs/pretrain-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{name}-{cfg.seed}"
@@ -231,8 +232,7 @@ def main(cfg: Config) -> None:
     if cfg.dropout is not None:
         set_dropout(model, cfg.dropout)
     cfg.max_len = max_len_of(model, cfg.max_len or data.block_len)
-    sources = {"data": data.checksum, "weights": weights_of(cfg.lm),
-               "masker_file": maskers.checksum_of(cfg.masker)}
+    sources = {"data": data.checksum, "weights": weights_of(cfg.lm), "masker_file": masker_file}
     if maskers.is_learned(cfg.masker):
         sources["policy"] = policy_settings(cfg)
     run = Run(cfg.out, runs.settings_of(cfg, without=("micro_batch",), **sources))

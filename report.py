@@ -158,6 +158,10 @@ def of_split(lines: pd.DataFrame, split: str | None) -> pd.DataFrame:
     first = lines.groupby("dataset")["split"].transform("min")
     has_test = (lines["split"] == "test").groupby(lines["dataset"]).transform("any")
     wanted = split or first.mask(has_test, "test")
+    if not split:
+        for (dataset, other), left in lines[lines["split"] != wanted].groupby(["dataset", "split"]):
+            print(f"WARNING: {len(left)} lines of {dataset} are of {other}, and not in these tables "
+                  f"(--split={other} shows them)")
     return lines[lines["split"] == wanted]
 
 
@@ -393,6 +397,11 @@ def score_table(lines: pd.DataFrame, metric: str, compared: pd.DataFrame) -> pd.
     table.loc[withheld, "p"] = "withheld"
     table["detectable"] = formatted(compared["detectable"], "{:.2f}")
     table["seeds"] = scores.count(axis=1).astype(str) + f" of {scores.shape[1]}"
+    # The mean is of all seeds of a row, but the difference of those that random has, too.
+    paired = d.count(axis=1)
+    fewer = paired.index[paired < scores.count(axis=1)[paired.index]]
+    if "random" in scores.index:
+        table.loc[fewer, "seeds"] += ", " + paired[fewer].astype(str) + " with random"
     for name, count in behind(lines).items():
         if count.any():
             table[name] = count[count > 0].astype(str)

@@ -169,6 +169,10 @@ mkdir -p $OUT/logs || exit 2
 ls $OUT | grep -qE "^(policy|pretrain|score)-" || echo "$settings" > $OUT/settings
 [ "$(cat $OUT/settings)" = "$settings" ] ||
     fail "$OUT/settings has other flags: choose another OUT, or remove $OUT"
+# Held by all commands that are started here, also where this script alone was killed
+exec 9> $OUT/logs/.lock
+[ "$1" ] || ! command -v flock > /dev/null || flock -n 9 ||
+    fail "OUT=$OUT: another run_all.sh is at work there, or commands that a killed one has left"
 
 # ---------------------------------------------------------------- the commands
 # WORD...: prints them as a shell reads them, so that no name of a file is taken for code

@@ -263,8 +263,11 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
     Peters and Schaal 2007). That teaches much only if the players draw from different policies, as they do in
     `mask_contexts` (as in evolution strategies, Salimans et al. 2017)."""
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, N, L)
+    of_plays = rewards(episode, cfg)                                                            # (P,)
+    if abs(of_plays.sum()) > 1e-6 * abs(of_plays).max():
+        raise UserError(f"the rewards of an episode are {of_plays}, but must sum to 0 (train_nmg.rewards)")
     # The sum of the rewards of those who masked a token, (N, L).
-    R = np.tensordot(rewards(episode, cfg), masks, 1)
+    R = np.tensordot(of_plays, masks, 1)
     gradient = torch.zeros(states[0][0].shape[1])
     for block in R.any(1).nonzero()[0]:
         hidden, maskable = states[block]                                                        # (L, H), (L,)
@@ -500,6 +503,9 @@ def main(cfg: Config) -> None:
             if runs.is_another_lm(played, cfg.lm, sources["weights"]):
                 print(f"WARNING: --plays={folder}: was played with the LM {played['lm']}; {cfg.lm} must have "
                       "the same tokenizer")
+            if cfg.episodes and (played.get("seed"), played.get("data")) == (cfg.seed, data.checksum):
+                print(f"WARNING: --plays={folder}: was played with --seed={cfg.seed}, too, so that this run "
+                      "draws the same sub-tasks and directions again; another --seed teaches more")
     # A killed run may go on with other values of the flags that are left out; a finished one may be made
     # longer. (A preset is known by its values.)
     settings = runs.settings_of(cfg, without=("micro_batch", "preset"), **sources)

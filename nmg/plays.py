@@ -77,10 +77,10 @@ def load_episodes(folder: Path) -> list[tuple[Episode, dict]]:
 
 def episodes_of_runs(folders: str, metric: str, vocabulary_size: int) -> list[Episode]:
     """All episodes of some runs, whose folders are separated by commas. Raises UserError if they cannot be
-    learned from.
+    learned from, or if one is there twice, as in a run that was copied.
 
     metric: what is rewarded; vocabulary_size: of the LM, which is the one of these runs"""
-    episodes = []
+    episodes, seen = [], set()
     for folder in folders.split(","):
         found = [episode for episode, _ in load_episodes(Path(folder))]
         if not found:
@@ -93,6 +93,12 @@ def episodes_of_runs(folders: str, metric: str, vocabulary_size: int) -> list[Ep
             if episode.input_ids.max() >= vocabulary_size:
                 raise UserError(f"--plays={folder}: has tokens that --lm does not know; give the LM of these "
                                 "plays")
+            masks = [play.mask.tolist() for play in episode.plays.values()]
+            content = digest([episode.input_ids.tolist(), masks])
+            if content in seen:
+                raise UserError(f"--plays={folders}: {folder} holds plays that are in another of these "
+                                "folders, too, or twice in this one; each must be given once")
+            seen.add(content)
         episodes += found
     return episodes
 

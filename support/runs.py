@@ -496,6 +496,9 @@ class Run:
         if changed:
             raise UserError(f"--out={self.folder}: holds another run ({', '.join(changed)}); remove it, "
                             "or choose another folder")
+        if self.done and self.longer in recorded and self.settings[self.longer] < recorded[self.longer]:
+            raise UserError(f"--out={self.folder}: holds a run with --{self.longer}={recorded[self.longer]}, "
+                            "which cannot be made shorter; choose another folder")
 
     def finish(self, **results: object) -> None:
         """Writes run.json: the settings, the versions, the commits that took part, and the results."""

@@ -473,8 +473,13 @@ def test_a_row_twice_is_the_same(kind, auto_class, tmp_path, lm_folder, folder_o
 
     again = call(*finetune, cwd=tmp_path / "two")
     assert "already done" in again.stdout
-    assert "results.jsonl has a line of these settings already" in again.stdout
-    assert len(runs.read_rows(tmp_path / "two/results.jsonl")) == 1
+    assert "keeps the scores" not in again.stdout
+    # A line with other scores, as other code has written it, is kept, but not in silence.
+    edited = row | {row["metrics"][0]: -1}
+    write_rows(tmp_path / "two/results.jsonl", [edited])
+    again = call(*finetune, cwd=tmp_path / "two")
+    assert "WARNING: results.jsonl keeps the scores that other code had" in again.stdout
+    assert runs.read_rows(tmp_path / "two/results.jsonl") == [edited]
     # In a table of this LM, further pre-training begins with it as it is.
     adapted = str(tmp_path / "two/adapted")
     for row, masker in ((None, "whole"), ("random", "whole"), ("none,--lr=1e-3", "none"), ("linear", "none")):

@@ -185,7 +185,7 @@ def test_missing_seeds_are_counted_and_never_averaged_over(tmp_path):
     assert found["span"]["95 % interval"] == "one seed: no evidence"
     assert found["span"]["p"] == "-"
     assert (found["whole"]["p"], found["whole"]["detectable"]) == ("too few seeds", "-")
-    assert found["punct"]["minus random"] == "-"
+    assert (found["punct"]["minus random"], found["punct"]["seeds"]) == ("-", "1 of 4, 0 with random")
 
 
 def test_a_row_is_called_as_in_run_all(tmp_path):
@@ -375,7 +375,7 @@ def test_values_of_wrong_types(changed, said, tmp_path):
     assert "results.jsonl:1: " in refused(tmp_path) and said in refused(tmp_path)
 
 
-def test_splits_and_several_files(tmp_path):
+def test_splits_and_several_files(tmp_path, capsys):
     add(tmp_path / "a", "random", 0, 50.0)
     add(tmp_path / "b", "random", 1, 70.0)
     # Flags are chosen on dev, where one row and seed may have many lines.
@@ -388,7 +388,9 @@ def test_splits_and_several_files(tmp_path):
     assert "no line of this split; there is dev, test" in refused(tmp_path, split="train", files=both)
     # Unless a split is asked for, dev is shown of those data sets that have nothing of test.
     add(tmp_path / "a", "punct", 0, dataset="my.csv", split="dev", config={"data": "mine"})
+    capsys.readouterr()
     assert sorted(read(tmp_path, split=None, files=both)["row"]) == ["punct", "random", "random"]
+    assert "2 lines of reviews are of dev, and not in these tables" in capsys.readouterr().out
 
 
 def test_seeds_that_share_a_pretraining_or_a_policy_claim_nothing(tmp_path):

@@ -303,7 +303,7 @@ def test_a_record_that_is_not_ours_is_refused(name, text, said, tmp_path):
     ("finished", {}, {"clip": 0.2}, "(clip=None there, 0.2 here)"),
     # A flag that may grow.
     ("stopped", {"episodes": 2}, {"episodes": 3}, "goes on"),
-    ("finished", {"episodes": 3}, {"episodes": 1}, "done"),
+    ("finished", {"episodes": 3}, {"episodes": 1}, "holds a run with --episodes=3, which cannot be made"),
     ("finished", {"episodes": 3}, {"episodes": 3}, "done"),
     ("finished", {"episodes": 3}, {"episodes": 5, "clip": 0.2}, "goes on"),
     ("finished", {"episodes": 3}, {"episodes": 5, "seed": 1}, "(seed=0 there, 1 here)"),

@@ -402,7 +402,7 @@ def test_only_masks_differ_between_the_players_of_an_episode(subtask):
 
 # ---------------------------------------------------------------- learning
 
-def test_the_policy_learns_by_policy_gradient(contexts):
+def test_the_policy_learns_by_policy_gradient(contexts, monkeypatch):
     """The gradient, by autograd, of the sum of R log π(a) over all actions of two episodes, at w = 0. Players
     mask half of the tokens at random; those that all of them masked do not count."""
     batch, states = contexts
@@ -426,6 +426,10 @@ def test_the_policy_learns_by_policy_gradient(contexts):
                     objective += R[name] * logits[block].log_softmax(0)[t]
     objective.backward()
     torch.testing.assert_close(learner.policy.weight.data, uniform.weight.grad, rtol=1e-3, atol=1e-2)
+    # A reward of one's own may be anything that sums to 0.
+    monkeypatch.setattr(train_nmg, "rewards", lambda episode, cfg: np.array([1.0, 2.0]))
+    with pytest.raises(UserError, match="must sum to 0"):
+        learner.learn(episode, states)
 
 
 def test_whether_episodes_agree():
@@ -506,11 +510,14 @@ def test_an_episode_comes_back_from_its_file(tmp_path):
 def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     """Two runs teach something else than one of them; and from there it goes on playing."""
     other = finished["default"] / "o"
+    succeed("train_nmg.py", *SMALL, "--episodes=1", "--seed=5", "--out=second", cwd=tmp_path)
     learned = []
-    for folders, episodes, place in ((other, 0, "0"), (f"{other},{other}", 0, "1"), (other, 1, "0")):
+    for folders, episodes, place in ((other, 0, "0"), (f"{other},second", 0, "1"), (other, 1, "0")):
         out = tmp_path / place
         flags = [*SMALL, f"--episodes={episodes}", f"--plays={folders}", f"--out={out}"]
-        succeed("train_nmg.py", *flags, cwd=tmp_path)
+        result = succeed("train_nmg.py", *flags, cwd=tmp_path)
+        # With the same seed there would be the same sub-tasks.
+        assert ("draws the same sub-tasks and directions again" in result.stdout) == (episodes > 0)
         learned.append((out / "policy.safetensors").read_bytes())
         assert len(runs.read_rows(out / "metrics.jsonl")) == episodes
     # From the plays of a run alone follows the policy of that run.
@@ -527,6 +534,7 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     (tmp_path / "gap/plays/00002.npz").unlink()
     cases = {f"--episodes=0 --plays={tmp_path}/other/o --out=0": "holds another run (plays_checksum=",
              "--episodes=9 --out=gap": "gap/plays/00002.npz: is missing",
+             f"--episodes=0 --plays={other},gap": "gap holds plays that are in another of these folders, too",
              f"--episodes=0 --plays={other} --dataset=toyqa --metric=em": "its plays have no score em",
              "--episodes=0 --plays=damaged": "00001.npz: is no episode of train_nmg.py",
              "--episodes=0 --plays=empty": "00001.npz: is no episode of train_nmg.py"}
