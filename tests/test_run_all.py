@@ -1,4 +1,5 @@
 """run_all.sh: which commands it makes; a failed row says so and the rest go on; nothing is run twice."""
+import fcntl
 import json
 import os
 import re
@@ -430,6 +431,19 @@ def test_other_flags_need_another_folder(stub, changed):
         assert refused.returncode == 2
         assert refused.stderr.startswith(f"error: {out}/settings has other flags: choose another OUT")
     assert run_all("--list", **asked | {changed: "2", "OUT": f"{out}-other"}).returncode == 0
+
+
+def test_a_folder_that_is_at_work_is_refused(stub, tmp_path):
+    """Also if only commands are at work that a killed run_all.sh has left. What is left can be listed."""
+    asked = stub | {"CLS": "good", "MASKERS": "none"}
+    lock = Path(stub["OUT"], "logs/.lock")
+    lock.parent.mkdir(parents=True)
+    with open(lock, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        refused = run_all(**asked)
+        assert refused.returncode == 2 and "another run_all.sh is at work there" in refused.stderr
+        assert run_all("--list", **asked).returncode == 0
+    assert run_all(**asked).returncode == 0
 
 
 def test_what_logs_warn_of_is_counted_at_the_end(stub, tmp_path):
