@@ -505,8 +505,7 @@ def label_id(record: dict, id_of_label: dict[str, int], errors: list[str]) -> in
             reason = "there is no label"
         elif not isinstance(label, str):
             reason = f"a label must be text, a number, or true or false, not {label!r}"
-        errors.append(f"{reason}, in the row with the text {record['text'][:60]!r}; fix it or remove it "
-                      "(to predict rows without labels: --predict=FILE)")
+        errors.append(f"{reason}, in the row with the text {record['text'][:60]!r}; fix it or remove it")
     return -1
 
 
@@ -619,11 +618,13 @@ class Config(DataFlags):
     lm: str = "tiny"                    # whose tokenizer: tiny, a Hugging Face folder, or a hub name
     dev_share: float | None = None      # share of train to cut as dev where there is none; paths: 0.1
     kind: str | None = None             # cls or qa: a data set of another kind is refused; None: none is
+    split: str | None = None            # what will be scored; None: test, or dev where there is none
 
 
 def main(cfg: Config) -> None:
     data = load(cfg.dataset, load_tokenizer(cfg.lm), cfg.dev_share, kind=cfg.kind, columns=cfg)
-    data.check_labels(*data.splits)
+    scored = cfg.split or ("test" if "test" in data.splits else "dev")
+    data.check_labels("train", scored)
 
 
 if __name__ == "__main__":

@@ -249,8 +249,9 @@ def add_result(path: Path, run: Run, row: str | None = None) -> None:
             if (other.get("config"), other.get("row")) != (settings, row):
                 continue
             if any(other.get(name) != score for name, score in finished["scores"].items()):
-                print(f"WARNING: {path} keeps the scores that other code had with these settings; remove "
-                      "that line, and start this command again")
+                print(f"WARNING: {path} keeps other scores of the same settings (of other code, or another "
+                      f"machine?); remove the line that has {other.get('predictions')}, and start this "
+                      "command again")
             return
         runs.write_rows(path, [*before, line])
 

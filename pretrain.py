@@ -220,6 +220,7 @@ def open_text(cfg: Config, tokenizer) -> tuple[Data, Split]:
 def main(cfg: Config) -> None:
     devices.use_fast_path(cfg.fast)
     masker = maskers.find(cfg.masker)
+    # Taken at once, so that it is that of the code which was loaded, should the file be edited now.
     masker_file = maskers.checksum_of(cfg.masker)
     if cfg.out is None:
         name = re.sub(r"[/:]+", "-", cfg.masker)

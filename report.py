@@ -160,7 +160,7 @@ def of_split(lines: pd.DataFrame, split: str | None) -> pd.DataFrame:
     wanted = split or first.mask(has_test, "test")
     if not split:
         for (dataset, other), left in lines[lines["split"] != wanted].groupby(["dataset", "split"]):
-            print(f"WARNING: {len(left)} lines of {dataset} are of {other}, and not in these tables "
+            print(f"WARNING: lines of {dataset} that are not in these tables: {len(left)}, of {other} "
                   f"(--split={other} shows them)")
     return lines[lines["split"] == wanted]
 
@@ -398,9 +398,9 @@ def score_table(lines: pd.DataFrame, metric: str, compared: pd.DataFrame) -> pd.
     table["detectable"] = formatted(compared["detectable"], "{:.2f}")
     table["seeds"] = scores.count(axis=1).astype(str) + f" of {scores.shape[1]}"
     # The mean is of all seeds of a row, but the difference of those that random has, too.
-    paired = d.count(axis=1)
-    fewer = paired.index[paired < scores.count(axis=1)[paired.index]]
     if "random" in scores.index:
+        paired = d.count(axis=1)
+        fewer = paired.index[paired < scores.count(axis=1)[paired.index]]
         table.loc[fewer, "seeds"] += ", " + paired[fewer].astype(str) + " with random"
     for name, count in behind(lines).items():
         if count.any():

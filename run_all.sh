@@ -132,9 +132,9 @@ places() {
 shared=$({ places "$qa_lms" "$QA"; places "$cls_lms" "$CLS"; } | sort -u | cut -f 1 | uniq -d)
 [ -z "$shared" ] || fail "two pairs of data and LM would share the folders *-$shared-*; give one another path"
 
-# What FINETUNE_FLAGS says of the columns of data, and of what is cut from them
+# What FINETUNE_FLAGS says of the columns of data, of what is cut from them, and of what is scored
 columns=$(grep -aoE -e "--(text|label|doc)(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
-cut=$(grep -aoE -e "--dev_share(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
+cut=$(grep -aoE -e "--(dev_share|split)(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
 # KIND LM DATASET: prepares a data set as its rows read it, or ends with the reason why it cannot
 prepare() { $PYTHON $here/data_prep.py "--dataset=$3" "--lm=$2" --kind=$1 $columns $cut; }
 
@@ -165,14 +165,17 @@ fi
 
 settings="pretrain: $PRETRAIN_FLAGS; finetune: $FINETUNE_FLAGS; nmg: $NMG_FLAGS; policies: $POLICIES"
 mkdir -p $OUT/logs || exit 2
+# Commands inherit descriptor 9, and so they hold the lock, too, if this script alone is killed. (macOS has
+# no flock.)
+if [ -z "$1" ] && command -v flock > /dev/null; then
+    exec 9> $OUT/logs/.lock
+    flock -n 9 || fail "OUT=$OUT: another run_all.sh is at work there, or commands that a killed one has left;" \
+        "wait for them, end them, or choose another OUT"
+fi
 # Settings may change until the first run has a folder.
 ls $OUT | grep -qE "^(policy|pretrain|score)-" || echo "$settings" > $OUT/settings
 [ "$(cat $OUT/settings)" = "$settings" ] ||
     fail "$OUT/settings has other flags: choose another OUT, or remove $OUT"
-# Held by all commands that are started here, also where this script alone was killed
-exec 9> $OUT/logs/.lock
-[ "$1" ] || ! command -v flock > /dev/null || flock -n 9 ||
-    fail "OUT=$OUT: another run_all.sh is at work there, or commands that a killed one has left"
 
 # ---------------------------------------------------------------- the commands
 # WORD...: prints them as a shell reads them, so that no name of a file is taken for code

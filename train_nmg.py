@@ -265,7 +265,8 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, N, L)
     of_plays = rewards(episode, cfg)                                                            # (P,)
     if abs(of_plays.sum()) > 1e-6 * abs(of_plays).max():
-        raise UserError(f"the rewards of an episode are {of_plays}, but must sum to 0 (train_nmg.rewards)")
+        raise UserError(f"the rewards of an episode are {of_plays} (train_nmg.rewards); they must sum to 0, "
+                        "as a token that all players masked must count for nothing")
     # The sum of the rewards of those who masked a token, (N, L).
     R = np.tensordot(of_plays, masks, 1)
     gradient = torch.zeros(states[0][0].shape[1])

@@ -13,6 +13,7 @@ What differs with --paper:
     continual       an episode starts from the LM that the learner of the last one pre-trained
 The inner loop is the same.
 """
+import json
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +231,10 @@ class Agents:
         """All that the next episode depends on.
 
         adapted_lm: with continual adaptation, the weights of the LM"""
-        state = {"lm": adapted_lm, "states": self.states_of, "metrics": metrics, "agents": {}}
+        # Metrics go through JSON, as in metrics.jsonl: numbers of numpy, which a fork may log, could not be
+        # read again.
+        state = {"lm": adapted_lm, "states": self.states_of, "metrics": json.loads(json.dumps(metrics)),
+                 "agents": {}}
         for name, agent in self.agents.items():
             # Replay is saved as a tensor of bytes, since torch.load with weights_only reads no numpy arrays.
             state["agents"][name] = {"policy": agent.policy.state_dict(),

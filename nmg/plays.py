@@ -93,8 +93,8 @@ def episodes_of_runs(folders: str, metric: str, vocabulary_size: int) -> list[Ep
             if episode.input_ids.max() >= vocabulary_size:
                 raise UserError(f"--plays={folder}: has tokens that --lm does not know; give the LM of these "
                                 "plays")
-            masks = [play.mask.tolist() for play in episode.plays.values()]
-            content = digest([episode.input_ids.tolist(), masks])
+            played = [[play.mask.tolist(), play.scores] for play in episode.plays.values()]
+            content = digest([episode.input_ids.tolist(), played])
             if content in seen:
                 raise UserError(f"--plays={folders}: {folder} holds plays that are in another of these "
                                 "folders, too, or twice in this one; each must be given once")

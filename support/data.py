@@ -160,7 +160,10 @@ class Data:
         """Raises UserError if labels or answers of a split cannot be used. Pre-training does not ask."""
         for split in splits:
             if split in self.label_errors:
-                raise UserError(self.label_errors[split])
+                hint = ""
+                if split == "test":
+                    hint = "; or score another split with --split=dev (--predict=FILE needs no labels)"
+                raise UserError(f"{self.label_errors[split]}{hint}")
 
     @property
     def block_len(self) -> int:

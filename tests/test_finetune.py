@@ -365,8 +365,11 @@ def test_a_test_file_without_labels_is_not_scored(kind, lm_folder, folder_of, tm
         said = "has no answer"
     command = [f"finetune_{kind}.py", f"--dataset={folder_of[kind]}", f"--lm={lm_folder}", "--epochs=1",
                "--max_len=32"]
-    result = call(*command, "--out=o", cwd=tmp_path)
-    assert result.returncode == 2 and said in result.stderr
+    prepare = ["data_prep.py", *command[1:3]]
+    for refused in (command, prepare):
+        result = call(*refused, cwd=tmp_path)
+        assert result.returncode == 2 and said in result.stderr and "--split=dev" in result.stderr
+    succeed(*prepare, "--split=dev", cwd=tmp_path)
     succeed(*command, "--split=dev", cwd=tmp_path)
     assert len(runs.read_rows(tmp_path / "results.jsonl")) == 1
 
@@ -473,12 +476,12 @@ def test_a_row_twice_is_the_same(kind, auto_class, tmp_path, lm_folder, folder_o
 
     again = call(*finetune, cwd=tmp_path / "two")
     assert "already done" in again.stdout
-    assert "keeps the scores" not in again.stdout
+    assert "keeps other scores" not in again.stdout
     # A line with other scores, as other code has written it, is kept, but not in silence.
     edited = row | {row["metrics"][0]: -1}
     write_rows(tmp_path / "two/results.jsonl", [edited])
     again = call(*finetune, cwd=tmp_path / "two")
-    assert "WARNING: results.jsonl keeps the scores that other code had" in again.stdout
+    assert "WARNING: results.jsonl keeps other scores of the same settings" in again.stdout
     assert runs.read_rows(tmp_path / "two/results.jsonl") == [edited]
     # In a table of this LM, further pre-training begins with it as it is.
     adapted = str(tmp_path / "two/adapted")

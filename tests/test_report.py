@@ -390,7 +390,7 @@ def test_splits_and_several_files(tmp_path, capsys):
     add(tmp_path / "a", "punct", 0, dataset="my.csv", split="dev", config={"data": "mine"})
     capsys.readouterr()
     assert sorted(read(tmp_path, split=None, files=both)["row"]) == ["punct", "random", "random"]
-    assert "2 lines of reviews are of dev, and not in these tables" in capsys.readouterr().out
+    assert "lines of reviews that are not in these tables: 2, of dev" in capsys.readouterr().out
 
 
 def test_seeds_that_share_a_pretraining_or_a_policy_claim_nothing(tmp_path):

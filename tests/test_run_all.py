@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -309,11 +310,14 @@ def test_what_download_imports_is_there():
 
 
 def test_download_fetches_and_runs_nothing_else(stub, tmp_path):
-    result = run_all("--download", **stub | {"QA": "q", "CLS": "c d", "LMS": "x"})
+    read_as = "--text=t --split=dev"
+    asked = {"QA": "q", "CLS": "c d", "LMS": "x", "FINETUNE_FLAGS": f"--epochs=2 {read_as}"}
+    result = run_all("--download", **stub | asked)
     assert result.returncode == 0, result.stderr
     kinds = ["qa", "cls", "cls"]
     prepared = (tmp_path / "log-data").read_text().splitlines()
-    wanted = [f"--dataset={data} --lm=x --kind={kind}" for data, kind in zip("qcd", kinds, strict=True)]
+    wanted = [f"--dataset={data} --lm=x --kind={kind} {read_as}"
+              for data, kind in zip("qcd", kinds, strict=True)]
     assert [line.partition("/data_prep.py ")[2] for line in prepared] == wanted
     fetched = (tmp_path / "log").read_text().splitlines()
     # The LM, for questions and for classes.
@@ -433,7 +437,8 @@ def test_other_flags_need_another_folder(stub, changed):
     assert run_all("--list", **asked | {changed: "2", "OUT": f"{out}-other"}).returncode == 0
 
 
-def test_a_folder_that_is_at_work_is_refused(stub, tmp_path):
+@pytest.mark.skipif(not shutil.which("flock"), reason="flock is not installed")
+def test_a_folder_that_is_at_work_is_refused(stub):
     """Also if only commands are at work that a killed run_all.sh has left. What is left can be listed."""
     asked = stub | {"CLS": "good", "MASKERS": "none"}
     lock = Path(stub["OUT"], "logs/.lock")
