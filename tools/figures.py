@@ -130,9 +130,11 @@ def draw(points: pd.DataFrame, file: Path) -> None:
     # Those with equally many texts are shifted apart.
     place = points.groupby("text").cumcount()
     points = points.assign(x=points["text"] * 1.06**place)
-    for task, of_task in points.groupby("task", sort=False):
+    for number, (task, of_task) in enumerate(points.groupby("task", sort=False)):
         half = of_task["high"] - of_task["difference"]
-        ax.errorbar(of_task["x"], of_task["difference"], yerr=half, fmt="o", capsize=3, label=task)
+        # There are ten colors; the next ten tasks have them again, as squares.
+        marker = "os"[number // 10]
+        ax.errorbar(of_task["x"], of_task["difference"], yerr=half, fmt=marker, capsize=3, label=task)
     ticks = sorted(points["text"].unique())
     ax.set_xscale("log")
     ax.set_xticks(ticks, [f"{n:,.0f}" for n in ticks], fontsize=8)
