@@ -137,7 +137,7 @@ def draw(points: pd.DataFrame, file: Path) -> None:
         ax.errorbar(of_task["x"], of_task["difference"], yerr=half, fmt=marker, capsize=3, label=task)
     ticks = sorted(points["text"].unique())
     ax.set_xscale("log")
-    ax.set_xticks(ticks, [f"{n:,.0f}" for n in ticks], fontsize=8)
+    ax.set_xticks(ticks, [f"{n:,.0f}" for n in ticks], fontsize=7)
     ax.minorticks_off()
     ax.set(xlabel="texts to pre-train on", ylabel="points of accuracy above random masks")
     fig.legend(loc="outside right upper", frameon=False, fontsize=8)
