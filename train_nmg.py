@@ -115,6 +115,8 @@ class Config(PlayConfig):
                                     # episodes at most. A finished run can be made longer
     plays: str | None = None        # folders of other runs, comma-separated: their plays teach, too
     self_play: bool = True          # False: the learner competes with random only (Table 3)
+    save_every: int = 10            # episodes between pictures (with --paper: and checkpoints); sooner if
+                                    # five minutes have passed
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
     # without --paper
     sharpness: float = SHARPNESS    # standard deviation of a block's logits, by which tokens are drawn
@@ -326,7 +328,8 @@ class Learner:
 
 # ---------------------------------------------------------------- the outer loop
 
-PICTURE_SECONDS = 300       # between two pictures of a long run
+# With slow episodes there are a picture (and with --paper a checkpoint) at least as often, in seconds.
+SAVE_SECONDS = 300
 
 
 def won_lost(metrics: list[dict]) -> str:
@@ -404,7 +407,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
     if len(metrics) > cfg.episodes:
         raise UserError(f"--episodes={cfg.episodes}: {folder} holds {len(metrics)} already; give more")
     bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not is_main)
-    drawn = time.monotonic()
+    saved = time.monotonic()
 
     for number in bar:
         started = time.monotonic()
@@ -443,12 +446,14 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
             save_episode(file_of(folder, number + 1), episode, metrics[-1])
             runs.write_rows(folder / "metrics.jsonl", metrics)
             bar.set_postfix_str(f"learner {won_lost(metrics)}")
-            if cfg.paper:
-                learner.save_checkpoint(folder / "checkpoint.pt", learners_weights, metrics)
-            if time.monotonic() - drawn >= PICTURE_SECONDS:
-                drawn = time.monotonic()
+            is_due = (number + 1) % cfg.save_every == 0 or time.monotonic() - saved >= SAVE_SECONDS
+            if is_due or number + 1 == cfg.episodes:
+                saved = time.monotonic()
                 curves(metrics, folder / "curves.png")
-    if is_main and metrics:
+                if cfg.paper:
+                    learner.save_checkpoint(folder / "checkpoint.pt", learners_weights, metrics)
+    # A run that was killed after its last episode may lack the picture.
+    if is_main and metrics and not len(bar):
         curves(metrics, folder / "curves.png")
     return learner
 
@@ -509,7 +514,7 @@ def main(cfg: Config) -> None:
                       "draws the same sub-tasks and directions again; another --seed teaches more")
     # A killed run may go on with other values of the flags that are left out; a finished one may be made
     # longer. (A preset is known by its values.)
-    settings = runs.settings_of(cfg, without=("micro_batch", "preset"), **sources)
+    settings = runs.settings_of(cfg, without=("save_every", "micro_batch", "preset"), **sources)
     checkpoint = "checkpoint.pt" if cfg.paper else "plays"
     run = Run(cfg.out, settings, longer="episodes", checkpoint=checkpoint)
     if run.done:
