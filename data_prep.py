@@ -623,10 +623,7 @@ class Config(DataFlags):
 
 def main(cfg: Config) -> None:
     data = load(cfg.dataset, load_tokenizer(cfg.lm), cfg.dev_share, kind=cfg.kind, columns=cfg)
-    scored = cfg.split
-    if scored is None:
-        scored = "test" if "test" in data.splits else "dev"
-    data.check_labels("train", scored)
+    data.check_labels("train", data.scored_split(cfg.split))
 
 
 if __name__ == "__main__":

@@ -76,10 +76,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
     origin = origin_of(cfg.lm, cfg.row)
     pretraining = origin["settings"]
     cfg.max_len = max_len_of(lm, cfg.max_len)
-    if cfg.split is None:
-        cfg.split = "test" if "test" in data.splits else "dev"
-    if cfg.split not in ("dev", "test"):
-        raise UserError(f"--split={cfg.split}: must be dev or test")
+    cfg.split = data.scored_split(cfg.split)
     check_pretraining(pretraining, cfg, data.checksum)
     if cfg.labelled:
         data["train"].limit_labels(cfg.labelled, cfg.seed)

@@ -134,9 +134,9 @@ shared=$({ places "$qa_lms" "$QA"; places "$cls_lms" "$CLS"; } | sort -u | cut -
 
 # What FINETUNE_FLAGS says of the columns of data, of what is cut from them, and of what is scored
 columns=$(grep -aoE -e "--(text|label|doc)(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
-cut=$(grep -aoE -e "--(dev_share|split)(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
+splits=$(grep -aoE -e "--(dev_share|split)(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
 # KIND LM DATASET: prepares a data set as its rows read it, or ends with the reason why it cannot
-prepare() { $PYTHON $here/data_prep.py "--dataset=$3" "--lm=$2" --kind=$1 $columns $cut; }
+prepare() { $PYTHON $here/data_prep.py "--dataset=$3" "--lm=$2" --kind=$1 $columns $splits; }
 
 if [ "$1" = --download ]; then
     fetch_lm='import sys

@@ -165,6 +165,15 @@ class Data:
                     hint = "; or score another split with --split=dev (--predict=FILE needs no labels)"
                 raise UserError(f"{self.label_errors[split]}{hint}")
 
+    def scored_split(self, asked: str | None) -> str:
+        """The split that is scored: the one that is asked for, or else test, or dev where there is no test.
+        Raises UserError."""
+        if asked not in (None, "dev", "test"):
+            raise UserError(f"--split={asked}: must be dev or test")
+        if asked is None:
+            asked = "test" if "test" in self.splits else "dev"
+        return asked
+
     @property
     def block_len(self) -> int:
         """Tokens of a block of text in pre-training, by default (section 4.1)."""
