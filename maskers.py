@@ -27,7 +27,7 @@ import numpy as np
 import torch.nn.functional as F
 
 from nmg import counts
-from nmg.policies import load_policy, mean_logits
+from nmg.policies import load_policy, logits_of, sharpened_logits_of
 from support import runs, toy
 from support.data import Batch
 from support.rng import RowRandom
@@ -77,8 +77,9 @@ def find(name: str) -> Masker:
     FILE.py:function. Several folders, separated by commas, are the mean of their policies."""
     if is_learned(name):
         policies = [load_policy(folder) for folder in folders_of(name)]
-        logits = policies[0].logits if len(policies) == 1 else mean_logits(policies)
-        return sampled(logits) if name.startswith("sampled:") else greedy(logits)
+        if name.startswith("nmg:"):
+            return greedy(logits_of(policies))
+        return sampled(sharpened_logits_of(policies))
     if name.startswith("difference:"):
         general = Path(name.removeprefix("difference:"))
         if not general.is_file():

@@ -45,6 +45,7 @@ from nmg.plays import (
     save_episode,
 )
 from nmg.policies import (
+    CLIP,
     SHARPNESS,
     LinearPolicy,
     Policy,
@@ -53,6 +54,7 @@ from nmg.policies import (
     policy_forward,
     random_policy,
     sharpened,
+    standardized,
 )
 from nmg.subtasks import SubTask, SubTaskSampler
 from pretrain import pretrain
@@ -119,10 +121,10 @@ class Config(PlayConfig):
                                     # five minutes have passed
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
     # without --paper
-    sharpness: float = SHARPNESS    # standard deviation of a block's logits, by which tokens are drawn
-    exploration: float = 2.0        # weight of the random direction beside the policy's logits. With 1, two
-                                    # of ten networks learned the wrong words of the toy world; with 2,
-                                    # these two did not
+    clip: float | None = CLIP       # standard deviations above the mean at which logits are cut, so that all
+                                    # good tokens are drawn alike; None: they are not cut
+    sharpness: float = SHARPNESS    # what they are multiplied by, before tokens are drawn
+    exploration: float = 2.0        # weight of the random direction beside the policy's logits
     random_every: int = 4           # every so many episodes the random player takes part, as a control
     # with --paper
     continual: bool = True          # an episode starts from the LM that the learner of the last one
@@ -144,7 +146,7 @@ PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "
 # Flags that only one form reads.
 READ_WITH_PAPER = {True: ("continual", "uniform_episodes", "rl_lr", "updates_per_episode", "minibatch",
                           "entropy_coef", "replay_size"),
-                   False: ("sharpness", "exploration", "random_every", "plays")}
+                   False: ("clip", "sharpness", "exploration", "random_every", "plays")}
 
 
 # ---------------------------------------------------------------- the inner loop
@@ -186,7 +188,7 @@ def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray
     hidden, _ = states[0]
     other = random_policy(hidden.shape[1], seed, f"direction {episode}")
     logits, _ = policy_forward(other.to(device()), states)
-    direction = sharpened(logits.cpu().numpy(), 1.0)
+    direction = standardized(logits.cpu().numpy())
     return np.where(np.isfinite(direction), direction, 0)
 
 
@@ -201,7 +203,7 @@ def act(policy: Policy | None, states: list[State], batch: Batch, rng: RowRandom
     logits = np.where(batch.maskable, 0.0, -np.inf)
     if policy is not None:
         policy_logits, _ = policy_forward(policy, states)
-        logits = sharpened(policy_logits.cpu().numpy(), policy.sharpness)
+        logits = sharpened(policy_logits.cpu().numpy(), policy.sharpness, policy.clip)
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
     if shift is not None:
         logits = logits + shift
@@ -307,7 +309,7 @@ class Learner:
 
     def __init__(self, hidden_size: int, cfg: Config):
         self.cfg = cfg
-        self.policy = LinearPolicy(hidden_size, cfg.sharpness).to(device())
+        self.policy = LinearPolicy(hidden_size, cfg.sharpness, cfg.clip).to(device())
         self.policies = {"opponent": self.policy, "learner": self.policy}
         self.gradients = torch.zeros(0, hidden_size)                                        # (E, H)
 

@@ -143,7 +143,7 @@ def main(cfg: Config) -> None:
 
     with torch.no_grad():
         logits, _ = policy_forward(learner.policy, held_out.states)
-    logits = sharpened(logits.cpu().numpy(), cfg.sharpness)
+    logits = sharpened(logits.cpu().numpy(), cfg.sharpness, cfg.clip)
     budget = maskers.budget_of(held_out, cfg.p)
     drawn = []
     for draw in range(3):

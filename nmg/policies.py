@@ -20,8 +20,9 @@ from support.models import LMReader
 from support.rng import torch_seed
 from support.runs import UserError, atomic_write
 
-# The standard deviation of a block's logits, in nats, by which tokens are drawn.
-SHARPNESS = 2.4
+# The defaults of `sharpened`.
+SHARPNESS = 5.0
+CLIP = 1.0
 
 
 class Policy(torch.nn.Module):
@@ -30,17 +31,17 @@ class Policy(torch.nn.Module):
     maskable, and values (B,).
 
     hidden_size: H of the LM that it reads
-    sharpness: the standard deviation of a block's logits when tokens are drawn from them (`sharpened`); None:
-        the logits are used as they are, as in the paper's form"""
+    sharpness, clip: what is made of the logits before tokens are drawn from them (`sharpened`)"""
 
-    def __init__(self, hidden_size: int, sharpness: float | None = None):
+    def __init__(self, hidden_size: int, sharpness: float | None = None, clip: float | None = None):
         super().__init__()
         self.hidden_size = hidden_size
         self.sharpness = sharpness
+        self.clip = clip
 
     @torch.no_grad()
     def logits(self, batch: Batch, lm: Callable[[Batch], torch.Tensor]) -> np.ndarray:
-        """(B, L), by which a masker draws tokens; -inf where nothing may be masked."""
+        """(B, L), not sharpened; -inf where nothing may be masked."""
         hidden = lm(batch)                                                                      # (B, L, H)
         if hidden.shape[-1] != self.hidden_size:
             raise UserError(f"the policy reads hidden states of size {self.hidden_size}, this LM has "
@@ -48,13 +49,13 @@ class Policy(torch.nn.Module):
         masks = [torch.tensor(mask).to(hidden.device) for mask in (batch.attention_mask, batch.maskable)]
         self.to(hidden.device)
         logits, _ = self(hidden, *masks)
-        return sharpened(logits.cpu().numpy(), self.sharpness)
+        return logits.cpu().numpy()
 
     def save(self, folder: Path) -> None:
         """folder/policy.json and folder/policy.safetensors."""
         weights = {name: weight.contiguous().cpu() for name, weight in self.state_dict().items()}
         settings = {"class": type(self).__name__, "hidden_size": self.hidden_size,
-                    "sharpness": self.sharpness}
+                    "sharpness": self.sharpness, "clip": self.clip}
         with atomic_write(folder / "policy.json") as partial:
             partial.write_text(json.dumps(settings, indent=1))
         with atomic_write(folder / "policy.safetensors") as partial:
@@ -66,8 +67,8 @@ class LinearPolicy(Policy):
     """The logit of masking a token is w · h, with h its hidden state under the LM: the LM is the network, and
     the policy its head. At first w = 0, so that tokens are drawn uniformly."""
 
-    def __init__(self, hidden_size: int, sharpness: float | None = None):
-        super().__init__(hidden_size, sharpness)
+    def __init__(self, hidden_size: int, sharpness: float | None = None, clip: float | None = None):
+        super().__init__(hidden_size, sharpness, clip)
         self.weight = torch.nn.Parameter(torch.zeros(hidden_size))
 
     def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
@@ -78,10 +79,11 @@ class LinearPolicy(Policy):
         return logits.masked_fill(~maskable, -torch.inf), hidden.new_zeros(len(hidden))
 
 
-def random_policy(hidden_size: int, seed: int, name: str, sharpness: float | None = None) -> LinearPolicy:
+def random_policy(hidden_size: int, seed: int, name: str, sharpness: float | None = None,
+                  clip: float | None = None) -> LinearPolicy:
     """A linear policy that has learned nothing: its weights are normally distributed, by a random stream of
     this name."""
-    policy = LinearPolicy(hidden_size, sharpness)
+    policy = LinearPolicy(hidden_size, sharpness, clip)
     torch_seed(seed, name)
     torch.nn.init.normal_(policy.weight)
     return policy
@@ -93,8 +95,8 @@ class PaperPolicy(Policy):
     that of a separate head of two layers on its mean hidden state. (`eval()` is never called on a policy, so
     a network of your own must not have dropout or batch norm.)"""
 
-    def __init__(self, hidden_size: int, sharpness: float | None = None):
-        super().__init__(hidden_size, sharpness)
+    def __init__(self, hidden_size: int, sharpness: float | None = None, clip: float | None = None):
+        super().__init__(hidden_size, sharpness, clip)
         # BERT-base has 12 heads of size 64.
         heads = max(1, hidden_size // 64)
         while hidden_size % heads:
@@ -127,19 +129,29 @@ class PaperPolicy(Policy):
         return logits.masked_fill(~maskable, -torch.inf), values
 
 
-def sharpened(logits: np.ndarray, sharpness: float | None) -> np.ndarray:
-    """Logits (B, L) with mean 0 and the standard deviation `sharpness` in each block; -inf stays -inf. None:
-    as they are.
-
-    What a policy has learned is a direction: which tokens are better than others. How far its logits spread
-    depends on how long it has learned, and it would decide how often the best tokens are drawn."""
-    if sharpness is None:
-        return logits
+def standardized(logits: np.ndarray) -> np.ndarray:
+    """Logits (B, L) with mean 0 and standard deviation 1 in each block; -inf stays -inf."""
     finite = np.ma.masked_invalid(logits)
     centred = finite - finite.mean(1, keepdims=True)
     # In a block with a single token, or with equal logits, there is nothing to scale.
-    scale = sharpness / np.maximum(centred.std(1, keepdims=True), 1e-6)
-    return (centred * scale).filled(-np.inf)
+    return (centred / np.maximum(centred.std(1, keepdims=True), 1e-6)).filled(-np.inf)
+
+
+def sharpened(logits: np.ndarray, sharpness: float | None, clip: float | None = None) -> np.ndarray:
+    """The logits (B, L) by which tokens are drawn: standardised, cut at `clip` standard deviations above the
+    mean, and multiplied by sharpness; -inf stays -inf. Without a clip (policies of earlier versions) they are
+    not cut, and without a sharpness (the paper's form) they are as they were.
+
+    What a policy has learned is a direction: which tokens are better than others. How far its logits spread
+    depends on how long it has learned, so they are standardised. Which of the good tokens is the best is
+    mostly noise after some 50 plays, so all clearly good ones are drawn alike: else the one kind of words
+    that noise put first would get nearly all masks (docs/comparisons.md)."""
+    if sharpness is None:
+        return logits
+    scaled = standardized(logits)
+    if clip is not None:
+        scaled = np.minimum(scaled, clip)
+    return sharpness * scaled
 
 
 def load_policy(folder: str | Path) -> Policy:
@@ -160,14 +172,30 @@ def load_policy(folder: str | Path) -> Policy:
     return policy
 
 
-def mean_logits(policies: list[Policy]) -> Callable[[Batch, Callable], np.ndarray]:
-    """The logits of several policies together, as a function of a batch and an LM: the mean of their logits,
-    which are standardised first, so that each has the same weight, and made as sharp as those of one."""
-    def logits(batch, lm):
-        each = [sharpened(policy.logits(batch, lm), 1.0) for policy in policies]
-        return sharpened(np.mean(each, axis=0), policies[0].sharpness or SHARPNESS)
+def logits_of(policies: list[Policy]) -> Callable[[Batch, Callable], np.ndarray]:
+    """The logits of a policy, as a function of a batch and an LM. Those of several policies are the mean of
+    their standardised logits, so that each has the same weight."""
+    if len(policies) == 1:
+        return policies[0].logits
 
-    return logits
+    def mean_logits(batch, lm):
+        return np.mean([standardized(policy.logits(batch, lm)) for policy in policies], axis=0)
+
+    return mean_logits
+
+
+def sharpened_logits_of(policies: list[Policy]) -> Callable[[Batch, Callable], np.ndarray]:
+    """The logits by which tokens are drawn, as sharp as those of the first policy."""
+    logits_at = logits_of(policies)
+    sharpness, clip = policies[0].sharpness, policies[0].clip
+    # Standardised logits are too flat to draw from, so that several of the paper's form are sharpened, too.
+    if len(policies) > 1 and sharpness is None:
+        sharpness, clip = SHARPNESS, CLIP
+
+    def sharpened_logits(batch, lm):
+        return sharpened(logits_at(batch, lm), sharpness, clip)
+
+    return sharpened_logits
 
 
 # ---------------------------------------------------------------- states

@@ -41,7 +41,7 @@ from filelock import FileLock, Timeout
 # What the flags of the project must be. A flag of another name may have any value, also 0 or less than 0.
 SHARES = {"p", "val_share", "dev_share", "new_share"}   # above 0 and at most 1
 AT_LEAST_ZERO = {
-    "dropout", "episodes", "exploration", "ft_lr", "lr", "mlm_lr", "rl_lr", "seed", "sharpness",
+    "clip", "dropout", "episodes", "exploration", "ft_lr", "lr", "mlm_lr", "rl_lr", "seed", "sharpness",
     "uniform_episodes", "weight_decay"}
 AT_LEAST_ONE = {
     "batch_size", "contexts", "docs", "epochs", "eval_every", "examples", "ft_epochs", "ft_max_len",

@@ -15,7 +15,16 @@ import data_prep
 import maskers
 from maskers import SCORES
 from nmg import counts
-from nmg.policies import SHARPNESS, LinearPolicy, PaperPolicy, load_policy, random_policy, sharpened
+from nmg.policies import (
+    CLIP,
+    SHARPNESS,
+    LinearPolicy,
+    PaperPolicy,
+    load_policy,
+    random_policy,
+    sharpened,
+    standardized,
+)
 from support import models, toy
 from support.data import Batch, blocks, collate
 from support.rng import RowRandom
@@ -119,20 +128,22 @@ def test_what_a_folder_of_a_policy_masks(batch, seed, tmp_path_factory):
     """nmg: the tokens of the highest logits; sampled: tokens drawn from them, as sharp as in training. Two
     policies are the mean of their standardised logits: each counts alike, however sharp it is."""
     folder, budget, each = tmp_path_factory.mktemp("policy"), maskers.budget_of(batch, 0.4), []
-    for i, sharpness in enumerate((1.7, None)):
-        policy = random_policy(16, seed + i, "x", sharpness)
+    shapes = [(1.7, 0.6), (None, None)]
+    for i, shape in enumerate(shapes):
+        policy = random_policy(16, seed + i, "x", *shape)
         policy.save(folder / str(i))
         each.append(np.where(batch.maskable, (LM()(batch) @ policy.weight).detach().numpy(), -np.inf))
     greedy = maskers.find(f"nmg:{folder}/0")(batch, budget, rng_of(batch, seed), LM())
     assert (greedy == maskers.pick(each[0], batch, budget)).all()
     noise = rng_of(batch, seed).gumbel(batch.maskable.shape)
     drawn = maskers.find(f"sampled:{folder}/0")(batch, budget, rng_of(batch, seed), LM())
-    assert (drawn == maskers.pick(sharpened(each[0], 1.7) + noise, batch, budget)).all()
-    mean = np.mean([sharpened(logits, 1.0) for logits in each], 0)
+    assert (drawn == maskers.pick(sharpened(each[0], 1.7, 0.6) + noise, batch, budget)).all()
+    mean = np.mean([standardized(logits) for logits in each], 0)
     # As sharp as the first one; as usual if that is not sharpened.
-    for folders, sharpness in ((f"{folder}/0,{folder}/1", 1.7), (f"{folder}/1,{folder}/0", SHARPNESS)):
+    usual = SHARPNESS, CLIP
+    for folders, shape in ((f"{folder}/0,{folder}/1", shapes[0]), (f"{folder}/1,{folder}/0", usual)):
         drawn = maskers.find(f"sampled:{folders}")(batch, budget, rng_of(batch, seed), LM())
-        assert (drawn == maskers.pick(sharpened(mean, sharpness) + noise, batch, budget)).all()
+        assert (drawn == maskers.pick(sharpened(mean, *shape) + noise, batch, budget)).all()
 
 
 def test_several_policies_are_one_masker(tmp_path):
@@ -410,10 +421,11 @@ def test_a_policy_starts_from_small_weights_and_no_biases():
 
 def test_a_saved_policy_is_the_same_or_refused(tmp_path):
     """An old file says neither its class nor a sharpness: it is a network, whose logits are as they are."""
-    for policy in (LinearPolicy(32, sharpness=2.4), PaperPolicy(32, sharpness=1.2)):
+    for policy in (LinearPolicy(32, sharpness=2.4, clip=1.5), PaperPolicy(32, sharpness=1.2)):
         policy.save(tmp_path)
         opened = load_policy(tmp_path)
-        assert type(opened) is type(policy) and opened.sharpness == policy.sharpness
+        assert type(opened) is type(policy)
+        assert (opened.sharpness, opened.clip) == (policy.sharpness, policy.clip)
         assert same(policy.state_dict(), opened.state_dict())
     batch = plain_batch(rows=2)
     with pytest.raises(UserError, match="reads hidden states of size 32, this LM has 16"):
@@ -423,7 +435,7 @@ def test_a_saved_policy_is_the_same_or_refused(tmp_path):
         load_policy(tmp_path)
     (tmp_path / "policy.json").write_text('{"hidden_size": 32}')
     old = load_policy(tmp_path)
-    assert type(old) is PaperPolicy and old.sharpness is None
+    assert type(old) is PaperPolicy and old.sharpness is None and old.clip is None
     weights = tmp_path / "policy.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(UserError, match="no policy"):

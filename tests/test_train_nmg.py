@@ -287,13 +287,14 @@ def test_who_plays():
 
 def test_players_take_opposite_steps_from_one_policy(contexts):
     """The entropy is of the policy without the step."""
-    cfg = Config(random_every=3, exploration=2, sharpness=1.5, p=0.3, seed=5)
+    cfg = Config(random_every=3, exploration=2, sharpness=1.5, clip=0.8, p=0.3, seed=5)
     batch, states = contexts
     learner = train_nmg.Learner(128, cfg)
     torch.nn.init.normal_(learner.policy.weight)
     plays = train_nmg.mask_contexts(learner.policies, states, batch, 1, cfg)
     direction = train_nmg.random_direction(states, 5, 1)
-    base = policies.sharpened(train_nmg.policy_forward(learner.policy, states)[0].detach().cpu().numpy(), 1.5)
+    logits = train_nmg.policy_forward(learner.policy, states)[0].detach().cpu().numpy()
+    base = policies.sharpened(logits, 1.5, 0.8)
     own = torch.from_numpy(base).log_softmax(1)
     entropy = -(own.exp() * own.masked_fill(own.isinf(), 0)).sum(1).mean()
     for name, sign in (("learner", 1), ("opponent", -1)):
@@ -324,12 +325,16 @@ def test_players_of_the_papers_form(contexts):
 
 
 def test_sharpened_logits():
-    """Mean 0 and the standard deviation that is asked for in each block; a single token, and no choice."""
+    """Standardised in each block, cut from above, and multiplied; a single token, and no choice."""
     logits = np.array([[1.0, 5.0, -np.inf, 3.0], [2.0, -np.inf, -np.inf, -np.inf], [4.0, 4.0, 4.0, -np.inf]])
-    found = policies.sharpened(logits, 2.0)
-    np.testing.assert_allclose(found[0, [0, 1, 3]], np.array([-1, 1, 0]) * 2 * math.sqrt(1.5))
-    assert found[1, 0] == 0 and (found[2, :3] == 0).all()
-    assert (np.isinf(found) == np.isinf(logits)).all()
+    scaled = policies.standardized(logits)
+    np.testing.assert_allclose(scaled[0, [0, 1, 3]], np.array([-1, 1, 0]) * math.sqrt(1.5))
+    assert scaled[1, 0] == 0 and (scaled[2, :3] == 0).all()
+    np.testing.assert_allclose(policies.sharpened(logits, 2.0), 2 * scaled)
+    clipped = policies.sharpened(logits, 2.0, 0.5)
+    np.testing.assert_allclose(clipped[0, [0, 1, 3]], [-2 * math.sqrt(1.5), 1, 0], atol=1e-12)
+    assert (np.isinf(clipped) == np.isinf(logits)).all()
+    # The paper's form.
     assert policies.sharpened(logits, None) is logits
 
 
@@ -699,7 +704,7 @@ def test_a_small_run(finished):
     about = runs.read_run(place / "o")["settings"]
     world = data_prep.load("toycls", toy.tokenizer())
     assert about == about | {"lm": "tiny", "dataset": "toycls", "episodes": 4, "seed": 0, "self_play": True,
-                             "sharpness": 2.4, "paper": False, "data": world.checksum}
+                             "sharpness": 5.0, "clip": 1.0, "paper": False, "data": world.checksum}
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 import train_nmg
 from nmg.plays import Episode, episodes_of_runs
-from nmg.policies import Policy, State, encode, policy_forward, sharpened
+from nmg.policies import Policy, State, encode, policy_forward, standardized
 from support import devices, runs, toy
 from support.devices import device
 from support.models import load_lm
@@ -62,7 +62,7 @@ def foretold(policy: Policy, played: list[tuple[Episode, list[State]]],
             score = np.array([play.scores[metric] for play in plays])
             scores[metric].append(score - score.mean())
         logits, _ = policy_forward(policy, states)              # (N, L)
-        tokens = sharpened(logits.cpu().numpy(), 1.0)
+        tokens = standardized(logits.cpu().numpy())
         rank = (-tokens).argsort(1).argsort(1)                  # 0 for the highest logit of a block
         n_maskable = np.isfinite(tokens).sum(1, keepdims=True)
         ways = {"all words": tokens, "highest tenth": rank < HIGHEST * n_maskable}

@@ -436,7 +436,7 @@ def differences(before: dict, now: dict) -> str:
 
 def save_untrained(study: Study, hidden_size: int, number: int) -> None:
     """Saves a policy that has learned nothing, and is as sharp as those that learn."""
-    policy = random_policy(hidden_size, number, "untrained", study.learn.sharpness)
+    policy = random_policy(hidden_size, number, "untrained", study.learn.sharpness, study.learn.clip)
     policy.save(study.folder / f"untrained-{number}")
 
 
