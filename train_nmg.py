@@ -497,6 +497,39 @@ def check_flags(cfg: Config) -> None:
         raise UserError("--episodes=0: nothing is played, so --plays=FOLDER must name plays to learn from")
 
 
+def warn_of_other_plays(cfg: Config, data: str, weights: str) -> None:
+    """Where the plays of --plays were made with another LM, or are those that this run will make. data,
+    weights: checksums of the data set and the LM of this run"""
+    for folder in cfg.plays.split(","):
+        played = runs.read_run(folder).get("settings", {})
+        if runs.is_another_lm(played, cfg.lm, weights):
+            print(f"WARNING: --plays={folder}: was played with the LM {played['lm']}; {cfg.lm} must have the "
+                  "same tokenizer")
+        if cfg.episodes and (played.get("seed"), played.get("data")) == (cfg.seed, data):
+            print(f"WARNING: --plays={folder}: was played with --seed={cfg.seed}, too, so that this run "
+                  "draws the same sub-tasks and directions again; another --seed teaches more")
+
+
+def save_policy(learner: "Learner | paper_form.Agents", run: Run, cfg: Config) -> None:
+    """Saves what was learned, with its card, and ends the run."""
+    learner.policies["learner"].save(run.folder)
+    metrics = runs.read_rows(run.folder / "metrics.jsonl")
+    if metrics and all(map(is_tied, metrics)):
+        print("WARNING: in each episode of this run all players had the same score, so that these episodes "
+              "taught nothing; --metric=likelihood, a larger --ft_lr or more --ft_epochs may help")
+    about = learner.about()
+    text = (f"A policy that chooses which words to mask when this LM is pre-trained further. It played "
+            f"{len(metrics)} episodes of its own, rewarded by {cfg.metric} on at most {cfg.validation:,} "
+            f"held-out examples; the exploring learner {won_lost(metrics)}. {about}\n\n"
+            "    python pretrain.py --masker=sampled:FOLDER")
+    write_card(run.folder, "train_nmg.py", cfg, "a Neural Mask Generator learned", text,
+               tags=["neural-mask-generator"])
+    run.finish(base_model=runs.base_of(cfg.lm))
+    print(about)
+    played = "metrics.jsonl, plays, curves.png, " if metrics else ""
+    print(f"saved {run.folder}: {played}policy for --masker=sampled:{run.folder}")
+
+
 def main(cfg: Config) -> None:
     check_flags(cfg)
     data, lm, task = open_task(cfg)
@@ -504,16 +537,8 @@ def main(cfg: Config) -> None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     sources = {"data": data.checksum, "weights": weights_of(cfg.lm)}
     if cfg.plays:
-        folders = cfg.plays.split(",")
-        sources["plays_checksum"] = [checksum_of_plays(Path(folder)) for folder in folders]
-        for folder in folders:
-            played = runs.read_run(folder).get("settings", {})
-            if runs.is_another_lm(played, cfg.lm, sources["weights"]):
-                print(f"WARNING: --plays={folder}: was played with the LM {played['lm']}; {cfg.lm} must have "
-                      "the same tokenizer")
-            if cfg.episodes and (played.get("seed"), played.get("data")) == (cfg.seed, data.checksum):
-                print(f"WARNING: --plays={folder}: was played with --seed={cfg.seed}, too, so that this run "
-                      "draws the same sub-tasks and directions again; another --seed teaches more")
+        warn_of_other_plays(cfg, **sources)
+        sources["plays_checksum"] = [checksum_of_plays(Path(folder)) for folder in cfg.plays.split(",")]
     # A killed run may go on with other values of the flags that are left out; a finished one may be made
     # longer. (A preset is known by its values.)
     settings = runs.settings_of(cfg, without=("save_every", "micro_batch", "preset"), **sources)
@@ -523,24 +548,7 @@ def main(cfg: Config) -> None:
         return
     learner = meta_train(cfg, run.folder, data, lm, task)
     if runs.is_main_process():
-        learner.policies["learner"].save(run.folder)
-        metrics = runs.read_rows(run.folder / "metrics.jsonl")
-        if metrics and all(map(is_tied, metrics)):
-            print("WARNING: in each episode of this run all players had the same score, so that these "
-                  "episodes taught nothing; --metric=likelihood, a larger --ft_lr or more --ft_epochs may "
-                  "help")
-        about = learner.about()
-        text = (f"A policy that chooses which words to mask when this LM is pre-trained further. It played "
-                f"{len(metrics)} episodes of its own, rewarded by {cfg.metric} on at most "
-                f"{cfg.validation:,} held-out examples; the exploring learner {won_lost(metrics)}. "
-                f"{about}\n\n"
-                "    python pretrain.py --masker=sampled:FOLDER")
-        write_card(run.folder, "train_nmg.py", cfg, "a Neural Mask Generator learned", text,
-                   tags=["neural-mask-generator"])
-        run.finish(base_model=runs.base_of(cfg.lm))
-        print(about)
-        played = "metrics.jsonl, plays, curves.png, " if metrics else ""
-        print(f"saved {run.folder}: {played}policy for --masker=sampled:{run.folder}")
+        save_policy(learner, run, cfg)
 
 
 if __name__ == "__main__":

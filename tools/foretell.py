@@ -8,12 +8,12 @@
 
 A policy is learned from each run's plays (train_nmg.Learner), or with --joined=True from those of all
 runs but one. For every play of the other runs we then compute how much it likes the mask, in two ways: over
-all words, as the mean standardised logit of the masked tokens, and by the highest tenth, as the share of the
-masked tokens that are among the tenth of their block with the highest logits. Printed is the correlation of
-that with the score, both minus their mean over the plays of the episode: the mean, and that of each pair of
-runs. So a learner is judged by plays that it has not seen, without playing. Look at the highest tenth, too: a
-policy can be right about most words and wrong about the few that it masks. The last lines tell for each
-policy whether the episodes that taught it agree (`train_nmg.p_agree`).
+all words, as the mean logit of the masked tokens, standardised and cut at --clip, and by the highest tenth,
+as the share of the masked tokens that are among the tenth of their block with the highest logits. Printed is
+the correlation of that with the score, both minus their mean over the plays of the episode: the mean, and
+that of each pair of runs. So a learner is judged by plays that it has not seen, without playing. Look at the
+highest tenth, too: a policy can be right about most words and wrong about the few that it masks. The last
+lines tell for each policy whether the episodes that taught it agree (`train_nmg.p_agree`).
 Flags that say how plays are made, such as --contexts or --exploration, have no effect, as the plays are there
 already, nor have those of --paper.
 """
@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 import train_nmg
 from nmg.plays import Episode, episodes_of_runs
-from nmg.policies import Policy, State, encode, policy_forward, standardized
+from nmg.policies import Policy, State, encode, policy_forward, sharpened
 from support import devices, runs, toy
 from support.devices import device
 from support.models import load_lm
@@ -62,10 +62,11 @@ def foretold(policy: Policy, played: list[tuple[Episode, list[State]]],
             score = np.array([play.scores[metric] for play in plays])
             scores[metric].append(score - score.mean())
         logits, _ = policy_forward(policy, states)              # (N, L)
-        tokens = standardized(logits.cpu().numpy())
-        rank = (-tokens).argsort(1).argsort(1)                  # 0 for the highest logit of a block
-        n_maskable = np.isfinite(tokens).sum(1, keepdims=True)
-        ways = {"all words": tokens, "highest tenth": rank < HIGHEST * n_maskable}
+        logits = logits.cpu().numpy()
+        rank = (-logits).argsort(1).argsort(1)                  # 0 for the highest logit of a block
+        n_maskable = np.isfinite(logits).sum(1, keepdims=True)
+        cut = sharpened(logits, 1.0, policy.clip)
+        ways = {"all words": cut, "highest tenth": rank < HIGHEST * n_maskable}
         for way, liking in ways.items():
             of_plays = np.array([liking[play.mask].mean() for play in plays])
             liked[way].append(of_plays - of_plays.mean())
