@@ -15,8 +15,8 @@ and returns a bool (B, L): True only where maskable, at most the budget, and exa
 units do not fit (`none` masks nothing).
 
 A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function. Every score
-of this file is a masker, too. With a policy that train_nmg.py learned, nmg:FOLDER masks its most probable
-tokens, and sampled:FOLDER draws tokens from it.
+of this file is a masker, too. With a policy that train_nmg.py learned, nmg:FOLDER masks the tokens of its
+highest logits, and sampled:FOLDER draws tokens from it.
 """
 import functools
 import runpy
@@ -56,8 +56,8 @@ def register_score(score: Callable) -> Callable:
 
 
 def sampled(score: Callable) -> Masker:
-    """The masker that draws tokens without replacement, with weight exp(score). score: of this file, or a
-    policy's logits, as in its training."""
+    """The masker that draws tokens without replacement, with weight exp(score). score: of this file, or the
+    sharpened logits of a policy, as in its training."""
     @functools.wraps(score)
     def draw(batch, budget, rng, lm=None):
         return pick(score(batch, lm) + rng.gumbel(batch.input_ids.shape), batch, budget)
@@ -65,8 +65,8 @@ def sampled(score: Callable) -> Masker:
 
 
 def greedy(score: Callable) -> Masker:
-    """The masker that takes the tokens of the highest score: the most probable ones of a policy, as in the
-    paper's meta-testing."""
+    """The masker that takes the tokens of the highest score: with the logits of a policy, not clipped, what
+    the paper does in meta-testing."""
     def take(batch, budget, rng, lm=None):
         return pick(score(batch, lm), batch, budget)
     return take
@@ -107,8 +107,10 @@ def checksum_of(name: str) -> str | None:
     if name in MASKERS:
         return None
     if is_learned(name):
-        checksums = [runs.checksum(Path(folder) / "policy.safetensors") for folder in folders_of(name)]
-        return checksums[0] if len(checksums) == 1 else runs.digest(checksums)
+        files = []
+        for folder in folders_of(name):
+            files += [Path(folder, "policy.safetensors"), Path(folder, "policy.json")]
+        return runs.digest([runs.checksum(file) for file in files])
     if name.startswith("difference:"):
         file = Path(name.removeprefix("difference:"))
     else:

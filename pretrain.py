@@ -270,10 +270,12 @@ def main(cfg: Config) -> None:
                            distributed=True, checkpoint=checkpoint, after_step=look, desc=f"MLM {cfg.masker}")
     if not runs.is_main_process():
         return
-    # An LM whose loss is not finite is not saved. Without a dev split, some of the training text shows it.
-    some = pieces.take(pieces.evenly_spaced(16))
-    after = held_out_loss(model, held_out or some)
-    if not held_out:
+    # An LM whose loss is not finite is not saved: held_out_loss raises UserError. Without a dev split, some
+    # of the training text shows it.
+    if held_out:
+        after = held_out_loss(model, held_out)
+    else:
+        held_out_loss(model, pieces.take(pieces.evenly_spaced(16)))
         after = None
     if cfg.eval_every:
         log_held_out(run.folder, steps, after)

@@ -23,7 +23,7 @@ import data_prep
 import maskers
 import train_nmg
 from nmg.plays import Episode
-from nmg.policies import State, encode, policy_forward, sharpened
+from nmg.policies import State, encode, policy_forward, sharpened, standardized
 from support import devices, runs
 from support.data import Batch, Pieces, blocks, collate
 from support.models import LMReader, load_lm, load_tokenizer
@@ -143,13 +143,15 @@ def main(cfg: Config) -> None:
 
     with torch.no_grad():
         logits, _ = policy_forward(learner.policy, held_out.states)
-    logits = sharpened(logits.cpu().numpy(), cfg.sharpness, cfg.clip)
+    logits = logits.cpu().numpy()
+    sharp = sharpened(logits, cfg.sharpness, cfg.clip)
     budget = maskers.budget_of(held_out, cfg.p)
     drawn = []
     for draw in range(3):
         gumbel = RowRandom(cfg.seed, "drawn", draw, np.arange(len(logits))).gumbel(logits.shape)
-        drawn.append(held_out.worth[maskers.pick(logits + gumbel, held_out, budget)].mean())
-    correlation = np.corrcoef(logits[held_out.maskable], held_out.worth[held_out.maskable])[0, 1]
+        drawn.append(held_out.worth[maskers.pick(sharp + gumbel, held_out, budget)].mean())
+    liked = standardized(logits)[held_out.maskable]
+    correlation = np.corrcoef(liked, held_out.worth[held_out.maskable])[0, 1]
     print(f"seed {cfg.seed}, {n_plays} plays: correlation with the worth {correlation:.2f}, "
           f"worth of drawn tokens {np.mean(drawn):.2f}, p_agree {train_nmg.p_agree(learner.gradients):.2g}")
 

@@ -138,20 +138,21 @@ def standardized(logits: np.ndarray) -> np.ndarray:
 
 
 def sharpened(logits: np.ndarray, sharpness: float | None, clip: float | None = None) -> np.ndarray:
-    """The logits (B, L) by which tokens are drawn: standardised, cut at `clip` standard deviations above the
-    mean, and multiplied by sharpness; -inf stays -inf. Without a clip (policies of earlier versions) they are
-    not cut, and without a sharpness (the paper's form) they are as they were.
+    """The logits (B, L) by which tokens are drawn: standardised, clipped at `clip` standard deviations above
+    the mean, and multiplied by sharpness; -inf stays -inf. Without a clip (policies of earlier versions) they
+    are not clipped, and without a sharpness (the paper's form) they are as they were.
 
     What a policy has learned is a direction: which tokens are better than others. How far its logits spread
     depends on how long it has learned, so they are standardised. Which of the good tokens is the best is
-    mostly noise after some 50 plays, so all clearly good ones are drawn alike: else the one kind of words
-    that noise put first would get nearly all masks (docs/comparisons.md)."""
+    mostly noise, so those above the clip are drawn alike: else the kind of words that noise put first may get
+    nearly all masks (docs/comparisons.md)."""
     if sharpness is None:
         return logits
     scaled = standardized(logits)
     if clip is not None:
         scaled = np.minimum(scaled, clip)
-    return sharpness * scaled
+    scaled[np.isfinite(scaled)] *= sharpness
+    return scaled
 
 
 def load_policy(folder: str | Path) -> Policy:
@@ -185,15 +186,15 @@ def logits_of(policies: list[Policy]) -> Callable[[Batch, Callable], np.ndarray]
 
 
 def sharpened_logits_of(policies: list[Policy]) -> Callable[[Batch, Callable], np.ndarray]:
-    """The logits by which tokens are drawn, as sharp as those of the first policy."""
-    logits_at = logits_of(policies)
+    """The logits by which tokens are drawn, sharpened as the first policy says."""
+    logits = logits_of(policies)
     sharpness, clip = policies[0].sharpness, policies[0].clip
-    # Standardised logits are too flat to draw from, so that several of the paper's form are sharpened, too.
+    # The mean is of standardised logits, so that it needs a factor, also where the policies have none.
     if len(policies) > 1 and sharpness is None:
         sharpness, clip = SHARPNESS, CLIP
 
     def sharpened_logits(batch, lm):
-        return sharpened(logits_at(batch, lm), sharpness, clip)
+        return sharpened(logits(batch, lm), sharpness, clip)
 
     return sharpened_logits
 

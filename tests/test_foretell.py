@@ -24,28 +24,30 @@ def an_episode(rng, N=5, L=8):
 
 def test_what_is_foretold():
     """The correlation, over all plays, of score and liking, each minus its mean in the episode. A play is
-    liked for the mean logit of what it masks, cut from above, or for how much of it is among the highest
-    tenth of a block."""
+    liked for the mean logit of what it masks, also clipped from above, or for how much of it is among the
+    highest tenth of a block."""
     torch.manual_seed(0)
     rng, policy = np.random.default_rng(0), PaperPolicy(8, clip=0.5)
     played = [an_episode(rng) for _ in range(4)]
-    x, y, z = [], [], []
+    x, y, clipped, z = [], [], [], []
     for episode, states in played:
         rows = []
         for hidden, maskable in states:
             row = policy(hidden[None].float(), maskable[None], maskable[None])[0][0].detach().numpy()
             rows.append((row - row.mean()) / row.std())
-        liked, among_highest = [], []
+        liked, liked_clipped, among_highest = [], [], []
         for play in episode.plays.values():
-            liked.append(np.mean([min(rows[b][t], 0.5) for b, t in np.argwhere(play.mask)]))
+            liked.append(np.mean([rows[b][t] for b, t in np.argwhere(play.mask)]))
+            liked_clipped.append(np.mean([min(rows[b][t], 0.5) for b, t in np.argwhere(play.mask)]))
             highest = [sum(rows[b] > rows[b][t]) < 0.1 * len(rows[b]) for b, t in np.argwhere(play.mask)]
             among_highest.append(np.mean(highest))
         scores = [play.scores["em"] for play in episode.plays.values()]
         x += [score - np.mean(scores) for score in scores]
         y += [value - np.mean(liked) for value in liked]
+        clipped += [value - np.mean(liked_clipped) for value in liked_clipped]
         z += [value - np.mean(among_highest) for value in among_highest]
     expected = {way: np.dot(x, v) / np.sqrt(np.dot(x, x) * np.dot(v, v))
-                for way, v in (("all words", y), ("highest tenth", z))}
+                for way, v in (("all words", y), ("all, clipped", clipped), ("highest tenth", z))}
     assert foretell.foretold(policy, played, ["em"])["em"] == pytest.approx(expected, abs=1e-4)
 
 
@@ -79,15 +81,16 @@ def test_the_table(tmp_path):
                 play.scores["wrong"] = -play.scores["em"]
             save_episode(file_of(tmp_path / run, number), episode, {})
     result = succeed("tools/foretell.py", "--metric=em", "--plays=a,b", cwd=tmp_path)
-    *lines, of_a, of_b = [line.split() for line in result.stdout.splitlines()[-4:]]
+    *lines, of_a, of_b = [line.split() for line in result.stdout.splitlines()[-5:]]
     assert [of_a[-2], of_b[-2]] == ["a", "b"] and float(of_a[1].rstrip(":")) <= 1
-    assert [line[:3] for line in lines] == [["em", "all", "words"], ["em", "highest", "tenth"]]
+    ways = [["em", "all", "words"], ["em", "all,", "clipped"], ["em", "highest", "tenth"]]
+    assert [line[:3] for line in lines] == ways
     mean, *pairs = [float(number) for number in lines[0][3:]]
     assert len(pairs) == 2 and mean == pytest.approx(np.mean(pairs), abs=0.006)
     assert min(pairs) > 0.5
     rows = pd.DataFrame(runs.read_rows(tmp_path / "runs/foretell.jsonl"))
     of_table = rows.groupby("way")["r"].mean()
-    assert len(rows) == 4 and of_table["all words"] == pytest.approx(mean, abs=0.001)
+    assert len(rows) == 6 and of_table["all words"] == pytest.approx(mean, abs=0.001)
 
     # Two runs as one, which is learned from and foretold as a whole; and another score than the reward.
     flags = ["--metric=em", "--plays=a+b,b", "--judged_by=em,wrong", "--out=o.jsonl"]

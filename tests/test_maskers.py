@@ -125,12 +125,13 @@ def masker_of(name):
 @given(batch=batches(), seed=st.integers(0, 1000))
 @settings(max_examples=15, deadline=None)
 def test_what_a_folder_of_a_policy_masks(batch, seed, tmp_path_factory):
-    """nmg: the tokens of the highest logits; sampled: tokens drawn from them, as sharp as in training. Two
-    policies are the mean of their standardised logits: each counts alike, however sharp it is."""
+    """nmg: the tokens of the highest logits, not clipped; sampled: tokens drawn from them, as sharp as in
+    training. Two policies are the mean of their standardised logits: each counts alike, however wide."""
     folder, budget, each = tmp_path_factory.mktemp("policy"), maskers.budget_of(batch, 0.4), []
     shapes = [(1.7, 0.6), (None, None)]
     for i, shape in enumerate(shapes):
         policy = random_policy(16, seed + i, "x", *shape)
+        policy.weight.data *= 100**i
         policy.save(folder / str(i))
         each.append(np.where(batch.maskable, (LM()(batch) @ policy.weight).detach().numpy(), -np.inf))
     greedy = maskers.find(f"nmg:{folder}/0")(batch, budget, rng_of(batch, seed), LM())
@@ -138,7 +139,12 @@ def test_what_a_folder_of_a_policy_masks(batch, seed, tmp_path_factory):
     noise = rng_of(batch, seed).gumbel(batch.maskable.shape)
     drawn = maskers.find(f"sampled:{folder}/0")(batch, budget, rng_of(batch, seed), LM())
     assert (drawn == maskers.pick(sharpened(each[0], 1.7, 0.6) + noise, batch, budget)).all()
+    # In the paper's form logits are drawn from as they are.
+    drawn = maskers.find(f"sampled:{folder}/1")(batch, budget, rng_of(batch, seed), LM())
+    assert (drawn == maskers.pick(each[1] + noise, batch, budget)).all()
     mean = np.mean([standardized(logits) for logits in each], 0)
+    greedy = maskers.find(f"nmg:{folder}/0,{folder}/1")(batch, budget, rng_of(batch, seed), LM())
+    assert (greedy == maskers.pick(mean, batch, budget)).all()
     # As sharp as the first one; as usual if that is not sharpened.
     usual = SHARPNESS, CLIP
     for folders, shape in ((f"{folder}/0,{folder}/1", shapes[0]), (f"{folder}/1,{folder}/0", usual)):

@@ -28,6 +28,8 @@ seeds = 2
 maskers = {list(ROWS)}
 [learn]
 episodes = 1
+sharpness = 3.0
+clip = 0.7
 {FAST}[play]
 val_share = 0.5
 {FAST}"""
@@ -95,8 +97,7 @@ def test_two_processes_share_a_study(place):
     assert used[1, "nmg"] == "nmg:o/toy/policy-1" and used[1, "untrained"] == "sampled:o/toy/untrained-1"
     untrained = [load_policy(place / f"o/toy/untrained-{number}") for number in (0, 1)]
     assert (untrained[0].weight != untrained[1].weight).any()
-    cfg = train_nmg.Config
-    assert {(policy.sharpness, policy.clip) for policy in untrained} == {(cfg.sharpness, cfg.clip)}
+    assert {(policy.sharpness, policy.clip) for policy in untrained} == {(3.0, 0.7)}
     assert used[0, "mean"] == "sampled:o/toy/policy-0,o/toy/policy-1"
 
     # Both wait for the end, so that both print the plan and the whole table.

@@ -334,6 +334,8 @@ def test_sharpened_logits():
     clipped = policies.sharpened(logits, 2.0, 0.5)
     np.testing.assert_allclose(clipped[0, [0, 1, 3]], [-2 * math.sqrt(1.5), 1, 0], atol=1e-12)
     assert (np.isinf(clipped) == np.isinf(logits)).all()
+    flat = policies.sharpened(logits, 0.0, 0.5)
+    assert (flat[np.isfinite(logits)] == 0).all() and (np.isinf(flat) == np.isinf(logits)).all()
     # The paper's form.
     assert policies.sharpened(logits, None) is logits
 

@@ -100,8 +100,9 @@ def foretold_table(folder: Path) -> str:
             policy = f"network, {row['updates']} updates" if "updates" in row else "linear"
             rows.append({"plays": plays, "policy": policy, **row})
     settings = ["plays", "metric", "judged_by", "policy"]
-    means = pd.DataFrame(rows).pivot_table("r", settings, "way").reset_index()
-    for way in ("all words", "highest tenth"):
+    ways = ["all words", "highest tenth"]
+    means = pd.DataFrame(rows).pivot_table("r", settings, "way")[ways].reset_index()
+    for way in ways:
         means[way] = report.formatted(means[way], "{:.2f}")
     names = {"metric": "reward", "judged_by": "score"}
     return report.markdown_table(means.rename(columns=names).astype(str).set_index("plays"))

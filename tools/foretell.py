@@ -7,13 +7,14 @@
     python -m tools.foretell ... --out=runs/mine.jsonl      # after an edit of the learner, to compare both
 
 A policy is learned from each run's plays (train_nmg.Learner), or with --joined=True from those of all
-runs but one. For every play of the other runs we then compute how much it likes the mask, in two ways: over
-all words, as the mean logit of the masked tokens, standardised and cut at --clip, and by the highest tenth,
-as the share of the masked tokens that are among the tenth of their block with the highest logits. Printed is
-the correlation of that with the score, both minus their mean over the plays of the episode: the mean, and
-that of each pair of runs. So a learner is judged by plays that it has not seen, without playing. Look at the
-highest tenth, too: a policy can be right about most words and wrong about the few that it masks. The last
-lines tell for each policy whether the episodes that taught it agree (`train_nmg.p_agree`).
+runs but one. For every play of the other runs we then compute how much it likes the mask, in three ways: over
+all words, as the mean standardised logit of the masked tokens; the same, clipped at --clip; and by the
+highest tenth, as the share of the masked tokens that are among the tenth of their block with the highest
+logits. Printed is the correlation of that with the score, both minus their mean over the plays of the
+episode: the mean, and that of each pair of runs. So a learner is judged by plays that it has not seen,
+without playing. Look at the highest tenth, too: a policy can be right about most words and wrong about those
+that it masks. The last lines tell for each policy whether the episodes that taught it agree
+(`train_nmg.p_agree`).
 Flags that say how plays are made, such as --contexts or --exploration, have no effect, as the plays are there
 already, nor have those of --paper.
 """
@@ -30,7 +31,7 @@ from tqdm import tqdm
 
 import train_nmg
 from nmg.plays import Episode, episodes_of_runs
-from nmg.policies import Policy, State, encode, policy_forward, sharpened
+from nmg.policies import Policy, State, encode, policy_forward, sharpened, standardized
 from support import devices, runs, toy
 from support.devices import device
 from support.models import load_lm
@@ -46,7 +47,7 @@ class Config(train_nmg.Config):
 
 # The fields of a line of --out.
 FIELDS = {"metric", "judged_by", "source", "p_agree", "target", "way", "r"}
-# The share of a block's maskable tokens that counts as highest. With --p=0.05 a policy draws mostly from it.
+# The share of a block's maskable tokens that counts as highest.
 HIGHEST = 0.1
 
 
@@ -65,8 +66,8 @@ def foretold(policy: Policy, played: list[tuple[Episode, list[State]]],
         logits = logits.cpu().numpy()
         rank = (-logits).argsort(1).argsort(1)                  # 0 for the highest logit of a block
         n_maskable = np.isfinite(logits).sum(1, keepdims=True)
-        cut = sharpened(logits, 1.0, policy.clip)
-        ways = {"all words": cut, "highest tenth": rank < HIGHEST * n_maskable}
+        ways = {"all words": standardized(logits), "all, clipped": sharpened(logits, 1.0, policy.clip),
+                "highest tenth": rank < HIGHEST * n_maskable}
         for way, liking in ways.items():
             of_plays = np.array([liking[play.mask].mean() for play in plays])
             liked[way].append(of_plays - of_plays.mean())

@@ -11,7 +11,7 @@ then a study shows whether it matters what is masked at all. Random masks and th
 
 A masker of a plan is any --masker, or
     sampled      draws tokens from a policy; seed s has policy s % policies
-    nmg          takes the most probable tokens of that policy
+    nmg          takes the tokens of the highest logits of that policy
     mean         draws tokens from the mean of all policies
     untrained    draws tokens from a policy that has learned nothing, another one for each of the policies
 
@@ -435,7 +435,7 @@ def differences(before: dict, now: dict) -> str:
 
 
 def save_untrained(study: Study, hidden_size: int, number: int) -> None:
-    """Saves a policy that has learned nothing, and is as sharp as those that learn."""
+    """Saves a policy that has learned nothing, and is as sharp as those that learn (without --paper)."""
     policy = random_policy(hidden_size, number, "untrained", study.learn.sharpness, study.learn.clip)
     policy.save(study.folder / f"untrained-{number}")
 

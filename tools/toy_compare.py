@@ -5,7 +5,7 @@
     python -m tools.toy_compare --maskers=none,random,whole,oracle --seeds=5
     python -m tools.toy_compare --maskers=random,my_maskers.py:high_ids     # a masker of your own
 
-The policy is shown twice: masks drawn from it, and its most probable tokens (greedy).
+The policy is shown twice: masks drawn from it, and the tokens of its highest logits (greedy).
 """
 from dataclasses import dataclass
 from pathlib import Path
