@@ -153,13 +153,17 @@ def test_what_a_folder_of_a_policy_masks(batch, seed, tmp_path_factory):
 
 
 def test_several_policies_are_one_masker(tmp_path):
-    """A list of maskers keeps the folders of one together; another order is another masker."""
+    """A list of maskers keeps the folders of one together; another order is another masker, and so are the
+    same weights that are drawn from in another way."""
     for i in range(2):
         random_policy(16, i, "x").save(tmp_path / str(i))
     name = f"sampled:{tmp_path}/0,{tmp_path}/1"
     assert maskers.split_names(f"random,{name},whole") == ["random", name, "whole"]
     others = [name, f"sampled:{tmp_path}/1,{tmp_path}/0", f"sampled:{tmp_path}/0"]
-    assert len({maskers.checksum_of(other) for other in others}) == 3
+    before = {maskers.checksum_of(other) for other in others}
+    assert len(before) == 3
+    random_policy(16, 0, "x", clip=1.0).save(tmp_path / "0")
+    assert len(before | {maskers.checksum_of(other) for other in others}) == 6
 
 
 # ---------------------------------------------------------------- the contract

@@ -707,6 +707,9 @@ def test_a_small_run(finished):
     world = data_prep.load("toycls", toy.tokenizer())
     assert about == about | {"lm": "tiny", "dataset": "toycls", "episodes": 4, "seed": 0, "self_play": True,
                              "sharpness": 5.0, "clip": 1.0, "paper": False, "data": world.checksum}
+    # A flag that only the other form reads does not make it another run.
+    of_paper = runs.read_run(finished["paper"] / "o")["settings"]
+    assert "rl_lr" in of_paper.keys() - about.keys() and "clip" in about.keys() - of_paper.keys()
 
 
 @pytest.mark.parametrize("form", FORMS)
