@@ -272,11 +272,8 @@ def main(cfg: Config) -> None:
         return
     # An LM whose loss is not finite is not saved: held_out_loss raises UserError. Without a dev split, some
     # of the training text shows it.
-    if held_out:
-        after = held_out_loss(model, held_out)
-    else:
-        held_out_loss(model, pieces.take(pieces.evenly_spaced(16)))
-        after = None
+    loss = held_out_loss(model, held_out or pieces.take(pieces.evenly_spaced(16)))
+    after = loss if held_out else None
     if cfg.eval_every:
         log_held_out(run.folder, steps, after)
 
