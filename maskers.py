@@ -65,8 +65,8 @@ def sampled(score: Callable) -> Masker:
 
 
 def greedy(score: Callable) -> Masker:
-    """The masker that takes the tokens of the highest score: with the logits of a policy, not clipped, what
-    the paper does in meta-testing."""
+    """The masker that takes the tokens of the highest score: with the logits of a policy (not sharpened, as
+    clipped ones are equal) the paper's meta-testing."""
     def take(batch, budget, rng, lm=None):
         return pick(score(batch, lm), batch, budget)
     return take
@@ -107,10 +107,15 @@ def checksum_of(name: str) -> str | None:
     if name in MASKERS:
         return None
     if is_learned(name):
-        files = []
+        checksums = []
         for folder in folders_of(name):
-            files += [Path(folder, "policy.safetensors"), Path(folder, "policy.json")]
-        return runs.digest([runs.checksum(file) for file in files])
+            checksums.append(runs.checksum(Path(folder, "policy.safetensors")))
+            # The same weights, drawn from in another way, are another masker. Runs that were finished with a
+            # policy of an earlier version, whose file has no clip, know it by its weights.
+            settings = Path(folder, "policy.json")
+            if '"clip"' in settings.read_text():
+                checksums.append(runs.checksum(settings))
+        return checksums[0] if len(checksums) == 1 else runs.digest(checksums)
     if name.startswith("difference:"):
         file = Path(name.removeprefix("difference:"))
     else:

@@ -25,7 +25,7 @@ from nmg.policies import (
     sharpened,
     standardized,
 )
-from support import models, toy
+from support import models, runs, toy
 from support.data import Batch, blocks, collate
 from support.rng import RowRandom
 from support.runs import UserError
@@ -164,6 +164,9 @@ def test_several_policies_are_one_masker(tmp_path):
     assert len(before) == 3
     random_policy(16, 0, "x", clip=1.0).save(tmp_path / "0")
     assert len(before | {maskers.checksum_of(other) for other in others}) == 6
+    # A policy of an earlier version keeps the checksum by which finished runs know it.
+    (tmp_path / "0/policy.json").write_text('{"class": "LinearPolicy", "hidden_size": 16, "sharpness": 2.4}')
+    assert maskers.checksum_of(others[2]) == runs.checksum(tmp_path / "0/policy.safetensors")
 
 
 # ---------------------------------------------------------------- the contract
