@@ -122,11 +122,11 @@ class Config(PlayConfig):
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
     # without --paper
     clip: float | None = CLIP       # logits are standardised in each block, and clipped at so many standard
-                                    # deviations above the mean: all good tokens are drawn alike; None: not
-    sharpness: float = SHARPNESS    # what the clipped logits are multiplied by, before tokens are drawn
+                                    # deviations above the mean, so that all good tokens are drawn alike;
+                                    # None: they are not clipped
+    sharpness: float = SHARPNESS    # what logits are multiplied by then, before tokens are drawn
     exploration: float = 2.0        # weight of the random direction beside the policy's logits: its standard
-                                    # deviation is exploration x sharpness. In a toy world with two
-                                    # informative kinds, 1 missed one kind on one of six seeds, 2 on none
+                                    # deviation is exploration x sharpness
     random_every: int = 4           # every so many episodes the random player takes part, as a control
     # with --paper
     continual: bool = True          # an episode starts from the LM that the learner of the last one
@@ -141,7 +141,7 @@ class Config(PlayConfig):
 
 # What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. What policies of 48
 # plays gained with it on ChemProt, and where no gain is shown, stands in docs/learning.md. Their logits were
-# not clipped, and clipping them made no difference that is shown (docs/comparisons.md).
+# not clipped; clipping made no difference to the mean of two policies (docs/comparisons.md).
 PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "val_share": 0.5,
                            "mlm_lr": 3e-4, "ft_lr": 2e-4, "max_len": 128, "ft_max_len": 128,
                            "batch_size": 8, "metric": "likelihood", "clip": None, "sharpness": 2.4}}
@@ -490,8 +490,9 @@ def open_task(cfg: PlayConfig, spacy_model: str | None = None) -> tuple[Data, to
 def check_flags(cfg: Config) -> None:
     """Raises UserError if a flag would have no effect, as it is of the other form, or if there is nothing to
     learn from."""
+    chosen = PRESETS.get(cfg.preset, {})
     for flag in READ_WITH_PAPER[not cfg.paper]:
-        if getattr(cfg, flag) != getattr(Config, flag):
+        if getattr(cfg, flag) != chosen.get(flag, getattr(Config, flag)):
             raise UserError(f"--{flag}: is not read with --paper={cfg.paper}; leave it out")
     if not cfg.self_play and cfg.random_every != Config.random_every:
         raise UserError("--random_every: is not read with --self_play=False, where random plays in every "
@@ -544,7 +545,7 @@ def main(cfg: Config) -> None:
         warn_of_other_plays(cfg, sources["data"], sources["weights"])
         sources["plays_checksum"] = [checksum_of_plays(Path(folder)) for folder in cfg.plays.split(",")]
     # A killed run may go on with other values of the flags that are left out; a finished one may be made
-    # longer. (A preset is known by its values.)
+    # longer. (A preset is known by its values, and flags of the other form are not read.)
     without = ("save_every", "micro_batch", "preset", *READ_WITH_PAPER[not cfg.paper])
     settings = runs.settings_of(cfg, without, **sources)
     checkpoint = "checkpoint.pt" if cfg.paper else "plays"

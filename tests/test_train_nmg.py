@@ -324,6 +324,14 @@ def test_players_of_the_papers_form(contexts):
             assert (play.mask == maskers.pick(logits + noise, batch, maskers.budget_of(batch, 0.3))).all()
 
 
+def test_a_preset_goes_with_the_papers_form():
+    """Its values for flags that are not read then are no mistake; other values are."""
+    chosen = {"paper": True, "preset": "small_tasks"} | train_nmg.PRESETS["small_tasks"]
+    train_nmg.check_flags(Config(**chosen))
+    with pytest.raises(UserError, match="--clip: is not read with --paper=True"):
+        train_nmg.check_flags(Config(**chosen | {"clip": 0.5}))
+
+
 def test_sharpened_logits():
     """Standardised in each block, cut from above, and multiplied; a single token, and no choice."""
     logits = np.array([[1.0, 5.0, -np.inf, 3.0], [2.0, -np.inf, -np.inf, -np.inf], [4.0, 4.0, 4.0, -np.inf]])
