@@ -20,7 +20,7 @@ from support.models import LMReader
 from support.rng import torch_seed
 from support.runs import UserError, atomic_write
 
-# The defaults of `sharpened`.
+# The defaults of --sharpness and --clip.
 SHARPNESS = 5.0
 CLIP = 1.0
 
@@ -31,7 +31,7 @@ class Policy(torch.nn.Module):
     maskable, and values (B,).
 
     hidden_size: H of the LM that it reads
-    sharpness, clip: what is made of the logits before tokens are drawn from them (`sharpened`)"""
+    sharpness, clip: the arguments of `sharpened`, by which tokens are drawn"""
 
     def __init__(self, hidden_size: int, sharpness: float | None = None, clip: float | None = None):
         super().__init__()
@@ -139,8 +139,8 @@ def standardized(logits: np.ndarray) -> np.ndarray:
 
 def sharpened(logits: np.ndarray, sharpness: float | None, clip: float | None = None) -> np.ndarray:
     """The logits (B, L) by which tokens are drawn: standardised, clipped at `clip` standard deviations above
-    the mean, and multiplied by sharpness; -inf stays -inf. Without a clip (policies of earlier versions) they
-    are not clipped, and without a sharpness (the paper's form) they are as they were.
+    the mean, and multiplied by sharpness; -inf stays -inf. Without a clip they are not clipped, and without a
+    sharpness (the paper's form) they are as they were.
 
     What a policy has learned is a direction: which tokens are better than others. How far its logits spread
     depends on how long it has learned, so they are standardised. Which of the good tokens is the best is
@@ -151,6 +151,7 @@ def sharpened(logits: np.ndarray, sharpness: float | None, clip: float | None = 
     scaled = standardized(logits)
     if clip is not None:
         scaled = np.minimum(scaled, clip)
+    # -inf is left out, as 0 times -inf is NaN.
     scaled[np.isfinite(scaled)] *= sharpness
     return scaled
 
@@ -186,10 +187,11 @@ def logits_of(policies: list[Policy]) -> Callable[[Batch, Callable], np.ndarray]
 
 
 def sharpened_logits_of(policies: list[Policy]) -> Callable[[Batch, Callable], np.ndarray]:
-    """The logits by which tokens are drawn, sharpened as the first policy says."""
+    """The logits by which tokens are drawn, sharpened as the first policy says; as by default, if it says
+    nothing and there are several."""
     logits = logits_of(policies)
     sharpness, clip = policies[0].sharpness, policies[0].clip
-    # The mean is of standardised logits, so that it needs a factor, also where the policies have none.
+    # A mean of standardised logits is flatter than each of them, too flat to be drawn from as it is.
     if len(policies) > 1 and sharpness is None:
         sharpness, clip = SHARPNESS, CLIP
 

@@ -7,8 +7,8 @@
     python -m tools.foretell ... --out=runs/mine.jsonl      # after an edit of the learner, to compare both
 
 A policy is learned from each run's plays (train_nmg.Learner), or with --joined=True from those of all
-runs but one. For every play of the other runs we then compute how much it likes the mask, in three ways: over
-all words, as the mean standardised logit of the masked tokens; the same, clipped at --clip; and by the
+runs but one. For every play of the other runs we then compute how much it likes the mask: by all words, as
+the mean standardised logit of the masked tokens (without --clip=None also that of clipped logits), and by the
 highest tenth, as the share of the masked tokens that are among the tenth of their block with the highest
 logits. Printed is the correlation of that with the score, both minus their mean over the plays of the
 episode: the mean, and that of each pair of runs. So a learner is judged by plays that it has not seen,
@@ -66,8 +66,9 @@ def foretold(policy: Policy, played: list[tuple[Episode, list[State]]],
         logits = logits.cpu().numpy()
         rank = (-logits).argsort(1).argsort(1)                  # 0 for the highest logit of a block
         n_maskable = np.isfinite(logits).sum(1, keepdims=True)
-        ways = {"all words": standardized(logits), "all, clipped": sharpened(logits, 1.0, policy.clip),
-                "highest tenth": rank < HIGHEST * n_maskable}
+        ways = {"all words": standardized(logits), "highest tenth": rank < HIGHEST * n_maskable}
+        if policy.clip is not None:
+            ways["all, clipped"] = sharpened(logits, 1.0, policy.clip)
         for way, liking in ways.items():
             of_plays = np.array([liking[play.mask].mean() for play in plays])
             liked[way].append(of_plays - of_plays.mean())
