@@ -84,11 +84,8 @@ def start(main: Callable, config: type, tiny: dict | None = None, presets: dict 
             parts.append(f"With --lm=tiny: {as_flags(tiny)}")
         for name, values in (presets or {}).items():
             parts.append(f"With --preset={name}: {as_flags(values)}")
-        try:
-            print(*parts, sep="\n", flush=True)
-        except BrokenPipeError:
-            # `| head` reads no further. Python prints what is left when it ends: into nothing.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # In one piece, which a pipe holds also when `| head` reads no further.
+        sys.stdout.write("\n".join(parts) + "\n")
         return
     # A terminal or log that is not UTF-8 shows what it cannot print as \\u2581.
     for out in (sys.stdout, sys.stderr):

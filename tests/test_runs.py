@@ -176,16 +176,6 @@ def test_every_script_has_help(script, tmp_path):
 
 # ---------------------------------------------------------------- files
 
-def test_help_of_which_a_pipe_reads_nothing(monkeypatch):
-    """`--help | head` may close the pipe early."""
-    read, write = os.pipe()
-    os.close(read)
-    with open(write, "w") as out:
-        monkeypatch.setattr(sys, "stdout", out)
-        monkeypatch.setattr(sys, "argv", ["x.py", "--help"])
-        runs.start(test_flags, Config)
-
-
 def test_atomic_write_that_fails_leaves_the_old_file(tmp_path):
     file = tmp_path / "file.txt"
     file.write_text("old")
