@@ -165,16 +165,9 @@ def is_tiny(lm: str) -> bool:
 
 def base_of(lm: str) -> str:
     """What the runs that made an LM began with: `tiny`, a name of the hub, or .../NAME for a folder."""
-    seen = set()
-    # A folder that was written over may have come from itself.
-    while lm != "tiny" and lm not in seen:
-        seen.add(lm)
-        run = read_run(lm)
-        if "base_model" in run:
-            return run["base_model"]
-        lm = run.get("settings", {}).get("lm", lm)
-    is_folder = lm != "tiny" and os.path.exists(lm)
-    return f".../{Path(lm).name}" if is_folder else lm
+    if lm == "tiny" or not os.path.exists(lm):
+        return lm
+    return read_run(lm).get("base_model", f".../{Path(lm).name}")
 
 
 def convert(name: str, text: str, flag_type: type) -> object:
