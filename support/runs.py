@@ -515,9 +515,7 @@ def read_record(file: Path) -> dict:
     except (ValueError, TypeError, RecursionError):
         raise UserError(f"{file}: is cut short or damaged; copy it again, or remove its folder and run "
                         "again") from None
-    commits = record.get("commits", ["unknown"])
-    is_ours = isinstance(record.get("settings"), dict) and isinstance(commits, list) and commits
-    if not is_ours:
+    if not isinstance(record.get("settings"), dict):
         raise UserError(f"{file}: an earlier version of this code wrote it; remove its folder, run again")
     return record
 
