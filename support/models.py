@@ -28,9 +28,6 @@ ENCODER = {
     "output_attentions": False, "output_hidden_states": False,
     "problem_type": None,                                                   # a head's, of another task
     "_attn_implementation": None, "_experts_implementation": None}          # may fetch code from the hub
-# How the classes of fine-tuned models end.
-TASK_HEADS = ("ForSequenceClassification", "ForQuestionAnswering", "ForTokenClassification",
-              "ForMultipleChoice")
 # What an LM is besides its weights. Other files, such as a run's, do not count.
 CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                 "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "*.model")
@@ -172,9 +169,6 @@ def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
             config.legacy = False
             model, info = open_lm(name, AutoModelForMaskedLM, config=config, **options)
     check_weights(name, model, info)
-    made = made_as(config)
-    if made.endswith(TASK_HEADS):
-        print(f"{name} is a fine-tuned model ({made}): its head is replaced by a new one")
     if info["missing_keys"]:
         left_out = ", ".join(sorted(info["unexpected_keys"])[:3])
         instead = f" (left out of its file: {left_out})" if left_out else ""
@@ -182,11 +176,6 @@ def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
               f"NEWLY INITIALISED, to be learned in pre-training{instead}")
     try_lm(name, model)
     return model
-
-
-def made_as(config) -> str:
-    """The class of the model that a config was saved with, as in BertForMaskedLM."""
-    return (config.architectures or ["model without architectures in its config.json"])[0]
 
 
 def load_finetuned(name: str, auto_class: type) -> torch.nn.Module:
@@ -197,7 +186,7 @@ def load_finetuned(name: str, auto_class: type) -> torch.nn.Module:
     del settings["problem_type"]
     config = open_config(name, settings)
     wanted = auto_class.__name__.removeprefix("AutoModel")
-    made = made_as(config)
+    made = (config.architectures or ["model without architectures in its config.json"])[0]
     if not made.endswith(wanted):
         raise UserError(f"--lm={name}: is a {made}, and --predict needs a fine-tuned model (...{wanted}), "
                         "as this script saves without --predict")
