@@ -227,8 +227,8 @@ def try_lm(name: str, model: torch.nn.Module) -> None:
 
 
 def check_weights(name: str, model: torch.nn.Module, info: dict) -> None:
-    """Raises UserError if the weights of an LM's files are not those of its encoder, or not finite. Warns of
-    layers that were left out.
+    """Raises UserError if the weights of an LM's files are not those of its encoder. Warns of layers that
+    were left out.
 
     info: of from_pretrained: "mismatched_keys" (name, shape in the file, shape by config.json),
     "missing_keys", "unexpected_keys"; a weight that shares another one's is not missing"""
@@ -243,9 +243,6 @@ def check_weights(name: str, model: torch.nn.Module, info: dict) -> None:
         instead = f"; in the file stands {others[0]}" if others else ""
         raise UserError(f"--lm={name}: {len(missing)} of the encoder's {len(encoder)} weights are not in its "
                         f"file: {missing[0]}{instead}; names and layers must be those of its config.json")
-    for weight, tensor in model.named_parameters():
-        if not tensor.isfinite().all():
-            raise UserError(f"--lm={name}: its weights {weight} are infinite or NaN; another copy is needed")
     left_out = [weight for weight in sorted(info["unexpected_keys"]) if re.search(r"\blayers?\.\d", weight)]
     if left_out:
         print(f"WARNING: {name}: the layers of its config.json lack {len(left_out)} weights of its file, "
