@@ -334,17 +334,15 @@ def read_rows(file: Path) -> list[dict]:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
-    except OSError as e:
-        raise UserError(f"{file}: cannot be read ({e.strerror})") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{file}: not a file of JSON objects, one a line; choose another path") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f"{file}: cannot be read as text ({e}); choose another path") from None
     rows = []
     for n, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError):
             raise UserError(f"{file}:{n}: not a JSON object; mend or remove this line") from None
     return rows
 
@@ -512,7 +510,7 @@ def read_record(file: Path) -> dict:
         record = dict(json.loads(file.read_text(encoding="utf-8")))
     except OSError as e:
         raise UserError(f"{file}: cannot be read ({e.strerror})") from None
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         raise UserError(f"{file}: is cut short or damaged; copy it again, or remove its folder and run "
                         "again") from None
     if not isinstance(record.get("settings"), dict):
