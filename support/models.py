@@ -129,14 +129,13 @@ def warn_of_missing_ends(name: str, tokenizer) -> None:
     # XLNet's [CLS] stands at the end.
     if tokenizer.cls_token and tokenizer.cls_token_id not in special.prefix + special.suffix:
         missing.append(f"cls_token {tokenizer.cls_token}")
-    # Between question and text, and at the end.
-    for where in (special.middle, special.suffix):
-        if tokenizer.sep_token and tokenizer.sep_token_id not in where:
-            missing.append(f"sep_token {tokenizer.sep_token}")
+    # It stands between question and text, and at the end.
+    in_both = tokenizer.sep_token_id in special.middle and tokenizer.sep_token_id in special.suffix
+    if tokenizer.sep_token and not in_both:
+        missing.append(f"sep_token {tokenizer.sep_token}")
     if missing:
-        unused = " and no ".join(dict.fromkeys(missing))
-        print(f"WARNING: {name}: its tokenizer puts no {unused} around texts, although it has one; if the LM "
-              "was trained with it, its tokenizer.json lacks a post-processor")
+        print(f"WARNING: {name}: its tokenizer puts no {' and no '.join(missing)} around texts, although it "
+              "has one; if the LM was trained with it, its tokenizer.json lacks a post-processor")
 
 
 def encode_texts(backend: Tokenizer, texts: list[str], name: str) -> list[Encoding]:
