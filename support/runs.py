@@ -472,8 +472,7 @@ class Run:
         for name, value in self.settings.items():
             # In an unfinished run, a flag that the record lacks is an edit of the code, and the run goes on.
             is_new = name not in recorded and not self.done
-            # Earlier records may hold whole paths.
-            if portable(recorded.get(name)) != portable(value) and name != self.longer and not is_new:
+            if recorded.get(name) != value and name != self.longer and not is_new:
                 changed.append(f"{name}={recorded.get(name)} there, {value} here")
         if changed:
             raise UserError(f"--out={self.folder}: holds another run ({', '.join(changed)}); remove it, "
