@@ -215,21 +215,21 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
     if "train" in splits:
         splits |= cut_parts(train, source.cut)
     names = [split for split in SPLITS if split in splits]
-    label_errors, hashes = {}, {}
+    label_errors, written = {}, {}
     alike = look_alikes(labels)
     for split in names:
         # A corpus is text only.
         wanted = fields if split != "corpus" else set()
         own_arrays = source.own_arrays if split != "corpus" else None
         what = f"{name}, {split}"
-        kept = keep_hashes(splits[split], split, hashes)
-        problem = write_split(kept, tokenizer, folder / split, wanted, labels, what, own_arrays)
+        problem = write_split(splits[split], tokenizer, folder / split, wanted, labels, what, own_arrays)
         problem = problem or alike
         if problem:
             label_errors[split] = f"{what}: {problem}"
+        written[split] = Split(folder / split, SpecialTokens.of(tokenizer), labels, find_entities)
 
     examples = records[:3] or itertools.islice(source.records(names[0]), 3)
-    look = [*map(example_of, examples), *warn_of_labels(counts), *overlaps(hashes, folder, numbered)]
+    look = [*map(example_of, examples), *warn_of_labels(counts), *overlaps(written, numbered)]
     kind = source.kind or next((KIND_OF_FIELD[field] for field in KIND_OF_FIELD if field in fields), "text")
     meta = {"kind": kind, "labels": labels, "splits": names, "shared_doc_ids": "corpus" in numbered,
             "label_errors": label_errors, "look": look}
@@ -283,34 +283,28 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
             yield f"WARNING: the labels {whole!r} and {label!r} are the same number, but are two classes"
 
 
-def keep_hashes(records: Iterable[dict], split: str, hashes: dict[str, set[int]]) -> Iterator[dict]:
-    """The records as they are; the hashes of their texts become hashes[split]. Of a corpus, which may be
-    long, only those of texts that are held out are kept."""
-    held_out = hashes.get("dev", set()) | hashes.get("test", set())
-    kept = hashes[split] = set()
-    for record in records:
-        text = hash(record["text"].strip())
-        if split != "corpus" or text in held_out:
-            kept.add(text)
-        yield record
-
-
-def overlaps(hashes: dict[str, set[int]], folder: Path, numbered: list[str]) -> Iterator[str]:
+def overlaps(splits: dict[str, Split], numbered: list[str]) -> Iterator[str]:
     """What of dev and test also stands in train and corpus, and the documents that they share with train."""
-    def docs_of(split):
-        return np.fromfile(folder / split / "doc.bin", ARRAYS["doc"])
-
-    for split in ("dev", "test"):
-        for other in ("train", "corpus"):
-            both = hashes.get(split, set()) & hashes.get(other, set())
+    held_out = [name for name in ("dev", "test") if name in splits]
+    learned = [name for name in ("train", "corpus") if name in splits]
+    for name in held_out:
+        texts = set(stripped_texts(splits[name]))
+        for other in learned:
+            # Reads one text after another, as a corpus may be larger than memory.
+            both = texts.intersection(stripped_texts(splits[other]))
             if both:
-                share = len(both) / len(hashes[split])
+                share = len(both) / len(texts)
                 warning = "WARNING:" if share > 0.05 else " "
-                yield f"{warning} {share:.1%} of the texts of {split} also stand in {other}"
-        if split in numbered:
-            shared = np.isin(docs_of(split), docs_of("train"))
+                yield f"{warning} {share:.1%} of the texts of {name} also stand in {other}"
+        if name in numbered:
+            shared = np.isin(splits[name].doc, splits["train"].doc)
             if shared.any():
-                yield f"WARNING: {shared.mean():.1%} of the texts of {split} are from documents of train"
+                yield f"WARNING: {shared.mean():.1%} of the texts of {name} are from documents of train"
+
+
+def stripped_texts(split: Split) -> Iterator[str]:
+    for i in range(len(split)):
+        yield split.text(i).strip()
 
 
 def look_alikes(labels: list[str]) -> str | None:
