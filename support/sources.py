@@ -441,9 +441,6 @@ def read_to_predict(path: Path, text: str, learned_text: str,
 def rows_of(path: Path, columns: DataFlags, at: SimpleNamespace) -> Iterator[tuple[dict, DataFlags]]:
     """The rows of a file, each with the names of its fields (plain text has fixed ones). Sets at.where to the
     place of each."""
-    # A pipe that nobody writes to would be waited for.
-    if not path.is_file():
-        raise ValueError("is no regular file")
     if runs.is_lfs_pointer(path):
         raise ValueError("is not the data, but a pointer of Git LFS to them; `git lfs pull` in its "
                          "folder fetches them")
