@@ -522,21 +522,15 @@ def nonempty(row: dict, name: str) -> str:
 def doc_number(value: object, column: str) -> int:
     """The number of a document, from 0; a name, or a larger number, becomes its checksum, the same one in
     every file."""
-    if isinstance(value, int) and value >= 2**31:
-        value = str(value)
-    if isinstance(value, str) and value.strip():
-        name = value.strip()
-        value = zlib.crc32(name.encode()) >> 1
-        # As pandas writes numbers where one is missing.
-        number = name.removesuffix(".0")
-        if number.isdecimal() and int(number) < 2**31:
-            value = int(number)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or not 0 <= value < 2**31:
-        raise ValueError(f"the field {column!r} must be a number from 0 to {2**31 - 1}, or a name, "
-                         f"not {value!r}")
-    return value
+    name = str(value).strip()
+    # As pandas writes numbers where one is missing.
+    number = name.removesuffix(".0")
+    if number.isdecimal() and int(number) < 2**31:
+        return int(number)
+    is_large = isinstance(value, int) and value >= 2**31
+    if is_large or (isinstance(value, str) and name):
+        return zlib.crc32(name.encode()) >> 1
+    raise ValueError(f"the field {column!r} must be a number from 0 to {2**31 - 1}, or a name, not {value!r}")
 
 
 def context_of(row: dict, text: str) -> str:
