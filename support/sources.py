@@ -144,8 +144,7 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
         # Blank lines may come first, and a line for Excel, such as sep=;
         firsts = (cells for cells in table if "".join(cells).strip() and cells[0] != "sep=")
         header = [name.strip() for name in next(firsts, [])]
-        check_names(header)
-        names = with_names(header)
+        names = unique_names(header)
         before = table.line_num
         at.where = f"{path}:{before + 1}"
         for cells in table:
@@ -171,19 +170,14 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
                   f"{QUOTES}", flush=True)
 
 
-def check_names(names: list[str]) -> None:
-    """Raises ValueError if two columns have the same name. Columns without a name are not read."""
-    for name, count in collections.Counter(names).items():
-        if count > 1 and name:
-            raise ValueError(f"the name {name!r} appears {count} times; rename all but one")
-
-
-def with_names(header: list[str]) -> list[str]:
+def unique_names(header: list[str]) -> list[str]:
     """The names of columns, where a second column without a name is called `unnamed N`, as --predict writes
-    all columns and needs different names."""
+    all columns. Raises ValueError if two have the same name."""
     names = []
     for name in header:
-        if not name and name in names:
+        if name and name in names:
+            raise ValueError(f"two columns have the name {name!r}; rename one")
+        if name in names:
             name = f"unnamed {len(names)}"
         names.append(name)
     return names
@@ -294,7 +288,7 @@ def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
         else:
             batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
             schema = batches.schema
-        check_names(schema.names)
+        unique_names(schema.names)
         # Classes are numbers, or lists of numbers; what else there is may be of types that datasets lacks.
         numbers = [part for part in schema if types.is_integer(getattr(part.type, "value_type", part.type))]
         features = datasets.Features.from_arrow_schema(pyarrow.schema(numbers, schema.metadata))

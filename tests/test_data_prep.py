@@ -320,7 +320,7 @@ def test_a_folder_that_is_called_like_a_data_set(tmp_path, monkeypatch, capsys):
 
 
 def test_columns_without_names_are_told_apart():
-    assert sources.with_names(["", "text", "", "", "a"]) == ["", "text", "unnamed 2", "unnamed 3", "a"]
+    assert sources.unique_names(["", "text", "", "", "a"]) == ["", "text", "unnamed 2", "unnamed 3", "a"]
 
 
 def test_a_tokenizer_with_a_length_of_its_own(tmp_path):
@@ -709,8 +709,8 @@ BAD = [
     ("unasked.jsonl", jsonl({"context": "a cat", "qas": []}), "jsonl, train: there is no question in it"),
     ("header.csv", "text,label\na,x\ntext,label\nb,y\n", "header.csv:3: the header is repeated here"),
     ("inch.csv", 'label,text\nneg,a river\npos,"quoted\npos,the end\nneg,a city 12"\n', f"csv:3: {LINES}"),
-    ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: the name 'text' appears 2 times; rename"),
-    ("twice.parquet", TWICE.getvalue(), "twice.parquet: the name 'text' appears 2 times; rename"),
+    ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: two columns have the name 'text'; rename"),
+    ("twice.parquet", TWICE.getvalue(), "twice.parquet: two columns have the name 'text'; rename"),
     ("deep.json", 100_000 * "[", "deep.json: "),
     ("list.jsonl", jsonl(GOOD | {"label": ["x", "y"]}), "a label must be text, a number, or true or"),
     ("zero.jsonl", jsonl({"text": 0}), "zero.jsonl:1: the field 'text' must be text and not empty, not 0"),
