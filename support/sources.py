@@ -84,12 +84,13 @@ def error_context(where: object) -> Iterator[SimpleNamespace]:
 def lines(path: Path) -> Iterator[tuple[str, str]]:
     """("file:line", line) of a text file, gzipped or not."""
     open_text = gzip.open if path.name.lower().endswith(".gz") else open
-    with error_context(path), open_text(path, "rt", encoding="utf-8-sig") as f:
+    with error_context(path), open_text(path, "rt", encoding="utf-8") as f:
         for n, line in enumerate(f, 1):
             if "\0" in line:
                 raise ValueError("holds NUL bytes, so that it is no UTF-8 text; unpack an archive, and save "
                                  "UTF-16 as UTF-8")
-            yield f"{path}:{n}", line
+            # A byte order mark also begins the second of two files that were joined.
+            yield f"{path}:{n}", line.removeprefix("\ufeff")
 
 
 def reader_of(path: Path) -> Callable[[Path], Iterator[tuple[str, dict]]]:
@@ -148,9 +149,6 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
         before = table.line_num
         at.where = f"{path}:{before + 1}"
         for cells in table:
-            if cells:
-                # The second of two files that were joined may begin with a byte order mark.
-                cells[0] = cells[0].lstrip("\ufeff")
             check_quotes(cells, delimiter, len(header))
             if len(cells) > len(header):
                 raise ValueError("more cells than columns; put cells that hold a separator in double quotes "
