@@ -487,12 +487,12 @@ def is_question(row: dict, columns: DataFlags) -> bool:
 
 
 def label_of(value: object) -> object:
-    """The name of a class. Numbers, true and false become text, as JSON writes them; a lone surrogate becomes
-    its escape; what cannot be a label, such as a list, stays as it is. None if there is none."""
+    """The name of a class. Numbers, true and false become text, as JSON writes them; what cannot be a label,
+    such as a list, stays as it is. None if there is none."""
     if isinstance(value, list) and len(value) <= 1:
         value = value[0] if value else None
     if isinstance(value, str):
-        return value.strip().encode("utf-8", "backslashreplace").decode() or None
+        return value.strip() or None
     if is_missing(value):
         return None
     return json.dumps(value) if isinstance(value, int | float) else value
