@@ -808,29 +808,26 @@ def split_of(name: str) -> str | None:
 
 def find_splits(folder: Path) -> dict[str, list[Path]]:
     """A folder of save_to_disk, or files (or folders of files) named train, dev, test or corpus, also
-    dev-v1.1.json, val-00000-of-00002.parquet and the like. Names the files of other names."""
+    dev-v1.1.json, val-00000-of-00002.parquet and the like. Names the files that are not read."""
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         import datasets
         return arrow_files(datasets.load_from_disk(str(folder)), str(folder))
     found = collections.defaultdict(list)
-    ignored, unread = [], []
+    unread = []
     for path in sorted(folder.iterdir()):
         split = split_of(path.name)
         files = [path]
         if path.is_dir() and split:
             files = sorted(path.iterdir())
         for file in files:
-            if split and suffix_of(file) in READERS:
+            has_format = suffix_of(file) in READERS
+            if split and has_format:
                 found[split].append(file)
-            elif suffix_of(file) in READERS:
-                ignored.append(file.name)
-            elif split and file.is_file():
+            elif has_format or (split and file.is_file()):
                 unread.append(file.name)
-    if found and ignored:
-        print(f"{folder}: not read, as their names are not train, dev, test or corpus: {', '.join(ignored)}")
     if found and unread:
-        print(f"WARNING: {folder}: not read, as their formats are not {' '.join(READERS)}: "
-              f"{', '.join(unread[:20])}", flush=True)
+        print(f"WARNING: {folder}: not read, as their names are not train, dev, test or corpus, or their "
+              f"formats not {' '.join(READERS)}: {', '.join(unread[:20])}", flush=True)
     for split, files in found.items():
         if len(files) > 1 and not all(SHARD.search(file.name) for file in files):
             raise UserError(f"{folder}: {files[0].name} and {files[1].name} could be {split}; join them, or "
