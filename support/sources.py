@@ -37,10 +37,8 @@ SPLITS = ("train", "dev", "test", "corpus")
 SPLIT_NAMES = {split: split for split in SPLITS}
 SPLIT_NAMES |= {"val": "dev", "valid": "dev", "validation": "dev", "eval": "dev", "unsupervised": "corpus"}
 
-# A line of CoNLL: one or more columns, and a tag such as O or B-PER.
-CONLL = re.compile(r"\S.*\s(O|[BIESLUM]-[A-Za-z]\S*)")
-# Labelled text in the format of fastText.
-FASTTEXT = re.compile(r"__label__\S+\s.*")
+# A line of CoNLL (one or more columns, and a tag such as O or B-PER) or of fastText (a label, and a text).
+TAGGED = re.compile(r"\S.*\s(O|[BIESLUM]-[A-Za-z]\S*)|__label__\S+\s.*")
 QUOTES = 'a double quote in a quoted cell is written twice (""), with no backslash; or use jsonl'
 # One file of several, as in train-00000-of-00002.parquet or train-00000-of-00002-1a2b3c4d.parquet.
 SHARD = re.compile(r"-(\d+)-of-(\d+)[-.]")
@@ -114,17 +112,16 @@ def suffix_of(path: Path) -> str:
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     first = [line.strip() for _, line in itertools.islice(lines(path), 1000) if line.strip()]
-    # Tags and labels would be read as text.
-    if 2 * sum(map(bool, map(CONLL.fullmatch, first))) > len(first):
-        raise ValueError("looks like CoNLL (a token and its tag per line), but token classification is not "
-                         "built in; convert it to .jsonl with the field text, or to one text per line")
+    tagged = [line for line in first if TAGGED.fullmatch(line)]
     rows = [line.split("\t") for line in first if "\t" in line]
     # A column of few different cells for many lines holds labels.
     fewest = min((len(set(column)) for column in zip(*rows, strict=False)), default=0)
     is_table = 2 * len(rows) > len(first) and 5 * fewest <= len(rows)
-    if is_table or 2 * sum(map(bool, map(FASTTEXT.fullmatch, first))) > len(first):
-        raise ValueError("looks like a label and a text per line (as fastText has them), but a .txt file is "
-                         "text alone; convert it to .jsonl with the fields text and label")
+    # Tags and labels would be read as text.
+    if is_table or 2 * len(tagged) > len(first):
+        raise ValueError("looks like a token and its tag per line (CoNLL), or a label and a text (fastText), "
+                         "but a .txt file is text alone; convert it to .jsonl with the fields text and label "
+                         "(token classification is not built in)")
     for where, line in lines(path):
         if line.strip():
             yield where, {"text": line.strip()}

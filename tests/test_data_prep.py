@@ -678,13 +678,13 @@ def asked(**fields):
 ROWS = stories(["neg", "pos"])
 LINES = "a quoted cell holds lines that look like rows: 'pos,the end'"
 TORN = "a quoted cell is torn apart at"
-LABELS_AND_TEXTS = "looks like a label and a text per line (as fastText has them), but a .txt file is text"
+LABELS_AND_TEXTS = "or a label and a text (fastText), but a .txt file is text alone"
 NO_ANSWER = "question '1' has no answer"
 TWICE = io.BytesIO()
 pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), TWICE)
 BAD = [
     ("empty.jsonl", "", "empty.jsonl, train: there is no text in it"),
-    ("conll.txt", CONLL, "conll.txt: looks like CoNLL"),
+    ("conll.txt", CONLL, "conll.txt: looks like a token and its tag per line (CoNLL)"),
     ("windows.csv", "text,label\na,b\n".encode("utf-16"), "windows.csv: is not UTF-8 text; save it as"),
     ("cut.parquet", b"PAR1", "cut.parquet: Parquet file size is 4 bytes, smaller than"),
     ("train-00000-of-00002.jsonl", jsonl(GOOD), "00002.jsonl is one of 2 files, but here are 1"),
