@@ -267,36 +267,34 @@ def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
     import datasets
     import pyarrow
     from pyarrow import parquet, types
-    with error_context(path) as at:
-        if path.suffix.lower() == ".parquet":
-            file = parquet.ParquetFile(path)
-            schema, batches = file.schema_arrow, file.iter_batches(1000)
-        elif pyarrow.memory_map(str(path)).read(6) == b"ARROW1":
-            file = pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))
-            schema, batches = file.schema, map(file.get_batch, range(file.num_record_batches))
-        else:
-            batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-            schema = batches.schema
-        unique_names(schema.names)
-        # Classes are numbers, or lists of numbers; what else there is may be of types that datasets lacks.
-        numbers = [part for part in schema if types.is_integer(getattr(part.type, "value_type", part.type))]
-        features = datasets.Features.from_arrow_schema(pyarrow.schema(numbers, schema.metadata))
-        classes = {}
-        for column, kind in features.items():
-            # Of a list, the type of its items.
-            kind = getattr(kind, "feature", kind)
-            if isinstance(kind, datasets.ClassLabel):
-                classes[column] = dict(enumerate(kind.names))
-        rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
-        for n, row in enumerate(rows, 1):
-            at.where = f"{path}, row {n}"
-            for column, name_of in classes.items():
-                # A number without a name, such as -1, says that there is no class.
-                if isinstance(row[column], list):
-                    row[column] = [name_of.get(number) for number in row[column]]
-                else:
-                    row[column] = name_of.get(row[column])
-            yield at.where, row
+    if path.suffix.lower() == ".parquet":
+        file = parquet.ParquetFile(path)
+        schema, batches = file.schema_arrow, file.iter_batches(1000)
+    elif pyarrow.memory_map(str(path)).read(6) == b"ARROW1":
+        file = pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))
+        schema, batches = file.schema, map(file.get_batch, range(file.num_record_batches))
+    else:
+        batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+        schema = batches.schema
+    unique_names(schema.names)
+    # Classes are numbers, or lists of numbers; what else there is may be of types that datasets lacks.
+    numbers = [part for part in schema if types.is_integer(getattr(part.type, "value_type", part.type))]
+    features = datasets.Features.from_arrow_schema(pyarrow.schema(numbers, schema.metadata))
+    classes = {}
+    for column, kind in features.items():
+        # Of a list, the type of its items.
+        kind = getattr(kind, "feature", kind)
+        if isinstance(kind, datasets.ClassLabel):
+            classes[column] = dict(enumerate(kind.names))
+    rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+    for n, row in enumerate(rows, 1):
+        for column, name_of in classes.items():
+            # A number without a name, such as -1, says that there is no class.
+            if isinstance(row[column], list):
+                row[column] = [name_of.get(number) for number in row[column]]
+            else:
+                row[column] = name_of.get(row[column])
+        yield f"{path}, row {n}", row
 
 
 def note_row(note: dict) -> dict:
