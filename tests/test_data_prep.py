@@ -724,7 +724,7 @@ BAD = [
     ("given.jsonl", asked(answers=[{"text": "", "answer_start": 0}]), NO_ANSWER),
     ("no_answer.jsonl", asked(no_answer=True), NO_ANSWER),
     ("data.tar", b"train.csv" + bytes(503) + table(ROWS).encode(), "data.tar: holds NUL bytes, so that it"),
-    ("lists.jsonl", jsonl(FLAT | {"answers": {"text": ["mat"], "answer_start": []}}), "must have the same"),
+    ("lists.jsonl", jsonl(FLAT | {"answers": {"text": ["mat"], "answer_start": []}}), "jsonl:1: zip() "),
     ("look1.jsonl", jsonl(*stories(["p\u043es", "pos"])), r"the labels 'pos' and 'p\u043es' look alike"),
     ("look3.jsonl", jsonl(*stories(["A1", "\uff21\uff11"])), "look alike"),
 ]
