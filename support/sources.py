@@ -75,7 +75,7 @@ def error_context(where: object) -> Iterator[SimpleNamespace]:
     except csv.Error as e:
         raise UserError(f"{at.where}: {e}; {QUOTES}") from e
     # What a broken or a forbidden file raises; anything else is a defect of the program.
-    except (OSError, TypeError, ValueError, AttributeError, EOFError, RecursionError, zlib.error) as e:
+    except (OSError, TypeError, ValueError, AttributeError, EOFError, zlib.error) as e:
         raise UserError(f"{at.where}: {e}") from e
 
 
