@@ -37,8 +37,8 @@ from support.sources import CACHE, SPLITS, DataFlags, Source, error_context, fin
 FORMAT = 8              # goes up when what is kept changes, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
 KIND_OF_FIELD = {"label": "cls", "qas": "qa"}
-# What a text consists of: words, and all that stands between them, sign by sign. A blank before a word or a
-# sign is no unit, as tokenizers may put it into the token of what follows.
+# What a text consists of: words, and all that stands between them, sign by sign. A blank before either is no
+# unit, as tokenizers may put it into the token of what follows.
 UNIT = regex.compile(rf"{WORD.pattern}|\S\p{{M}}*|[^\S ]|\ (?!\S)")
 MARKS = regex.compile(r"\p{M}*")
 # Characters that one does not see; white space apart.
@@ -122,8 +122,8 @@ def add_corpus(source: Source, name: str, corpus: str) -> None:
 
 
 def what_to_read(data: Data) -> str | None:
-    """What pre-training reads where --read does not say it: "both" if there are train and a corpus. None: the
-    one there is, or of the toy world the corpus, with which it was tuned."""
+    """What pre-training reads without --read: "both" if there are train and a corpus. None: the one there is,
+    or of the toy world the corpus, with which it was tuned."""
     has_both = {"train", "corpus"} <= data.splits.keys()
     return "both" if has_both and data.name not in toy.TASKS else None
 
@@ -320,9 +320,8 @@ def look_alikes(labels: list[str]) -> str | None:
 def visible(label: str) -> str:
     """What one sees of a label: without invisible characters, with one kind of white space and accents, and
     with the letters of ASCII in place of those that look the same."""
-    seen = INVISIBLE.sub("", unicodedata.normalize("NFKC", label))
     characters = []
-    for c in seen:
+    for c in INVISIBLE.sub("", unicodedata.normalize("NFKC", label)):
         alike = [other["c"] for other in confusables_data.get(c, []) if len(other["c"]) == 1]
         # Labels of ASCII alone are told apart: 1 from l, and rn from m.
         if not c.isascii():

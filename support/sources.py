@@ -42,8 +42,6 @@ TAGGED = re.compile(r"\S.*\s(O|[BIESLUM]-[A-Za-z]\S*)|__label__\S+\s.*")
 QUOTES = 'a double quote in a quoted cell is written twice (""), with no backslash; or use jsonl'
 # One file of several, as in train-00000-of-00002.parquet or train-00000-of-00002-1a2b3c4d.parquet.
 SHARD = re.compile(r"-(\d+)-of-(\d+)[-.]")
-
-
 # Fields that say that a question has no answer.
 UNANSWERABLE = ("is_impossible", "no_answer")
 
@@ -92,8 +90,7 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def reader_of(path: Path) -> Callable[[Path], Iterator[tuple[str, dict]]]:
-    """The reader of a file, by its suffix; .txt and unknown ones are plain text unless they begin like
-    JSON."""
+    """The reader of a file, by its suffix. Unknown ones and .txt are plain text, or JSON if they begin so."""
     reader = READERS.get(suffix_of(path), read_lines)
     if reader is read_lines:
         first = next((line for _, line in lines(path) if line.strip()), "")
@@ -183,17 +180,15 @@ def check_quotes(cells: list[str], delimiter: str, columns: int) -> None:
         if below and "\t" in cell and delimiter == "\t":
             raise ValueError("a quoted cell holds tabs and runs over several lines, as where double quotes "
                              "are plain characters; double them, or use jsonl")
-        # If quotes joined several rows, the first line of the cell completes its own row, and each line below
-        # is a whole row. (In running text, a blank or a quotation mark follows a comma; and a number such as
-        # 1,000 has three digits behind it.)
+        # If quotes joined several rows, the first line of the cell completes its own row, and lines below are
+        # whole rows. (A comma before a blank or a quotation mark, or in 1,000, belongs to the text.)
         separator = rf"(?!(?<=\d),\d{{3}}(?!\d))[{delimiter}](?=[^\s\"])"
         ends_row = len(re.findall(separator, first)) >= columns - 1 - column
         rows = [line for line in below if len(re.findall(separator, line)) == columns - 1]
         if columns > 1 and ends_row and rows and 2 * len(rows) >= len(below):
             raise ValueError(f"a quoted cell holds lines that look like rows: {rows[0][:60]!r}; {QUOTES}")
-    # A separator inside a quotation has cut a cell in two: an earlier cell opens the quotation, behind a
-    # blank or with \", and the last one with an odd number of quotes closes it. (A cell whose first
-    # character is a quotation mark was quoted as it must be.)
+    # A separator inside a quotation has cut a cell in two: a cell opens the quotation, behind a blank or with
+    # \", and the last one with an odd number of quotes closes it.
     odd = [cell for cell in cells if cell.count('"') % 2 or cell.endswith("\\")]
     opened = [cell for cell in odd[:-1] if re.match(r'\s+"', cell) or cell.endswith("\\")]
     if opened and odd[-1].endswith('"'):
@@ -365,13 +360,12 @@ def records_of(path: Path, columns: DataFlags) -> Iterator[tuple[object, dict]]:
     skipped = {"empty": [], "rejected": []}
     with error_context(path) as at:
         for together, (row, fields) in enumerate(rows_of(path, columns, at)):
-            where = at.where
             if is_rejected(row, fields):
-                skipped["rejected"].append(where)
+                skipped["rejected"].append(at.where)
                 continue
             record = record_of(row, fields)
             if record is None:
-                skipped["empty"].append(where)
+                skipped["empty"].append(at.where)
                 continue
             first = first or record
             for name in ("doc", "qas"):
@@ -413,8 +407,8 @@ def read_to_predict(path: Path, text: str, learned_text: str,
 
 
 def rows_of(path: Path, columns: DataFlags, at: SimpleNamespace) -> Iterator[tuple[dict, DataFlags]]:
-    """The rows of a file, each with the names of its fields (plain text has fixed ones). Sets at.where to the
-    place of each."""
+    """The rows of a file, each with the names of its fields (plain text has fixed ones), its place in
+    at.where."""
     if runs.is_lfs_pointer(path):
         raise ValueError("is not the data, but a pointer of Git LFS to them; `git lfs pull` in its "
                          "folder fetches them")
@@ -536,8 +530,8 @@ def qa_record(row: dict, columns: DataFlags) -> dict:
 
 
 def squad_answers(qa: dict) -> dict:
-    """The answers of a question: a list of objects, or an object of lists, as the hub has it; none if there
-    is no such field. check_answers in data_prep.py says whether they can be used."""
+    """The answers of a question: a list of objects, or an object of lists, as the hub has it; maybe none.
+    check_answers in data_prep.py says whether they can be used."""
     answers = []
     given = qa.get("answers")
     # One that is missing is skipped below.
@@ -575,8 +569,7 @@ def mrqa_answers(qa: dict, context: str) -> dict:
         for span in as_list(found["char_spans"]):
             first, last = span.values() if isinstance(span, dict) else span
             text = context[first:last + 1]
-            # MRQA found the answers up to case and punctuation. Other differences are reported later, by
-            # check_answers in data_prep.py.
+            # MRQA found the answers up to case and punctuation. check_answers reports other differences.
             if re.sub(r"\W", "", text.lower()) != re.sub(r"\W", "", found["text"].lower()):
                 text = found["text"]
             answers.append({"text": text, "start": first})
@@ -620,9 +613,8 @@ def of_scibert(folder: str, *sha256: str) -> dict[str, tuple[str, str]]:
             for split, checksum in zip(SPLITS, sha256, strict=False)}
 
 
-# The files of each data set that is downloaded: their places, and their sha256, which nobody has published
-# for imdb. The dev files of MRQA 2019 are what the paper reports: `test`. The others have the splits of
-# Gururangan et al. 2020, who took all but imdb's from SciBERT.
+# The files of each data set that is downloaded, with their sha256 (None: nobody has published it). The dev
+# files of MRQA are what the paper reports: `test`. The others are split as by Gururangan et al. 2020.
 DOWNLOADS = {
     "squad": {
         "train.jsonl.gz": (f"{MRQA}train/SQuAD.jsonl.gz",
@@ -787,8 +779,8 @@ def split_of(name: str) -> str | None:
 
 
 def find_splits(folder: Path) -> dict[str, list[Path]]:
-    """A folder of save_to_disk, or files (or folders of files) named train, dev, test or corpus, also
-    dev-v1.1.json, val-00000-of-00002.parquet and the like. Names the files that are not read."""
+    """The files of each split: in a folder of save_to_disk, or files (or folders of files) that are named as
+    split_of says. Prints which files are not read."""
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         import datasets
         return arrow_files(datasets.load_from_disk(str(folder)), str(folder))
@@ -820,8 +812,7 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
 
 
 def check_shards(where: str | Path, files: list[Path]) -> None:
-    """Raises UserError if files are shards of one, such as train-00000-of-00002.parquet, and not all of
-    them."""
+    """Raises UserError if files are shards of one, such as train-00000-of-00002.parquet, and some lack."""
     shards = [SHARD.search(file.name) for file in files]
     if not all(shards):
         return
