@@ -240,6 +240,8 @@ def play(name: str, seed: int, lm: torch.nn.Module, sampler: SubTaskSampler, tas
 
     lm, task, cfg: of train_nmg.open_task"""
     started = time.monotonic()
+    # The policies, or another study of this command, may have been made with another --fast.
+    devices.use_fast_path(cfg.fast)
     checksum = maskers.checksum_of(name)
     # How a policy was learned, so that report.py can say it.
     policy = None
@@ -328,7 +330,6 @@ def run(study: Study, lm: torch.nn.Module, sampler: SubTaskSampler, task: Module
 
     lm, sampler, task, settings: of open_study"""
     plan, log = study.plan, study.log
-    devices.use_fast_path(study.play.fast)
     with runs.locked(log):
         take_over_plays(study, settings)
     plays = list(itertools.product(range(plan.seed, plan.seed + plan.seeds), study.rows))
@@ -350,10 +351,6 @@ def run(study: Study, lm: torch.nn.Module, sampler: SubTaskSampler, task: Module
             if job in policies:
                 train_nmg.main(replace(study.learn, seed=int(job.rpartition("-")[2]), out=job))
                 ready.add(job)
-                # Learning may have other flags.
-                devices.use_fast_path(study.play.fast)
-                # The time of learning says nothing about that of plays.
-                bar.unpause()
                 continue
             seed, row = job
             line = play(study.masker(row, seed), seed, lm, sampler, task, study.play)
