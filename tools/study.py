@@ -259,19 +259,6 @@ def play(name: str, seed: int, lm: torch.nn.Module, sampler: SubTaskSampler, tas
             "file": checksum, "policy": policy, "commit": runs.commit()}
 
 
-def settings_of_plays(cfg: train_nmg.PlayConfig, data: str) -> dict:
-    """What all lines of a log have in common: the flags of their plays, the checksums of data and LM.
-
-    Paths are cut to their names, so that a log may move; an LM of the hub, which has no checksum of weights
-    here, keeps its full name."""
-    weights = weights_of(cfg.lm)
-    settings = runs.settings_of(cfg, ("seed",), data=data, weights=weights)
-    settings["dataset"] = Path(cfg.dataset).name
-    if settings["weights"]:
-        settings["lm"] = Path(cfg.lm).name
-    return settings
-
-
 def add_play(study: Study, line: dict, settings: dict) -> None:
     """Adds a play to the log, which several processes may share. Raises UserError if the plan, or a masker in
     a file of one's own, was changed while it was played. settings: of open_study"""
@@ -307,15 +294,24 @@ def open_study(study: Study) -> tuple[torch.nn.Module, SubTaskSampler, ModuleTyp
     cfg = study.play
     data, lm, task = train_nmg.open_task(cfg, plan.spacy_model)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
-    settings = settings_of_plays(cfg, data.checksum)
+    # What all lines of the log have in common. Paths are cut to their names, so that a log may move; an LM of
+    # the hub, which has no checksum of weights here, keeps its full name.
+    weights = weights_of(cfg.lm)
+    settings = runs.settings_of(cfg, ("seed",), data=data.checksum, weights=weights)
+    settings["dataset"] = Path(cfg.dataset).name
+    if weights:
+        settings["lm"] = Path(cfg.lm).name
     settings["plan"] = runs.settings_of(plan, ("dataset", "lm")) | {"dataset": Path(plan.dataset).name}
     settings["learn"] = runs.settings_of(study.learn, ("lm",))
     # A masker in a file of one's own, or a policy from elsewhere, must stay the same, too.
     settings["files"] = {runs.portable(row): maskers.checksum_of(row) for row in study.rows if ":" in row}
     with runs.locked(log):
         refuse_another_plan(study, settings)
+        # Untrained policies are as sharp as those that learn (without --paper).
         for number in range(plan.policies):
-            save_untrained(study, lm.config.hidden_size, number)
+            policy = random_policy(lm.config.hidden_size, number, "untrained", study.learn.sharpness,
+                                   study.learn.clip)
+            policy.save(study.folder / f"untrained-{number}")
     # A masker that fails on this text or LM shows it now. (What is to be learned comes later.)
     some = sampler.contexts.take(sampler.contexts.evenly_spaced(2))
     for row in study.rows:
@@ -405,12 +401,6 @@ def differences(before: dict, now: dict) -> str:
         if before.get(name) != now.get(name):
             found.append(f"{name}={before.get(name)} there, {now.get(name)} here")
     return ", ".join(found)
-
-
-def save_untrained(study: Study, hidden_size: int, number: int) -> None:
-    """Saves a policy that has learned nothing, and is as sharp as those that learn (without --paper)."""
-    policy = random_policy(hidden_size, number, "untrained", study.learn.sharpness, study.learn.clip)
-    policy.save(study.folder / f"untrained-{number}")
 
 
 # ---------------------------------------------------------------- the table
