@@ -125,7 +125,6 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1rem }
 dt { color: gray; overflow-wrap: anywhere; max-width: 12rem }
 dd { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere }
 mark { background: #ffd54a; color: black; border-radius: .2em }
-b { font-weight: inherit; border-block: 2px solid #d08c3c }
 """
 
 
@@ -151,27 +150,18 @@ def page(title: str, about: str, split: Split, texts: np.ndarray, masked: dict[s
 
 
 def marked(split: Split, i: int, mask: np.ndarray) -> str:
-    """Text i as HTML; mask (T,) bool: the tokens whose characters are marked. Answers have a line above
-    and below."""
+    """Text i as HTML; mask (T,) bool: the tokens whose characters are marked."""
     text = split.text(i)
     start, stop = split.token_start[i:i + 2]
-    in_mark, in_box = np.zeros((2, len(text)), bool)
+    in_mark = np.zeros(len(text), bool)
     for token in start + np.flatnonzero(mask[start:stop]):
         in_mark[split.char_begin[token]:split.char_end[token]] = True
-    if hasattr(split, "answer"):
-        answers = split.answer[split.question_text == i]
-        for first, last in start + answers[answers[:, 0] >= 0]:
-            in_box[split.char_begin[first]:split.char_end[last]] = True
     # Pieces of one word are one mark.
-    changes = np.flatnonzero(np.diff(in_mark) | np.diff(in_box)) + 1
+    changes = np.flatnonzero(np.diff(in_mark)) + 1
     html = ""
     for begin, end in itertools.pairwise([0, *changes, len(text)]):
         part = escape(text[begin:end])
-        if in_mark[begin]:
-            part = f"<mark>{part}</mark>"
-        if in_box[begin]:
-            part = f"<b>{part}</b>"
-        html += part
+        html += f"<mark>{part}</mark>" if in_mark[begin] else part
     return html
 
 
@@ -249,8 +239,6 @@ def main(cfg: Config) -> None:
     about = (f"{len(texts)} of {len(order):,} texts; {100 * cfg.p:g} % of the tokens masked, in blocks "
              f"as in pre-training; seed {cfg.seed}. Yellow: masked. All maskers are given the same "
              "random numbers.")
-    if hasattr(split, "answer"):
-        about += " With lines above and below: an answer."
     with runs.atomic_write(Path(cfg.out) / "masks.html") as partial:
         partial.write_text(page(title, about, split, texts, masked), "utf-8")
     print(f"page: {cfg.out}/masks.html")
