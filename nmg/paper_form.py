@@ -104,11 +104,6 @@ ACTION = np.dtype([
     ])
 
 
-def priority(R: np.ndarray, value: np.ndarray, inv_sqrt_frequency: np.ndarray) -> np.ndarray:
-    """|R - V| / square root of the token's frequency in its block (section 3.3), for K actions."""
-    return np.abs(R - value) * inv_sqrt_frequency
-
-
 def actions_of(number: int, R: np.ndarray, rewarded: np.ndarray, input_ids: np.ndarray,
                log_prob: np.ndarray, value: np.ndarray) -> np.ndarray:
     """The actions of a play that count, as replay stores them. R, rewarded, input_ids, log_prob (N, L);
@@ -135,11 +130,12 @@ class Agent:
         self.replay = np.zeros(0, ACTION)
 
     def draw(self, rng: np.random.Generator, n: int) -> np.ndarray:
-        """Indices of at most n actions of replay, drawn without replacement, by priority."""
+        """Indices of at most n actions of replay, drawn without replacement, by priority: |R - V| / square
+        root of the token's frequency in its block (section 3.3)."""
+        priority = np.abs(self.replay["R"] - self.replay["value"]) * self.replay["inv_sqrt_frequency"]
         # The highest after Gumbel noise are the draws. A priority of 0 comes last.
         with np.errstate(divide="ignore"):
-            keys = np.log(priority(self.replay["R"], self.replay["value"], self.replay["inv_sqrt_frequency"]))
-        keys += rng.gumbel(size=len(keys))
+            keys = np.log(priority) + rng.gumbel(size=len(priority))
         return np.argsort(-keys, kind="stable")[:n]
 
     def learn(self, states_of: dict[int, list[State]], rng: np.random.Generator,
