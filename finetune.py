@@ -83,7 +83,8 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
     data.check_labels("train", cfg.split)
     train = task.pieces_of(data["train"], cfg.max_len).labelled_only()
     evaluated = task.pieces_of(data[cfg.split], cfg.max_len)
-    describe(train, evaluated, cfg)
+    print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
+          f"{cut_share(evaluated):.1%} of those of {cfg.split}.", flush=True)
 
     # 2. the folder of this run
     settings = runs.settings_of(cfg, without=("results", "row", "save_model", "predict", "micro_batch"),
@@ -147,12 +148,6 @@ def in_words(scores: dict[str, float], lines: list[dict], split: str, task: Modu
         if len(by_label) <= MOST_LABELS:
             sentences.append(f"F1 by label: {', '.join(by_label)}")
     return sentences
-
-
-def describe(train: Pieces, evaluated: Pieces, cfg: EvaluationConfig) -> None:
-    """Prints, before hours of training, what is cut."""
-    print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
-          f"{cut_share(evaluated):.1%} of those of {cfg.split}.", flush=True)
 
 
 def cut_share(pieces: Pieces) -> float:
