@@ -33,7 +33,7 @@ import pretrain
 import train_nmg
 from nmg import paper_form, policies
 from nmg.paper_form import Agent
-from nmg.plays import Episode, Play, file_of, load_episodes, save_episode
+from nmg.plays import Episode, Play, load_episodes
 from nmg.policies import LinearPolicy, PaperPolicy, load_policy
 from nmg.subtasks import SubTaskSampler
 from support import models, runs, toy
@@ -515,22 +515,6 @@ def test_actions_are_drawn_by_priority():
 
 
 # ---------------------------------------------------------------- plays that are kept
-
-def test_an_episode_comes_back_from_its_file(tmp_path):
-    rng = np.random.default_rng(0)
-    real = np.arange(9) < np.array([[9], [4], [6]])
-    maskable = real & (rng.random((3, 9)) < 0.7)
-    play = Play(maskable & (rng.random((3, 9)) < 0.5), 1.5, {"accuracy": 41.5, "likelihood": -1.25})
-    episode = Episode(rng.integers(0, 100, (3, 9)), real, maskable, {"learner": play})
-    save_episode(file_of(tmp_path, 7), episode, {"episode": 7, "seconds": 1.5})
-    [(found, log)] = load_episodes(tmp_path)
-    assert log == {"episode": 7, "seconds": 1.5}
-    for name in ("input_ids", "attention_mask", "maskable"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(episode, name))
-    back = found.plays["learner"]
-    np.testing.assert_array_equal(back.mask, play.mask)
-    assert (back.scores, back.entropy) == (play.scores, play.entropy)
-
 
 def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     """Two runs teach something else than one of them; and from there it goes on playing."""
