@@ -1,4 +1,5 @@
 """Meta-training: equations against naive transcriptions of the paper, learning with a known reward, kills."""
+import contextlib
 import copy
 import gc
 import itertools
@@ -531,22 +532,19 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
         assert len(runs.read_rows(out / "metrics.jsonl")) == episodes
     # From the plays of a run alone follows the policy of that run.
     assert learned[0] == (other / "policy.safetensors").read_bytes() != learned[1]
+    for name in ("other/o", "gap", "damaged"):
+        shutil.copytree(other, tmp_path / name)
     # Other plays in a folder of the same name are another run.
-    shutil.copytree(other, tmp_path / "other/o")
     (tmp_path / "other/o/plays/00001.npz").unlink()
-    whole = (other / "plays/00001.npz").read_bytes()
-    for name, content in {"damaged": whole[:-200], "empty": b""}.items():
-        (tmp_path / name / "plays").mkdir(parents=True)
-        (tmp_path / name / "plays/00001.npz").write_bytes(content)
     # One in the midst of a run that goes on.
-    shutil.copytree(other, tmp_path / "gap")
     (tmp_path / "gap/plays/00002.npz").unlink()
+    whole = (other / "plays/00001.npz").read_bytes()
+    (tmp_path / "damaged/plays/00001.npz").write_bytes(whole[:-200])
     cases = {f"--episodes=0 --plays={tmp_path}/other/o --out=0": "holds another run (plays_checksum=",
              "--episodes=9 --out=gap": "gap/plays/00002.npz: is missing",
              f"--episodes=0 --plays={other},gap": "gap holds plays that are in another of these folders, too",
              f"--episodes=0 --plays={other} --dataset=toyqa --metric=em": "its plays have no score em",
-             "--episodes=0 --plays=damaged": "00001.npz: is no episode of train_nmg.py",
-             "--episodes=0 --plays=empty": "00001.npz: is no episode of train_nmg.py"}
+             "--episodes=0 --plays=damaged": "00001.npz: is no episode of train_nmg.py"}
     for flags, said in cases.items():
         result = call("train_nmg.py", *SMALL, *flags.split(), cwd=tmp_path)
         assert result.returncode == 2 and said in result.stderr
@@ -558,19 +556,13 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     assert "WARNING: --plays=other/o: was played with the LM tiny; tiny must have" in result.stdout
 
 
-def test_plays_of_one_form_are_not_lost_to_the_other(finished, tmp_path):
+def test_plays_are_not_lost_to_the_papers_form(finished, tmp_path):
     """A run of the default form that was killed while it was made longer, and then --paper."""
     shutil.copytree(finished["default"] / "o", tmp_path / "o")
     (tmp_path / "o/run.json").rename(tmp_path / "o/started.json")
     result = call("train_nmg.py", *PAPER, "--out=o", cwd=tmp_path)
     assert result.returncode == 2 and "holds another run (" in result.stderr
     assert len(load_episodes(tmp_path / "o")) == 4
-    # And the other way round, also where the plays are gone.
-    shutil.copytree(finished["paper"] / "o", tmp_path / "p")
-    (tmp_path / "p/run.json").rename(tmp_path / "p/started.json")
-    shutil.rmtree(tmp_path / "p/plays")
-    result = call("train_nmg.py", *PAPER, "--rl_lr=1e-3", "--out=p", cwd=tmp_path)
-    assert result.returncode == 2 and "rl_lr=0.0001 there, 0.001 here" in result.stderr
     # Its policy is that of fewer episodes than are wanted.
     with pytest.raises(UserError, match="the run that learns this policy is not finished"):
         load_policy(tmp_path / "o")
@@ -684,12 +676,8 @@ def test_a_small_run(finished):
     assert metrics[-1]["learner_entropy"] != metrics[0]["learner_entropy"]
     for row in metrics:
         assert np.isfinite(list(row.values())).all()
-    about = runs.read_run(place / "o")["settings"]
-    world = data_prep.load("toycls", toy.tokenizer())
-    assert about == about | {"lm": "tiny", "dataset": "toycls", "episodes": 4, "seed": 0, "self_play": True,
-                             "sharpness": 5.0, "clip": 1.0, "paper": False, "data": world.checksum}
     # A flag that only the other form reads does not make it another run.
-    of_paper = runs.read_run(finished["paper"] / "o")["settings"]
+    about, of_paper = (runs.read_run(finished[form] / "o")["settings"] for form in FORMS)
     assert "rl_lr" in of_paper.keys() - about.keys() and "clip" in about.keys() - of_paper.keys()
 
 
@@ -734,36 +722,27 @@ class Killed(BaseException):
 @pytest.mark.slow
 def test_killed_before_any_of_its_files_it_ends_the_same(tmp_path, monkeypatch):
     """A run of one episode dies before its first file is in place, the next before its second, and so on."""
+    for name in ("killed", "whole"):
+        (tmp_path / name).mkdir()
     flags = [*SMALL, "--episodes=1", "--out=o"]
-    replace = os.replace
-    lives = 0
+    succeed("train_nmg.py", *flags, cwd=tmp_path / "whole")
+    replace, lives, renames = os.replace, 0, []
 
-    def die_at(last):
-        """Instead of the last of so many renames."""
-        renames = itertools.count(1)
+    def move(*paths):
+        renames.append(paths)
+        if len(renames) > lives:
+            raise Killed
+        replace(*paths)
 
-        def move(*paths):
-            if next(renames) == last:
-                raise Killed
-            replace(*paths)
-
-        monkeypatch.setattr(os, "replace", move)
-
-    (tmp_path / "killed").mkdir()
-    for last in itertools.count(1):
-        die_at(last)
-        try:
-            result = call("train_nmg.py", *flags, cwd=tmp_path / "killed")
-            break
-        except Killed:
-            lives += 1
+    monkeypatch.setattr(os, "replace", move)
+    while not (tmp_path / "killed/o/run.json").exists():
+        renames.clear()
+        with contextlib.suppress(Killed):
+            succeed("train_nmg.py", *flags, cwd=tmp_path / "killed")
+        lives += 1
         # The process and its lock are gone.
         gc.collect()
-    assert result.returncode == 0, result.stderr
-    assert lives > 3
-    die_at(0)
-    (tmp_path / "whole").mkdir()
-    assert call("train_nmg.py", *flags, cwd=tmp_path / "whole").returncode == 0
+    assert lives > 4
     assert_ends_alike(tmp_path / "killed", tmp_path / "whole")
 
 
