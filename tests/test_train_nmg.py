@@ -278,14 +278,6 @@ def test_random_directions_are_standardised(contexts):
     assert abs(np.corrcoef([d[maskable] for d in directions[1:]])[0, 1:]).max() < 0.9
 
 
-def test_who_plays():
-    """Random is a control in some episodes."""
-    both, three = ("opponent", "learner"), ("random", "opponent", "learner")
-    assert [train_nmg.players_of(e, Config(random_every=3)) for e in range(4)] == [three, both, both, three]
-    assert train_nmg.players_of(1, Config(self_play=False)) == ("random", "learner")
-    assert train_nmg.players_of(1, Config(paper=True)) == three
-
-
 def test_players_take_opposite_steps_from_one_policy(contexts):
     """The entropy is of the policy without the step."""
     cfg = Config(random_every=3, exploration=2, sharpness=1.5, clip=0.8, p=0.3, seed=5)
