@@ -350,45 +350,39 @@ def test_stages_of_a_seed_use_the_same_labels(kind, texts, lm_folder, folder_of,
     assert [len(set(texts)) for texts in used] == [7] * 4
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("kind", TASKS)
-def test_a_test_file_without_labels_is_not_scored(kind, lm_folder, folder_of, tmp_path):
+def test_fine_tuning_needs_labels_and_pre_training_does_not(kind, split, lm_folder, folder_of, tmp_path):
+    """Of train, and of the split that is scored."""
     if kind == "cls":
-        rows = [{"text": f"text {i}", "label": label} for i, label in enumerate([None, [], None])]
-        write_rows(folder_of[kind] / "test.jsonl", rows)
-        said = "test: there is no label, in the row with the text 'text 0'"
+        rows = runs.read_rows(folder_of[kind] / f"{split}.jsonl")
+        rows[1]["label"] = []
+        rows.append({"text": "a list", "label": ["x", "y"]})
+        write_rows(folder_of[kind] / f"{split}.jsonl", rows)
+        said = f"{split}: there is no label, in the row with the text"
     else:
-        asked = squad(TEXTS[:3], ["cat", "ones", "much"])
-        for paragraph in asked["data"][0]["paragraphs"]:
-            del paragraph["qas"][0]["answers"]
-        (folder_of[kind] / "test.json").write_text(json.dumps(asked))
+        asked = json.loads((folder_of[kind] / f"{split}.json").read_text())
+        answers = asked["data"][0]["paragraphs"][1]["qas"][0]["answers"]
         said = "has no answer"
-    command = [f"finetune_{kind}.py", f"--dataset={folder_of[kind]}", f"--lm={lm_folder}", "--epochs=1",
-               "--max_len=32"]
-    prepare = ["data_prep.py", *command[1:3]]
-    for refused in (command, prepare):
-        result = call(*refused, cwd=tmp_path)
-        assert result.returncode == 2 and said in result.stderr and "--split=dev" in result.stderr
-    succeed(*prepare, "--split=dev", cwd=tmp_path)
-    succeed(*command, "--split=dev", cwd=tmp_path)
-    assert len(runs.read_rows(tmp_path / "results.jsonl")) == 1
-
-
-def test_fine_tuning_needs_labels_and_pre_training_does_not(lm_folder, folder_of, tmp_path):
-    rows = runs.read_rows(folder_of["cls"] / "train.jsonl")
-    del rows[1]["label"]
-    write_rows(folder_of["cls"] / "train.jsonl", [*rows, {"text": "a list", "label": ["x", "y"]}])
-    asked = json.loads((folder_of["qa"] / "train.json").read_text())
-    asked["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 1
-    (folder_of["qa"] / "train.json").write_text(json.dumps(asked))
-    for kind, said in (("cls", "train: there is no label, in the row with the text"),
-                       ("qa", "does not stand at offset 1 of its context")):
-        flags = (f"--dataset={folder_of[kind]}", f"--lm={lm_folder}", "--max_len=32")
-        for masker in ("random", "label"):
-            succeed("pretrain.py", *flags, f"--masker={masker}", "--max_steps=1", f"--out={kind}-{masker}",
-                    cwd=tmp_path)
-        for script in (f"finetune_{kind}.py", "train_nmg.py"):
-            result = call(script, *flags, cwd=tmp_path)
-            assert result.returncode == 2 and said in result.stderr
+        if split == "train":
+            answers[0]["answer_start"] = 1
+            said = "does not stand at offset 1 of its context"
+        else:
+            answers.clear()
+        (folder_of[kind] / f"{split}.json").write_text(json.dumps(asked))
+    flags = [f"--dataset={folder_of[kind]}", f"--lm={lm_folder}"]
+    tune = [f"finetune_{kind}.py", *flags, "--epochs=1", "--max_len=32"]
+    reading = [tune, ["train_nmg.py", *flags]] if split == "train" else [tune, ["data_prep.py", *flags]]
+    for command in reading:
+        result = call(*command, cwd=tmp_path)
+        assert result.returncode == 2 and said in result.stderr
+        assert ("--split=dev" in result.stderr) == (split == "test")
+    for masker in ("random", "label"):
+        succeed("pretrain.py", *flags, f"--masker={masker}", "--max_steps=1", f"--out={masker}", cwd=tmp_path)
+    if split == "test":
+        succeed("data_prep.py", *flags, "--split=dev", cwd=tmp_path)
+        succeed(*tune, "--split=dev", cwd=tmp_path)
+        assert len(runs.read_rows(tmp_path / "results.jsonl")) == 1
 
 
 def test_a_table_of_other_columns_from_file_to_results(lm_folder, tmp_path):
