@@ -7,7 +7,6 @@ With --predict it does not train: it predicts rows without labels with a fine-tu
 import csv
 import itertools
 import json
-import shlex
 import sys
 import tempfile
 import time
@@ -132,9 +131,7 @@ def report(folder: Path, split: str, task: ModuleType) -> None:
     if (folder / "config.json").exists():
         print(f"Model: {folder}")
         if hasattr(task, "outputs"):
-            text = run["settings"]["text"]
-            field = f" --text={shlex.quote(text)}" if text != "text" else ""
-            print(f"It predicts new rows: python finetune_{task.KIND}.py --predict=FILE --lm={folder}{field}")
+            print(f"It predicts new rows: python finetune_{task.KIND}.py --predict=FILE --lm={folder}")
     else:
         print("Model: not saved (--save_model=False)")
 
