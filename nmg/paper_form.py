@@ -57,12 +57,18 @@ def rewards(plays: dict[str, Play], player: str, cfg: Any) -> tuple[np.ndarray, 
 
 # ---------------------------------------------------------------- loss
 
-def ratio(log_prob: torch.Tensor, log_prob_old: torch.Tensor) -> torch.Tensor:
-    """π(a) / π_old(a) of K actions a, which the paper's loss (`losses`) has in place of log π(a).
+def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, log_prob_old: torch.Tensor,
+           R: torch.Tensor, entropy_coef: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """L_policy and L_value, summed over a minibatch (section 3.3).
+
+        L_policy = - (R - V) π(a) / π_old(a) - α H(π)
+        L_value  = 1/2 (R - V)^2
+
+    logits (K, L), -inf at tokens that must not be masked, the block of each of K actions; position (of a),
+    value, log_prob_old, R (K,); α is entropy_coef.
 
     π_old is the policy that masked the token. As in the official code, π_old(a) is the probability of a
-    single draw, although tokens are drawn without replacement. The ratio is not clipped. PPO's clipping
-    depends on the sign of the advantage, which this function never sees, so it would go into `losses`.
+    single draw, although tokens are drawn without replacement. The ratio is not clipped, as PPO's is.
 
     Why is it not the default? For a fixed R and tokens a drawn from π_old, the expected step is
 
@@ -72,23 +78,12 @@ def ratio(log_prob: torch.Tensor, log_prob_old: torch.Tensor) -> torch.Tensor:
     how R varies from token to token, and in a play it hardly does. With log π(a) the expected step in the
     logits is (R - V) (π_old - π): towards a policy that won, away from one that lost. (If π_old is π, that is
     zero, too. So the players must differ from the policy that learns.)"""
-    return (log_prob - log_prob_old).exp()
-
-
-def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, log_prob_old: torch.Tensor,
-           R: torch.Tensor, entropy_coef: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """L_policy and L_value, summed over a minibatch (section 3.3).
-
-        L_policy = - (R - V) π(a) / π_old(a) - α H(π)
-        L_value  = 1/2 (R - V)^2
-
-    logits (K, L), -inf at tokens that must not be masked, the block of each of K actions; position (of a),
-    value, log_prob_old, R (K,); α is entropy_coef."""
     log_probs = logits.log_softmax(1)
     log_prob = log_probs.gather(1, position[:, None]).squeeze(1)
     entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
+    ratio = (log_prob - log_prob_old).exp()
     advantage = R - value.detach()
-    policy_loss = -(advantage * ratio(log_prob, log_prob_old)).sum() - entropy_coef * entropy.sum()
+    policy_loss = -(advantage * ratio).sum() - entropy_coef * entropy.sum()
     return policy_loss, 0.5 * (R - value).square().sum()
 
 
