@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import (
-    TEXTS,
     call,
-    fast_tokenizer,
     kill_when,
     names,
     random_lm,
@@ -236,16 +234,12 @@ def test_contexts_run_together_as_each_alone(monkeypatch):
     torch.testing.assert_close(train_nmg.policy_forward(policy, states), (logits, values))
 
 
-def test_states_are_the_lms_of_each_context_alone(tmp_path):
+def test_states_are_the_lms_of_each_context_alone(cls_folder, tok):
     """In the order of the contexts, whatever their lengths."""
-    rng, tok = random.Random(0), fast_tokenizer("wordpiece")
-    words = " ".join(TEXTS).split()
-    texts = [" ".join(rng.choices(words, k=rng.randint(1, 40))) for _ in range(60)]
-    (tmp_path / "c.txt").write_text("\n".join(texts))
-    pieces = blocks(data_prep.load(str(tmp_path / "c.txt"), tok).corpus, 32)
+    pieces = blocks(data_prep.load(str(cls_folder), tok)["train"], 32)
     lm = random_lm("bert", len(tok), dropout=0.1).train()
     states = train_nmg.encode(lm, batch_of(pieces))
-    assert lm.training
+    assert lm.training and len(set(pieces.length)) > 3
     for i in range(len(pieces)):
         alone = collate(pieces, np.array([i]))
         hidden, maskable = states[i]
