@@ -14,16 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    call,
-    kill_when,
-    names,
-    random_lm,
-    same,
-    succeed,
-    torchrun,
-    weights,
-)
+from conftest import call, kill_when, names, random_lm, same, succeed, torchrun, weights
 
 import data_prep
 import finetune_cls
