@@ -121,7 +121,8 @@ def predictions(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
         real = torch.tensor(batch.attention_mask, device=device())
         check_finite(output.start_logits[real] + output.end_logits[real], "the predictions")
         log_probs = ends_log_probs(output, batch)
-        log_prob[indices] = answer_log_prob(log_probs, batch, pieces)
+        log_prob_of_answer = span_log_prob(log_probs, targets(batch, pieces)).numpy()
+        log_prob[indices] = np.where(holds_answer(pieces, indices), log_prob_of_answer, np.nan)
         in_text = torch.tensor(batch.in_text, device=device())
         score[indices], columns = best_span(output, in_text)
         probability[indices] = span_log_prob(log_probs, torch.from_numpy(columns)).exp().numpy()
@@ -188,12 +189,6 @@ def ends_log_probs(output, batch: Batch) -> torch.Tensor:
 def span_log_prob(log_probs: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """(B,) log probability of the spans with the first and last columns (B, 2)."""
     return log_probs.gather(-1, columns[..., None]).sum((1, 2))
-
-
-def answer_log_prob(log_probs: torch.Tensor, batch: Batch, pieces: Pieces) -> np.ndarray:
-    """(B,) log probability of the answer's first and last token; NaN where a window does not hold it."""
-    log_prob = span_log_prob(log_probs, targets(batch, pieces)).numpy()
-    return np.where(holds_answer(pieces, batch.indices), log_prob, np.nan)
 
 
 # ---------------------------------------------------------------- EM and F1, as SQuAD defines them
