@@ -127,8 +127,6 @@ class Config(PlayConfig):
     sharpness: float = SHARPNESS    # what logits are multiplied by then, before tokens are drawn
     exploration: float = 2.0        # weight of the random direction beside the policy's logits: its standard
                                     # deviation is exploration x sharpness
-    damping: float | None = 1.0     # of the natural gradient: what is added to the Fisher information, times
-                                    # the mean of its diagonal; None: the plain gradient
     random_every: int = 4           # every so many episodes the random player takes part, as a control
     # with --paper
     continual: bool = True          # an episode starts from the LM that the learner of the last one
@@ -146,13 +144,12 @@ class Config(PlayConfig):
 # not clipped; clipping made no difference to the mean of two policies (docs/comparisons.md).
 PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "val_share": 0.5,
                            "mlm_lr": 3e-4, "ft_lr": 2e-4, "max_len": 128, "ft_max_len": 128,
-                           "batch_size": 8, "metric": "likelihood", "clip": None, "sharpness": 2.4,
-                           "damping": None}}
+                           "batch_size": 8, "metric": "likelihood", "clip": None, "sharpness": 2.4}}
 
 # Flags that only one form reads.
 READ_WITH_PAPER = {True: ("continual", "uniform_episodes", "rl_lr", "updates_per_episode", "minibatch",
                           "entropy_coef", "replay_size"),
-                   False: ("clip", "sharpness", "exploration", "damping", "random_every", "plays")}
+                   False: ("clip", "sharpness", "exploration", "random_every", "plays")}
 
 
 # ---------------------------------------------------------------- the inner loop
@@ -304,48 +301,27 @@ def p_agree(gradients: torch.Tensor) -> float:
     return float((as_long + 1) / (len(signs) + 1))
 
 
-def fisher_information(states: list[State]) -> torch.Tensor:
-    """(H, H): the Fisher information of the uniform policy, w = 0, summed over the tokens of an episode. It
-    is the covariance, within blocks, of the states that could have been drawn."""
-    hidden_size = states[0][0].shape[1]
-    fisher = torch.zeros(hidden_size, hidden_size, dtype=torch.float64)
-    for hidden, maskable in states:
-        candidates = hidden[maskable].float()
-        centred = candidates - candidates.mean(0)
-        fisher += centred.T @ centred
-    return fisher
-
-
 class Learner:
     """The policy, by which learner and opponent both play. (paper_form.Agents is its counterpart in the
     paper's form.)
 
-    w is one step of natural gradient (Kakade 2001) from the uniform policy: the sum of the gradients of all
-    episodes so far, those of other runs too (off-policy), in any order, times the inverse of the Fisher
-    information. The states of an LM differ mostly in a few directions, and the plain gradient hardly leaves
-    these. How long the step is does not matter, as logits are standardised before tokens are drawn: so there
-    is no learning rate. A run with more tokens or larger differences of scores weighs more."""
+    w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
+    So the policy is always one step away from the uniform one. How long that step is does not matter, as
+    logits are standardised before tokens are drawn: so there is no learning rate. A run with more tokens or
+    larger differences of scores weighs more."""
 
     def __init__(self, hidden_size: int, cfg: Config):
         self.cfg = cfg
         self.policy = LinearPolicy(hidden_size, cfg.sharpness, cfg.clip).to(device())
         self.policies = {"opponent": self.policy, "learner": self.policy}
         self.gradients = torch.zeros(0, hidden_size)                                        # (E, H)
-        self.fisher = torch.zeros(hidden_size, hidden_size, dtype=torch.float64)
 
     @torch.no_grad()
     def learn(self, episode: Episode, states: list[State]) -> dict[str, float]:
         """Adds the gradient of an episode. Returns the p value of all so far."""
         gradient = policy_gradient(episode, states, self.cfg)
         self.gradients = torch.cat([self.gradients, gradient[None]])
-        direction = self.gradients.sum(0)
-        if self.cfg.damping is not None:
-            self.fisher += fisher_information(states)
-            # The tiny number is for states that are all alike, from which nothing can be learned.
-            damping = self.cfg.damping * self.fisher.diagonal().mean() + 1e-9
-            damped = self.fisher + damping * torch.eye(len(self.fisher))
-            direction = torch.linalg.solve(damped, direction.double())
-        self.policy.weight[:] = direction
+        self.policy.weight[:] = self.gradients.sum(0)
         loop.check_finite(self.policy.weight, "the weights of the policy")
         return {"p_agree": p_agree(self.gradients)}
 

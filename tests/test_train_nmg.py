@@ -383,10 +383,9 @@ def test_the_policy_learns_by_policy_gradient(contexts, monkeypatch):
     batch, states = contexts
     three = {"random": 1, "opponent": 4, "learner": 10}, {"random": -6, "opponent": -1.5, "learner": 7.5}
     two = {"opponent": 5, "learner": 2}, {"opponent": 3, "learner": -3}
-    plain = train_nmg.Learner(128, Config(metric="em", damping=None))
-    natural = train_nmg.Learner(128, Config(metric="em", damping=0.3))
+    learner = train_nmg.Learner(128, Config(metric="em"))
     uniform = LinearPolicy(128)
-    objective, fisher = 0, torch.zeros(128, 128)
+    objective = 0
     rng = np.random.default_rng(0)
     for scores, R in (three, two):
         plays = {}
@@ -394,27 +393,18 @@ def test_the_policy_learns_by_policy_gradient(contexts, monkeypatch):
             mask = maskers.pick(rng.random(batch.input_ids.shape), batch, maskers.budget_of(batch, 0.5))
             plays[name] = Play(mask, 0.0, {"em": score})
         episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
-        plain.learn(episode, states)
-        natural.learn(episode, states)
+        learner.learn(episode, states)
         logits, _ = train_nmg.policy_forward(uniform, states)
-        for block, t in zip(*batch.maskable.nonzero(), strict=True):
-            log_prob = logits[block].log_softmax(0)[t]
-            score, = torch.autograd.grad(log_prob, uniform.weight, retain_graph=True)
-            fisher += torch.outer(score, score)
         for name, play in plays.items():
             for block, t in zip(*play.mask.nonzero(), strict=True):
                 if not all(other.mask[block, t] for other in plays.values()):
                     objective += R[name] * logits[block].log_softmax(0)[t]
     objective.backward()
-    torch.testing.assert_close(plain.policy.weight.data, uniform.weight.grad, rtol=1e-3, atol=1e-2)
-    # The natural gradient, with the Fisher information of the uniform policy.
-    damped = fisher + 0.3 * fisher.trace() / 128 * torch.eye(128)
-    expected = torch.linalg.inv(damped.double()) @ uniform.weight.grad.double()
-    torch.testing.assert_close(natural.policy.weight.data.double(), expected, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(learner.policy.weight.data, uniform.weight.grad, rtol=1e-3, atol=1e-2)
     # A reward of one's own may be anything that sums to 0.
     monkeypatch.setattr(train_nmg, "rewards", lambda episode, cfg: np.array([1.0, 2.0]))
     with pytest.raises(UserError, match="must sum to 0"):
-        plain.learn(episode, states)
+        learner.learn(episode, states)
 
 
 def test_whether_episodes_agree():
