@@ -66,10 +66,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
     if cfg.predict:
         predict(cfg, task)
         return
-    # The results are rewritten as they are, so that a bad path fails before hours of training.
-    results = Path(cfg.results)
-    with runs.locked(results):
-        runs.write_rows(results, runs.read_rows(results))
+    check_results(Path(cfg.results))
 
     # 1. the LM and the data
     tokenizer = load_tokenizer(cfg.lm)
@@ -121,7 +118,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
     # 4. one line of results, and the end of the run in plain words
     if not runs.is_main_process():
         return
-    add_result(results, run, cfg.row)
+    add_result(Path(cfg.results), run, cfg.row)
     report(run.folder, cfg.split, task)
 
 
@@ -211,6 +208,16 @@ def check_pretraining(pretraining: dict, cfg: EvaluationConfig, data: str) -> No
 
 
 # ---------------------------------------------------------------- one line of results
+
+def check_results(path: Path) -> None:
+    """Rewrites the file of results unchanged, so that a bad path fails before hours of training and not after
+    them."""
+    try:
+        with runs.locked(path):
+            runs.write_rows(path, runs.read_rows(path))
+    except UserError as e:
+        raise UserError(f"--results={e}") from None
+
 
 def add_result(path: Path, run: Run, row: str | None = None) -> None:
     """Appends a finished evaluation to the results, unless a line with the same "config" and row is there.

@@ -613,11 +613,13 @@ def test_predictions_of_ones_own_task_must_be_finite(lm_folder, cls_folder, tmp_
 # ---------------------------------------------------------------- one line of results
 
 def test_results_that_are_there_stay(tmp_path):
-    """Each settings once; a blank line is none, and nothing is glued to a line without newline."""
+    """Each settings once; a blank line is none, and nothing is glued to a line without newline. A broken line
+    is told before training."""
     results = tmp_path / "results.jsonl"
     results.write_text('\n{"seed": 7}')
     # Rows of other names are other lines, or run_all.sh would not find theirs.
     for seed, row in ((1, None), (2, None), (1, None), (1, "x"), (1, "x")):
+        finetune.check_results(results)
         run = Run(tmp_path / str(seed), {"dataset": "d", "seed": seed, "split": "test",
                                          "pretraining": {"lm": "base", "masker": "whole"}})
         if not run.done:
@@ -625,5 +627,5 @@ def test_results_that_are_there_stay(tmp_path):
         finetune.add_result(results, run, row)
     assert [line["seed"] for line in runs.read_rows(results)] == [7, 1, 2, 1]
     results.write_text('{"seed": 0}\n{"half a li\n')
-    with pytest.raises(UserError, match=r"results.jsonl:2: not a JSON object"):
-        finetune.add_result(results, run)
+    with pytest.raises(UserError, match=r"--results=.*results.jsonl:2: not a JSON object"):
+        finetune.check_results(results)

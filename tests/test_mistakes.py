@@ -36,7 +36,7 @@ WRONG = [
     ("finetune_cls.py --warmup=10", "--warmup=10: a share of the steps, from 0 to 1"),
     ("finetune_cls.py --dataset=one.jsonl", "all texts of train have the label 'a'; two labels are"),
     ("finetune_cls.py --results=full/c.txt/results.jsonl", "results.jsonl: cannot be written to ("),
-    ("finetune_cls.py --results=/proc/self/x", "/proc/self/x: cannot be written to ("),
+    ("finetune_cls.py --results=/proc/self/x", "--results=/proc/self/x: cannot be written to ("),
     ("report.py --results=no.jsonl", "--results=no.jsonl: no such file; the finetune scripts write it"),
     ("report.py --plan=0", "--plan=0.0: must be above 0, in points"),
     ("tools/show_masks.py --dataset=two.jsonl --split=test", "no test split. Allowed: "),
