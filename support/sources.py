@@ -242,10 +242,13 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
 
 def paragraphs_of(row: object, n: int | None) -> Iterator[object]:
     """The paragraphs of a SQuAD article, with its number n, or the notes of emrQA; other rows as they are."""
-    if not isinstance(row, dict) or "paragraphs" not in row or "text" in row:
+    paragraphs = row.get("paragraphs") if isinstance(row, dict) else None
+    # A column of this name may hold something else.
+    are_asked = isinstance(paragraphs, list) and all(isinstance(p, dict) and "qas" in p for p in paragraphs)
+    if not are_asked or "text" in row:
         yield row
         return
-    for paragraph in row["paragraphs"]:
+    for paragraph in paragraphs:
         if "note_id" in paragraph:
             paragraph = note_row(paragraph)
             # A note that no question is about says nothing.
