@@ -558,6 +558,8 @@ def as_list(value: object) -> list:
         return value
     if not all(isinstance(column, list) for column in value.values()):
         return [value]
+    if len({*map(len, value.values())}) > 1:
+        raise ValueError(f"the lists {', '.join(value)} must have the same length")
     rows = zip(*value.values(), strict=True)
     return [dict(zip(value, row, strict=True)) for row in rows]
 

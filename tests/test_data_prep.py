@@ -720,7 +720,7 @@ BAD = [
     ("last.txt", "".join(f"{row['label']}\t{row['text']}\n" for row in ROWS), LABELS_AND_TEXTS),
     ("given.jsonl", asked(answers=[{"text": "", "answer_start": 0}]), NO_ANSWER),
     ("data.tar", b"train.csv" + bytes(503) + table(ROWS).encode(), "data.tar: holds NUL bytes, so that it"),
-    ("lists.jsonl", jsonl(FLAT | {"answers": {"text": ["mat"], "answer_start": []}}), "jsonl:1: zip() "),
+    ("lists.jsonl", jsonl(FLAT | {"answers": {"text": ["mat"], "answer_start": []}}), "must have the same"),
     ("look1.jsonl", jsonl(*stories(["p\u043es", "pos"])), r"the labels 'pos' and 'p\u043es' look alike"),
     ("look3.jsonl", jsonl(*stories(["A1", "\uff21\uff11"])), "look alike"),
 ]
