@@ -302,6 +302,16 @@ def test_a_step_whose_gradient_overflows_in_fp16_is_left_out(monkeypatch):
     assert model.head.weight.isfinite().all()
 
 
+def test_processes_that_share_batches_need_a_gpu_each(monkeypatch):
+    patch_devices(monkeypatch, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    devices.check_gpus()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(UserError, match=r"--nproc_per_node=3: this machine has 2 GPU\(s\), and each process"):
+        devices.check_gpus()
+
+
 # ---------------------------------------------------------------- several processes
 
 def shared_training(rank, port, folder):
