@@ -87,6 +87,11 @@ def start(main: Callable, config: type, tiny: dict | None = None, presets: dict 
         # In one piece, which a pipe holds also when `| head` reads no further.
         sys.stdout.write("\n".join(parts) + "\n")
         return
+    # A terminal or log that is not UTF-8 shows what it cannot print as \\u2581.
+    for out in (sys.stdout, sys.stderr):
+        # Tests put streams of other kinds in their places.
+        with contextlib.suppress(AttributeError, OSError):
+            out.reconfigure(errors="backslashreplace")
     # Of the processes that torchrun starts, one prints.
     if not is_main_process():
         sys.stdout = open(os.devnull, "w")

@@ -1,4 +1,5 @@
 """Flags, atomic files, and the folder of a run."""
+import io
 import json
 import os
 import re
@@ -137,6 +138,15 @@ def test_a_mistake_is_one_sentence(error, code, said, monkeypatch, capsys):
     assert stopped.value.code == code
     printed = capsys.readouterr().err
     assert said in printed and printed.strip().count("\n") == 0
+
+
+def test_a_terminal_that_is_not_utf_8_shows_names_in_another_way(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["x.py"])
+    runs.start(lambda cfg: print("é"), Config)
+    out.flush()
+    assert out.buffer.getvalue() == b"\\xe9\n"
 
 
 def test_a_defect_of_the_program_keeps_its_traceback(monkeypatch):
