@@ -146,6 +146,8 @@ def test_seeds_take_turns_with_policies():
     # Letters of other alphabets are not escaped, in any locale.
     ({"CLS": "données.csv", "LC_ALL": "C", "MASKERS": "none"},
      ["--dataset=données.csv ", "score-données.csv-x-none-0"]),
+    # A file whose name is too long for the system ends with a checksum.
+    ({"CLS": 30 * "scratch/" + "my.csv", "MASKERS": "none"}, ["--row=none", f"score-{5 * 'scratch-'}scrat-"]),
 ])
 def test_the_command_of_a_row(env, parts):
     command, = listed(**{"CLS": "my.csv", "LMS": "x", "SEEDS": "0"} | env)
