@@ -139,13 +139,22 @@ splits=$(grep -aoE -e "--(dev_share|split)(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || t
 prepare() { $PYTHON $here/data_prep.py "--dataset=$3" "--lm=$2" --kind=$1 $columns $splits; }
 
 if [ "$1" = --download ]; then
-    fetch="import sys; from support.models import load_lm; load_lm(sys.argv[1])"
+    fetch_lm='import sys
+from support.models import load_lm
+from support.runs import UserError
+try:
+    load_lm(sys.argv[1])
+except UserError as e:
+    sys.exit(f"error: {e}")'
     # KIND LMS DATASETS: fetches what can be fetched
     download() {
-        for lm in $2; do for data in $3; do
-            # data_prep.py fetches the tokenizer only.
-            prepare $1 "$lm" "$data" && PYTHONPATH=$here $PYTHON -c "$fetch" "$lm" || status=2
-        done; done
+        for lm in $2; do
+            for data in $3; do
+                prepare $1 "$lm" "$data" || status=2
+            done
+            # data_prep.py has fetched the tokenizer only.
+            [ -z "$3" ] || PYTHONPATH=$here $PYTHON -c "$fetch_lm" "$lm" || status=2
+        done
     }
     download qa "$qa_lms" "$QA"
     download cls "$cls_lms" "$CLS"
