@@ -127,7 +127,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
 def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
     # Texts may be longer than what the csv module allows.
     csv.field_size_limit(2**31 - 1)
-    n = 0
+    n = blank = 0
     with error_context(path) as at:
         first = next((line for _, line in lines(path) if line.strip()), "")
         likely = max(",;\t|", key=first.count)
@@ -143,19 +143,21 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
         before = table.line_num
         at.where = f"{path}:{before + 1}"
         for cells in table:
+            check_quotes(cells, delimiter, len(header))
+            if len(cells) > len(header):
+                raise ValueError("more cells than columns; put cells that hold a separator in double quotes "
+                                 "(and give row names, as R writes them, a name in the header)")
+            if cells and set(cells) == set(header):
+                raise ValueError("the header is repeated here; remove this line (were two files joined?)")
             if cells:
-                check_quotes(cells, delimiter, len(header))
-                if len(cells) > len(header):
-                    raise ValueError("more cells than columns; put cells that hold a separator in double "
-                                     "quotes (and give row names, as R writes them, a name in the header)")
-                if set(cells) == set(header):
-                    raise ValueError("the header is repeated here; remove this line (were files joined?)")
                 n += 1
                 yield at.where, dict(zip(names, cells, strict=False))
+            else:
+                blank += 1
             # A quoted cell may run over lines: the place of a row is where it begins.
             at.where = f"{path}:{table.line_num + 1}"
-        print(f"{path}: {n:,} rows in {table.line_num:,} lines", flush=True)
-        if table.line_num - before > 2 * n:
+        print(f"{path}: {n:,} rows in {table.line_num:,} lines, {blank:,} of them blank", flush=True)
+        if table.line_num - before - blank > 2 * n:
             print(f"WARNING: {path}: quoted cells run over several lines; if its texts have no line breaks, "
                   f"{QUOTES}", flush=True)
 

@@ -740,7 +740,7 @@ SCORES = "WARNING: labels such as '0.5' look like scores, but each is read as a 
 LOOKS = [
     # what is read: (texts, labels), and what is said of it
     ("comma.tsv", table(ROWS), (40, 2), r"its columns are separated by ',', not by '\t'"),
-    ("rows.csv", table(ROWS) + "\n\n", (40, 2), "rows.csv: 40 rows in 43 lines"),
+    ("rows.csv", table(ROWS) + "\n\n", (40, 2), "rows.csv: 40 rows in 43 lines, 2 of them blank"),
     ("breaks.csv", 'text,label\n' + '"Dear all,\nfine, thanks\n\nBye,\nMary",a\n' * 3, (3, 1),
      "breaks.csv: quoted cells run over several lines; if its texts have no line breaks"),
     # What follows the number's comma is no second cell, as the first line does not end a row.
