@@ -546,6 +546,9 @@ def test_entities_are_where_spacy_finds_them(tmp_path, tok):
             hit = np.flatnonzero(corpus.entity_ids[tokens] == number)
             assert corpus.char_begin[tokens][hit].min() == place.start()
             assert corpus.char_end[tokens][hit].max() == place.end()
+    # A text that is too long for spaCy is read in parts.
+    nlp.max_length = 25
+    assert (data_prep.run_spacy(corpus, nlp) == corpus.entity_ids).all()
     # The second use reads what the first one kept.
     kept = list(corpus.folder.glob("ent-rules-*.bin"))
     again = load(str(tmp_path / "corpus.txt"), tok, spacy_model=str(tmp_path / "rules")).corpus
