@@ -262,7 +262,7 @@ def test_what_must_stay_the_same_after_the_first_play(place, monkeypatch):
     ("primary = 'punct'", "new_share = 1", "toycls has 24 documents with labels (label=label), too few"),
     # What would show late: after the plays of other maskers.
     ("'punct']", "'punct', 'bad.py:bad']", "the masker 'bad' must return a bool array"),
-    ("'punct']\n[learn]\n", "'punct', 'nmg']\n[learn]\nmetric = 'f1'\n", "--metric=f1: allowed are accuracy"),
+    ("'punct']\n[learn]\n", "'punct', 'nmg']\n[learn]\nmetric = 'f1'\n", "[learn]: --metric=f1: allowed are"),
 ])
 def test_wrong_plans(old, new, said, place):
     """One sentence that names the key or the value, and no play."""

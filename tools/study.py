@@ -291,6 +291,12 @@ def open_study(study: Study) -> tuple[torch.nn.Module, SubTaskSampler, ModuleTyp
     that were left open. Raises UserError if the plan cannot be played."""
     divide(study)
     plan, log = study.plan, study.log
+    if {*study.rows} & {*LEARNED}:
+        try:
+            train_nmg.check_flags(study.learn)
+            train_nmg.open_task(replace(study.learn))
+        except UserError as e:
+            raise UserError(f"{study.file}, [learn]: {e}") from None
     cfg = study.play
     data, lm, task = train_nmg.open_task(cfg, plan.spacy_model)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
