@@ -91,6 +91,11 @@ class Study:
         return self.folder / "plays.jsonl"
 
     @property
+    def other_logs(self) -> list[Path]:
+        """Those of other plans, whose plays are taken over."""
+        return [Path(file) for file in (self.plan.plays_of or "").split(",") if file]
+
+    @property
     def rows(self) -> list[str]:
         return maskers.split_names(self.plan.maskers)
 
@@ -371,29 +376,38 @@ def refuse_another_plan(study: Study, settings: dict) -> None:
                             f"{study.log} ({changed}); undo the change, or choose another --out")
 
 
-def take_over_plays(study: Study, settings: dict) -> None:
-    """Adds to the log what other plans have played on the same tasks, such as random masks. (Policies that a
-    plan learns are its own.) Raises UserError if a log of another plan has no plays, or those of other
-    tasks."""
-    seeds = range(study.plan.seed, study.plan.seed + study.plan.seeds)
-    rows = [row for row in study.rows if row not in (*LEARNED, "untrained")]
+def check_plays_of(study: Study, settings: dict, coming: set[Path]) -> None:
+    """Raises UserError if the log of another plan has no plays, or those of other tasks.
+
+    coming: logs that this command fills before it comes to this study; they may be empty now"""
     # The names of a plan's two parts, and what it compares, may differ from those of another plan.
     own = {field: settings[field] for field in ("dataset", "plan", "learn", "files")}
-    for file in filter(None, (study.plan.plays_of or "").split(",")):
-        lines = runs.read_rows(Path(file))
-        if not lines:
+    for file in study.other_logs:
+        lines = runs.read_rows(file)
+        if not lines and file not in coming:
             raise UserError(f"{study.file}: plays_of={file}: is not there, or empty; it must hold plays of "
                             "the same tasks")
-        done, taken = done_plays(study.log), []
         for line in lines:
             changed = differences(line.get("config", {}) | own, settings)
             if changed:
                 raise UserError(f"{study.file}: plays_of={file}: must hold plays of the same tasks, LM, and "
                                 f"flags in [play] ({changed})")
+
+
+def take_over_plays(study: Study, settings: dict) -> None:
+    """Adds to the log what other plans have played on the same tasks, such as random masks. (Policies that a
+    plan learns are its own.)"""
+    check_plays_of(study, settings, set())
+    seeds = range(study.plan.seed, study.plan.seed + study.plan.seeds)
+    rows = [row for row in study.rows if row not in (*LEARNED, "untrained")]
+    for file in study.other_logs:
+        lines = runs.read_rows(file)
+        done, taken = done_plays(study.log), []
+        for line in lines:
             same = line["row"] in rows and line["file"] == settings["files"].get(runs.portable(line["row"]))
             same &= line["config"].get("plan", {}).get("spacy_model") == settings["plan"]["spacy_model"]
             if same and line["seed"] in seeds and (line["seed"], line["row"]) not in done:
-                own_names = {"dataset": settings["dataset"], "config": settings, "taken_from": file}
+                own_names = {"dataset": settings["dataset"], "config": settings, "taken_from": str(file)}
                 taken.append(line | own_names)
         runs.write_rows(study.log, [*runs.read_rows(study.log), *taken])
         print(f"{study.file.stem}: {len(taken)} plays taken over from {file}")
@@ -464,6 +478,9 @@ def main(cfg: Config) -> None:
     if len({study.folder for study in studies}) < len(studies):
         raise UserError(f"--plan={cfg.plan}: two plans of the same name would share a folder; rename one")
     opened = [open_study(study) for study in studies]
+    for number, study in enumerate(studies):
+        *_, settings = opened[number]
+        check_plays_of(study, settings, {earlier.log for earlier in studies[:number]})
     for study, parts in zip(studies, opened, strict=True):
         run(study, *parts)
     found = {f"{study.file.stem}, {study.plan.primary}": show(study) for study in studies}
