@@ -39,14 +39,18 @@ def scores_of(plays: pd.DataFrame, masks: str, metric: str) -> pd.Series:
     return found.groupby("seed")[metric].mean()
 
 
+def rows_of(file: Path, what: str) -> list[dict]:
+    """The lines of a file. Raises UserError if it is not there; what: how it is named"""
+    if not file.is_file():
+        raise UserError(f"{what}={file.name}: no such file in {file.parent}")
+    return runs.read_rows(file)
+
+
 def plays_of(row: dict, folder: Path) -> pd.DataFrame:
     """The plays of a comparison, a row each. Raises UserError if a file is not there."""
     lines = []
     for name in row["plays"]:
-        found = runs.read_rows(folder / name)
-        if not found:
-            raise UserError(f"plays={name}: no such file in {folder}, or an empty one")
-        lines += found
+        lines += rows_of(folder / name, "plays")
     return pd.DataFrame(lines)
 
 
@@ -108,7 +112,7 @@ def agreement_table(file: Path) -> str:
     """Do the episodes of some runs agree? p for each score that is rewarded.
 
     file: of tools.foretell, with the runs of a task as one (--plays=A+B,C+D)"""
-    rows = pd.DataFrame(runs.read_rows(file))
+    rows = pd.DataFrame(rows_of(file, "agreement"))
     # Each policy stands in several rows, one for each task that it foretells.
     p = rows.pivot_table("p_agree", "source", "metric", "first", sort=False)
     p.index = p.index.str.replace("nmg-", "").str.replace("-minilm", "").str.replace("+", ", ")
@@ -164,7 +168,7 @@ def main(cfg: Config) -> None:
     panels = {metric: pd.DataFrame(rows).T for metric, rows in drawn.items()}
     report.forest(panels, "ChemProt, 12 tasks of 200 texts, 5 epochs", folder / "masks.png")
 
-    toy_rows = pd.DataFrame(runs.read_rows(file.parent / "toy.jsonl"))
+    toy_rows = pd.DataFrame(rows_of(file.parent / "toy.jsonl", "toy"))
     print(f"\nWhat masks are worth in the toy world\n\n{toy_table(toy_rows)}")
     toy_compare.draw(toy_rows, folder / "toy.png")
     print(f"\nWhat policies foretell\n\n{foretold_table(file.parent)}")
