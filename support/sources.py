@@ -263,7 +263,8 @@ def paragraphs_of(row: object, n: int | None) -> Iterator[object]:
 
 
 def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
-    """Parquet, Feather, or the files of the library `datasets`. Numbers of a ClassLabel become its names."""
+    """Parquet, Feather, or the files of the library `datasets`. Numbers of a ClassLabel become its names; -1,
+    which stands for no label, becomes None."""
     import datasets
     import pyarrow
     from pyarrow import parquet, types
@@ -285,16 +286,23 @@ def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
         # Of a list, the type of its items.
         kind = getattr(kind, "feature", kind)
         if isinstance(kind, datasets.ClassLabel):
-            classes[column] = dict(enumerate(kind.names))
+            classes[column] = kind
     rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
     for n, row in enumerate(rows, 1):
-        for column, name_of in classes.items():
-            # A number without a name, such as -1, says that there is no class.
+        for column, kind in classes.items():
             if isinstance(row[column], list):
-                row[column] = [name_of.get(number) for number in row[column]]
+                row[column] = [class_name(kind, number) for number in row[column]]
             else:
-                row[column] = name_of.get(row[column])
+                row[column] = class_name(kind, row[column])
         yield f"{path}, row {n}", row
+
+
+def class_name(kind, number: int | None) -> str | None:
+    """The name that a ClassLabel of the library `datasets` has for a number; None where there is no class,
+    which a negative number stands for."""
+    if number is None or number < 0:
+        return None
+    return kind.int2str(number)
 
 
 def note_row(note: dict) -> dict:

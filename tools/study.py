@@ -159,6 +159,8 @@ def parsed(config: type, fields: dict, where: str, own: dict) -> object:
     """A dataclass from a table of a plan, whose fields are checked as the flags of a command line are.
 
     own: fields that the study sets itself"""
+    if not isinstance(fields, dict):
+        raise UserError(f"{where}: must be a table of flags")
     flags = [f"--{name}={value}" for name, value in own.items()]
     for name, value in fields.items():
         if name in own:
