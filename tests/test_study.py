@@ -250,6 +250,7 @@ def test_what_must_stay_the_same_after_the_first_play(place, monkeypatch):
 @pytest.mark.parametrize(("old", "new", "said"), [
     ("policies = 1", "polices = 1", "plays.toml: unknown flag --polices; did you mean 'policies'? Allowed:"),
     ("seeds = 3", "seeds = ", "plays.toml: is not TOML"),
+    ("seeds = 3", "seeds = {a = 1}", "plays.toml: seeds must be a text, a number, true, false, or a list"),
     ("episodes = 1", "seed = 1", "plays.toml, [learn]: seed is set by the study; leave it out"),
     ("val_share = 0.5", "val_share = 2", "plays.toml, [play]: --val_share=2: a share must be above 0"),
     ("'punct']", "'punkt']", "plays.toml: --masker=punkt: no such masker; did you mean 'punct'? Allowed:"),

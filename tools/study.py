@@ -167,6 +167,8 @@ def parsed(config: type, fields: dict, where: str, own: dict) -> object:
             raise UserError(f"{where}: {name} is set by the study; leave it out")
         if isinstance(value, list):
             value = ",".join(map(str, value))
+        if not isinstance(value, str | int | float):
+            raise UserError(f"{where}: {name} must be a text, a number, true, false, or a list of texts")
         flags.append(f"--{name}={value}")
     # The toy world's values are those of train_nmg.py.
     tiny = {} if config is Plan else toy.TRAIN_NMG
