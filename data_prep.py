@@ -285,13 +285,16 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
 
 def overlaps(splits: dict[str, Split], numbered: list[str]) -> Iterator[str]:
     """What of dev and test also stands in train and corpus, and the documents that they share with train."""
-    held_out = [name for name in ("dev", "test") if name in splits]
-    learned = [name for name in ("train", "corpus") if name in splits]
-    for name in held_out:
-        texts = set(stripped_texts(splits[name]))
-        for other in learned:
-            # Reads one text after another, as a corpus may be larger than memory.
-            both = texts.intersection(stripped_texts(splits[other]))
+    held_out = {name: set(stripped_texts(splits[name])) for name in ("dev", "test") if name in splits}
+    if not held_out:
+        return
+    # Each is read once, one text after another, as a corpus may be larger than memory.
+    every = set().union(*held_out.values())
+    learned = {name: every.intersection(stripped_texts(splits[name]))
+               for name in ("train", "corpus") if name in splits}
+    for name, texts in held_out.items():
+        for other, found in learned.items():
+            both = texts & found
             if both:
                 share = len(both) / len(texts)
                 warning = "WARNING:" if share > 0.05 else " "

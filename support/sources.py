@@ -268,33 +268,36 @@ def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
     import datasets
     import pyarrow
     from pyarrow import parquet, types
-    if path.suffix.lower() == ".parquet":
-        file = parquet.ParquetFile(path)
-        schema, batches = file.schema_arrow, file.iter_batches(1000)
-    elif pyarrow.memory_map(str(path)).read(6) == b"ARROW1":
-        file = pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))
-        schema, batches = file.schema, map(file.get_batch, range(file.num_record_batches))
-    else:
-        batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-        schema = batches.schema
-    unique_names(schema.names)
-    # Classes are numbers, or lists of numbers; what else there is may be of types that datasets lacks.
-    numbers = [part for part in schema if types.is_integer(getattr(part.type, "value_type", part.type))]
-    features = datasets.Features.from_arrow_schema(pyarrow.schema(numbers, schema.metadata))
-    classes = {}
-    for column, kind in features.items():
-        # Of a list, the type of its items.
-        kind = getattr(kind, "feature", kind)
-        if isinstance(kind, datasets.ClassLabel):
-            classes[column] = kind
-    rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
-    for n, row in enumerate(rows, 1):
-        for column, kind in classes.items():
-            if isinstance(row[column], list):
-                row[column] = [class_name(kind, number) for number in row[column]]
-            else:
-                row[column] = class_name(kind, row[column])
-        yield f"{path}, row {n}", row
+    with error_context(path) as at:
+        if path.suffix.lower() == ".parquet":
+            file = parquet.ParquetFile(path)
+            schema, batches = file.schema_arrow, file.iter_batches(1000)
+        elif pyarrow.memory_map(str(path)).read(6) == b"ARROW1":
+            file = pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))
+            schema, batches = file.schema, map(file.get_batch, range(file.num_record_batches))
+        else:
+            batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+            schema = batches.schema
+        # Raises ValueError where two columns have the same name.
+        unique_names(schema.names)
+        # Classes are numbers, or lists of numbers; what else there is may be of types that datasets lacks.
+        numbers = [part for part in schema if types.is_integer(getattr(part.type, "value_type", part.type))]
+        features = datasets.Features.from_arrow_schema(pyarrow.schema(numbers, schema.metadata))
+        classes = {}
+        for column, kind in features.items():
+            # Of a list, the type of its items.
+            kind = getattr(kind, "feature", kind)
+            if isinstance(kind, datasets.ClassLabel):
+                classes[column] = kind
+        rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+        for n, row in enumerate(rows, 1):
+            at.where = f"{path}, row {n}"
+            for column, kind in classes.items():
+                if isinstance(row[column], list):
+                    row[column] = [class_name(kind, number) for number in row[column]]
+                else:
+                    row[column] = class_name(kind, row[column])
+            yield at.where, row
 
 
 def class_name(kind, number: int | None) -> str | None:
@@ -476,12 +479,12 @@ def is_question(row: dict, columns: DataFlags) -> bool:
 
 
 def label_of(value: object) -> object:
-    """The name of a class. Numbers, true and false become text, as JSON writes them; what cannot be a label,
-    such as a list, stays as it is. None if there is none."""
+    """The name of a class. Numbers, true and false become text, as JSON writes them; a lone surrogate becomes
+    its escape; what cannot be a label, such as a list, stays as it is. None if there is none."""
     if isinstance(value, list) and len(value) <= 1:
         value = value[0] if value else None
     if isinstance(value, str):
-        return value.strip() or None
+        return value.strip().encode("utf-8", "backslashreplace").decode() or None
     if is_missing(value):
         return None
     return json.dumps(value) if isinstance(value, int | float) else value

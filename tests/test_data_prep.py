@@ -215,7 +215,7 @@ def test_columns_by_their_names(tmp_path, tok):
 
 @pytest.mark.parametrize(("given", "names"), [
     ([10, 9, -1], ["-1", "10", "9"]), ([True, False], ["false", "true"]), ([0.5, 1.0], ["0.5", "1.0"]),
-    ([" b", "a "], ["a", "b"])])
+    ([" b", "a "], ["a", "b"]), (["\ud800", "\ud801"], ["\\ud800", "\\ud801"])])
 def test_labels_are_named_as_they_were_written(given, names, tmp_path, tok):
     rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(given)]
     write_rows(tmp_path / "train.jsonl", rows)

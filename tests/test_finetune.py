@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from torchmetrics.text import SQuAD
-from transformers import AutoModelForQuestionAnswering
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
 import finetune
 import finetune_cls
@@ -211,16 +211,17 @@ def test_targets_and_scores_of_questions(max_len, overlap, questions, tok):
 
 
 def test_the_share_of_answers_that_are_too_long(tmp_path, tok, capsys, monkeypatch):
-    found = squad(["a b c d", "x y " * 30], ["b c d", "x y " * 17 + "x"])
-    (tmp_path / "train.json").write_text(json.dumps(found))
+    contexts = ["a b c d", "x y " * 30, "z w " * 30, "c d"]
+    answers = ["b c d", "x y " * 17 + "x", "z w " * 23, "c"]
+    (tmp_path / "train.json").write_text(json.dumps(squad(contexts, answers)))
     split = load(str(tmp_path / "train.json"), tok, dev_share=None)["train"]
     capsys.readouterr()
-    for max_answer in (34, 35):
+    for max_answer, share in ((34, "50.00%"), (35, "25.00%"), (45, "25.00%"), (46, None)):
         monkeypatch.setattr(finetune_qa, "MAX_ANSWER", max_answer)
         finetune_qa.pieces_of(split, 200)
-    printed = capsys.readouterr().out
-    assert "50.00% of the answers of train are longer than 34 tokens and can never be found" in printed
-    assert printed.count("longer than 3") == 1
+        printed = capsys.readouterr().out
+        said = f"{share} of the answers of train are longer than {max_answer} tokens and can never be found"
+        assert (said in printed) if share else printed == ""
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -350,39 +351,45 @@ def test_stages_of_a_seed_use_the_same_labels(kind, texts, lm_folder, folder_of,
     assert [len(set(texts)) for texts in used] == [7] * 4
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("kind", TASKS)
-def test_fine_tuning_needs_labels_and_pre_training_does_not(kind, split, lm_folder, folder_of, tmp_path):
-    """Of train, and of the split that is scored."""
+def test_a_test_file_without_labels_is_not_scored(kind, lm_folder, folder_of, tmp_path):
     if kind == "cls":
-        rows = runs.read_rows(folder_of[kind] / f"{split}.jsonl")
-        rows[1]["label"] = []
-        rows.append({"text": "a list", "label": ["x", "y"]})
-        write_rows(folder_of[kind] / f"{split}.jsonl", rows)
-        said = f"{split}: there is no label, in the row with the text"
+        rows = [{"text": f"text {i}", "label": label} for i, label in enumerate([None, [], None])]
+        write_rows(folder_of[kind] / "test.jsonl", rows)
+        said = "test: there is no label, in the row with the text 'text 0'"
     else:
-        asked = json.loads((folder_of[kind] / f"{split}.json").read_text())
-        answers = asked["data"][0]["paragraphs"][1]["qas"][0]["answers"]
+        asked = squad(TEXTS[:3], ["cat", "ones", "much"])
+        for paragraph in asked["data"][0]["paragraphs"]:
+            del paragraph["qas"][0]["answers"]
+        (folder_of[kind] / "test.json").write_text(json.dumps(asked))
         said = "has no answer"
-        if split == "train":
-            answers[0]["answer_start"] = 1
-            said = "does not stand at offset 1 of its context"
-        else:
-            answers.clear()
-        (folder_of[kind] / f"{split}.json").write_text(json.dumps(asked))
-    flags = [f"--dataset={folder_of[kind]}", f"--lm={lm_folder}"]
-    tune = [f"finetune_{kind}.py", *flags, "--epochs=1", "--max_len=32"]
-    reading = [tune, ["train_nmg.py", *flags]] if split == "train" else [tune, ["data_prep.py", *flags]]
-    for command in reading:
-        result = call(*command, cwd=tmp_path)
-        assert result.returncode == 2 and said in result.stderr
-        assert ("--split=dev" in result.stderr) == (split == "test")
-    for masker in ("random", "label"):
-        succeed("pretrain.py", *flags, f"--masker={masker}", "--max_steps=1", f"--out={masker}", cwd=tmp_path)
-    if split == "test":
-        succeed("data_prep.py", *flags, "--split=dev", cwd=tmp_path)
-        succeed(*tune, "--split=dev", cwd=tmp_path)
-        assert len(runs.read_rows(tmp_path / "results.jsonl")) == 1
+    command = [f"finetune_{kind}.py", f"--dataset={folder_of[kind]}", f"--lm={lm_folder}", "--epochs=1",
+               "--max_len=32"]
+    prepare = ["data_prep.py", *command[1:3]]
+    for refused in (command, prepare):
+        result = call(*refused, cwd=tmp_path)
+        assert result.returncode == 2 and said in result.stderr and "--split=dev" in result.stderr
+    succeed(*prepare, "--split=dev", cwd=tmp_path)
+    succeed(*command, "--split=dev", cwd=tmp_path)
+    assert len(runs.read_rows(tmp_path / "results.jsonl")) == 1
+
+
+def test_fine_tuning_needs_labels_and_pre_training_does_not(lm_folder, folder_of, tmp_path):
+    rows = runs.read_rows(folder_of["cls"] / "train.jsonl")
+    del rows[1]["label"]
+    write_rows(folder_of["cls"] / "train.jsonl", [*rows, {"text": "a list", "label": ["x", "y"]}])
+    asked = json.loads((folder_of["qa"] / "train.json").read_text())
+    asked["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 1
+    (folder_of["qa"] / "train.json").write_text(json.dumps(asked))
+    for kind, said in (("cls", "train: there is no label, in the row with the text"),
+                       ("qa", "does not stand at offset 1 of its context")):
+        flags = (f"--dataset={folder_of[kind]}", f"--lm={lm_folder}", "--max_len=32")
+        for masker in ("random", "label"):
+            succeed("pretrain.py", *flags, f"--masker={masker}", "--max_steps=1", f"--out={kind}-{masker}",
+                    cwd=tmp_path)
+        for script in (f"finetune_{kind}.py", "train_nmg.py"):
+            result = call(script, *flags, cwd=tmp_path)
+            assert result.returncode == 2 and said in result.stderr
 
 
 def test_a_table_of_other_columns_from_file_to_results(lm_folder, tmp_path):
@@ -429,8 +436,9 @@ def test_a_dev_split_that_pretraining_may_have_read_is_warned_of(tmp_path):
 
 # ---------------------------------------------------------------- the scripts
 
-@pytest.mark.parametrize("kind", TASKS)
-def test_a_row_twice_is_the_same(kind, tmp_path, lm_folder, folder_of):
+@pytest.mark.parametrize(("kind", "auto_class"), [
+    ("cls", AutoModelForSequenceClassification), ("qa", AutoModelForQuestionAnswering)])
+def test_a_row_twice_is_the_same(kind, auto_class, tmp_path, lm_folder, folder_of):
     """Prepare, mask, pre-train, fine-tune, score: two runs in two places agree in every byte of their
     predictions; a third in the same place does nothing. The line of results is the mean of
     predictions.jsonl, which the saved model makes again."""
@@ -452,13 +460,19 @@ def test_a_row_twice_is_the_same(kind, tmp_path, lm_folder, folder_of):
                          "examples": len(lines), "predictions": "o/predictions.jsonl"}
     assert len(row["held_out_loss"]) == 2 and row["config"]["max_len"] == 66 and "torch" in row["versions"]
 
-    scores = module.summary(lines)
-    assert row["metrics"] == [*scores] and row == row | scores
-    model = module.AUTO_CLASS.from_pretrained(tmp_path / "one/o").eval()
+    model = auto_class.from_pretrained(tmp_path / "one/o").eval()
     test = load(str(folder_of[kind]), fast_tokenizer("wordpiece"))["test"]
     again = module.predictions(model, module.pieces_of(test, 66))
-    answer = {"cls": "predicted", "qa": "answer"}[kind]
-    assert [line[answer] for line in again] == [line[answer] for line in lines]
+    if kind == "cls":
+        assert row["metrics"] == ["accuracy", "macro_f1"]
+        assert row["accuracy"] == 100 * np.mean([line["gold"] == line["predicted"] for line in lines])
+        assert [line["predicted"] for line in again] == [line["predicted"] for line in lines]
+        assert [line["text"] for line in lines] == list(range(9))
+    else:
+        assert row["em"] == pytest.approx(100 * np.mean([line["em"] for line in lines]))
+        assert row["f1"] == pytest.approx(100 * np.mean([line["f1"] for line in lines]))
+        assert [line["answer"] for line in again] == [line["answer"] for line in lines]
+        assert [line["id"] for line in lines] == [question["id"] for question in test.questions]
 
     again = call(*finetune, cwd=tmp_path / "two")
     assert "already done" in again.stdout
@@ -541,23 +555,33 @@ def test_new_questions_are_answered(lm_folder, qa_folder, tmp_path):
             "--out=o", cwd=tmp_path)
     lines = runs.read_rows(tmp_path / "o/predictions.jsonl")
     asked = json.loads((qa_folder / "test.json").read_text())["data"][0]["paragraphs"]
-    # A question needs no name. A row without a context stays, and has no answer.
-    rows = [{"mine": 7, "context": part["context"], "question": part["qas"][0]["question"]} for part in asked]
-    write_rows(tmp_path / "flat.jsonl", [*rows, rows[0] | {"context": " "}])
+    rows = [{"mine": 7, "id": "a", "context": part["context"], "question": part["qas"][0]["question"]}
+            for part in asked]
+    write_rows(tmp_path / "flat.jsonl", rows)
+    for file, own in ((qa_folder / "test.json", {"id": "q1"}), ("flat.jsonl", rows[1])):
+        succeed("finetune_qa.py", f"--predict={file}", "--lm=o", "--out=p.jsonl", cwd=tmp_path)
+        found = runs.read_rows(tmp_path / "p.jsonl")
+        assert [row["predicted"] for row in found] == [line["answer"] for line in lines]
+        assert [row["score"] for row in found] == pytest.approx([line["score"] for line in lines], abs=1e-4)
+        assert all(0 < row["probability"] < 1 for row in found)
+        assert found[1] == found[1] | own
+        (tmp_path / "p.jsonl").unlink()
     # The column that --text names, also beside one that is called context.
     titled = [row | {"passage": row["context"], "context": "a title"} for row in rows]
     write_rows(tmp_path / "titled.jsonl", titled)
-    for file, own, flags in ((qa_folder / "test.json", {"id": "q1"}, []), ("flat.jsonl", rows[1], []),
-                             ("titled.jsonl", titled[1], ["--text=passage"])):
-        succeed("finetune_qa.py", f"--predict={file}", *flags, "--lm=o", "--out=p.jsonl", cwd=tmp_path)
-        found = runs.read_rows(tmp_path / "p.jsonl")
-        assert [row["predicted"] for row in found[5:]] == ([None] if file == "flat.jsonl" else [])
-        assert [row["predicted"] for row in found[:5]] == [line["answer"] for line in lines]
-        scores = [row["score"] for row in found[:5]]
-        assert scores == pytest.approx([line["score"] for line in lines], abs=1e-4)
-        assert all(0 < row["probability"] < 1 for row in found[:5])
-        assert found[1] == found[1] | own
-        (tmp_path / "p.jsonl").unlink()
+    flags = ["--predict=titled.jsonl", "--text=passage", "--out=t.jsonl"]
+    succeed("finetune_qa.py", *flags, "--lm=o", cwd=tmp_path)
+    assert [row["predicted"] for row in runs.read_rows(tmp_path / "t.jsonl")] == [
+        line["answer"] for line in lines]
+    # A row without a context stays, and has no answer.
+    write_rows(tmp_path / "blank.jsonl", [rows[0], rows[1] | {"context": " "}])
+    succeed("finetune_qa.py", "--predict=blank.jsonl", "--lm=o", "--out=b.jsonl", cwd=tmp_path)
+    assert [row["predicted"] is None for row in runs.read_rows(tmp_path / "b.jsonl")] == [False, True]
+    # A question needs no name.
+    nameless = [{"context": row["context"], "question": row["question"]} for row in rows]
+    write_rows(tmp_path / "no_id.jsonl", nameless)
+    succeed("finetune_qa.py", "--predict=no_id.jsonl", "--lm=o", "--out=n.jsonl", cwd=tmp_path)
+    assert len(runs.read_rows(tmp_path / "n.jsonl")) == len(rows)
     # A context of which the tokenizer keeps nothing.
     write_rows(tmp_path / "none.jsonl", [rows[0], rows[1] | {"id": "b", "context": "\u200b"}])
     result = call("finetune_qa.py", "--predict=none.jsonl", "--lm=o", cwd=tmp_path)

@@ -556,6 +556,31 @@ def test_the_fast_path_gives_the_same_output(kind, long, monkeypatch):
     assert bool(calls) == (kind in SDPA)
 
 
+@pytest.mark.parametrize("kind", SDPA)
+def test_the_fast_path_gives_the_same_gradients(kind, monkeypatch):
+    """In training with dropout: the way for long rows against transformers' own eager attention."""
+    def same_bits(x, p=0.5, training=True, inplace=False):
+        if not training or p == 0:
+            return x
+        return x * fast_cpu.keep_mask(fast_cpu.random_bits(x.shape), p) / (1 - p)
+
+    monkeypatch.setattr(F, "dropout", same_bits)
+    monkeypatch.setattr(fast_cpu, "LARGE", 0)
+    fast_cpu.enable()
+    model = random_lm(kind, dropout=0.2).train()
+    found = []
+    for attention in ("eager", "sdpa"):
+        model.set_attn_implementation(attention)
+        model.zero_grad()
+        torch.manual_seed(3)
+        loss = pretrain.mlm_loss(model, padded_ids())
+        loss.backward()
+        grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        found.append(torch.cat([loss.detach()[None], *grads]))
+    eager, ours = found
+    assert (ours - eager).norm() < 1e-5 * eager.norm()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_architecture_trains_on_the_fast_path(kind, monkeypatch):
     """One step with dropout where the device has bf16: the weights stay in fp32."""

@@ -420,6 +420,18 @@ def test_random_numbers_are_unrelated():
 
 # ---------------------------------------------------------------- the policy network
 
+def test_a_policy_starts_from_small_weights_and_no_biases():
+    torch.manual_seed(0)
+    for name, weight in PaperPolicy(128).named_parameters():
+        if name == "norm.weight":
+            assert (weight == 1).all()
+        elif name.endswith("bias"):
+            assert (weight == 0).all()
+        else:
+            assert weight.std().item() == pytest.approx(0.02, rel=0.2)
+            assert abs(weight.mean().item()) < 0.005
+
+
 def test_a_saved_policy_is_the_same_or_refused(tmp_path):
     """An old file says neither its class nor a sharpness: it is a network, whose logits are as they are."""
     for policy in (LinearPolicy(32, sharpness=2.4, clip=1.5), PaperPolicy(32, sharpness=1.2)):

@@ -178,15 +178,22 @@ def test_a_masker_cannot_change_the_batch(name, pieces):
 
 @pytest.mark.parametrize("remask", [True, False])
 def test_masks_and_corruption_anew_each_epoch_or_once(remask, pieces, spied):
-    train(random_lm("bert", 200), pieces, p=0.6, epochs=2, batch_size=len(pieces), remask=remask)
+    train(random_lm("bert", 200), pieces, epochs=2, batch_size=len(pieces), remask=remask)
     epochs = []
     for batch, mask, corrupted in spied:
-        assert (mask.sum(1) == maskers.budget_of(batch, 0.6)).all()
         order = np.argsort(batch.indices)
         epochs.append((mask[order], corrupted[order]))
     (mask, corrupted), (mask_again, corrupted_again) = epochs
-    assert (mask == mask_again).all() == (not remask)
+    assert mask.any() and (mask == mask_again).all() == (not remask)
     assert (corrupted == corrupted_again).all() == (not remask)
+
+
+@pytest.mark.parametrize(("max_steps", "steps"), [(None, 16), (5, 5)])
+def test_the_share_that_is_masked_in_each_step(max_steps, steps, pieces, spied):
+    train(random_lm("bert", 200), pieces, p=0.6, epochs=2, max_steps=max_steps)
+    assert len(spied) == steps
+    for batch, mask, _ in spied:
+        assert (mask.sum(1) == np.maximum(1, np.round(0.6 * batch.maskable.sum(1)))).all()
 
 
 def surprise(logits, input_ids):
@@ -368,6 +375,7 @@ LEARNED = {"p": 0.05, "mlm_epochs": 3, "lm": "/elsewhere", "weights": "a"}
 @pytest.mark.parametrize(("learned", "given", "warned"), [
     (LEARNED, {"p": 0.05, "epochs": 3}, None),
     (LEARNED, {"p": 0.15, "epochs": 3}, "with --p=0.05 --epochs=3, and is used with --p=0.15 --epochs=3"),
+    (LEARNED, {"p": 0.05, "epochs": 1}, "with --p=0.05 --epochs=3, and is used with --p=0.05 --epochs=1"),
     # The toy world's own flags are others, and nobody knows how a policy without a record was learned.
     (LEARNED | {"lm": "tiny", "weights": None}, {"p": 0.15, "epochs": 1, "lm": "tiny"}, None),
     ({}, {"p": 0.15, "epochs": 1}, None),

@@ -160,6 +160,16 @@ def test_known_differences_are_found(study):
     assert "paper" not in next(iter(table_of(study, "macro_f1").values()))
 
 
+def test_detectable_is_what_a_paired_t_test_finds(study):
+    lines = read(study)
+    d = differences(lines)["nmg-paper"]
+    threshold = stats.t.ppf(1 - 0.05 / 2 / len(compare(lines)), 8)
+    expected = (threshold + stats.t.ppf(0.8, 8)) * stats.sem(d)
+    assert float(table_of(study)["nmg-paper"]["detectable"]) == pytest.approx(expected, abs=0.005)
+    power = 1 - stats.nct.cdf(threshold, 8, expected / stats.sem(d))
+    assert power == pytest.approx(0.8, abs=0.03)
+
+
 def test_missing_seeds_are_counted_and_never_averaged_over(tmp_path):
     for seed, score in ((0, 50), (1, 50), (2, 80)):
         add(tmp_path, "random", seed, score)
@@ -445,9 +455,7 @@ def test_names_are_text_in_markdown(tmp_path):
     result = succeed("report.py", cwd=tmp_path)
     for said in (r"## us\$\_\$.csv, \$\\frac\{\$", r"| a\|b\$\_\$.py:f | ", r"of a\|b\$\_\$.py:f: fewer"):
         assert said in result.stdout
-    picture = "forest-us-_-.csv--frac-.png"
-    assert result.stdout.endswith(f"\nsaved report: results.md, {picture}\n")
-    assert (tmp_path / "report" / picture).read_bytes().startswith(b"\x89PNG")
+    assert [file.name for file in tmp_path.glob("report/*.png")] == ["forest-us-_-.csv--frac-.png"]
 
 
 # ---------------------------------------------------------------- plots
@@ -599,6 +607,15 @@ def test_planned_seeds_find_the_difference(tmp_path, rng):
 
 
 # ---------------------------------------------------------------- the script
+
+def test_the_script(study):
+    result = succeed("report.py", "--results=results.jsonl", "--out=some/where", cwd=study)
+    page = (study / "some/where/results.md").read_text()
+    picture = "forest-chemprot-bert-base-uncased.png"
+    text, _, last = result.stdout.strip().rpartition("\n")
+    assert text.strip() == page.strip() and last == f"saved some/where: results.md, {picture}"
+    assert (study / "some/where" / picture).read_bytes().startswith(b"\x89PNG")
+
 
 def test_the_committed_report_is_made_from_the_committed_results(tmp_path):
     flags = ["--results=results/study-chemprot-1000.jsonl", "--plan=0.5", "--primary=sampled"]

@@ -22,6 +22,7 @@ import maskers
 import pretrain
 import train_nmg
 from nmg import paper_form, policies
+from nmg.paper_form import Agent
 from nmg.plays import Episode, Play, load_episodes
 from nmg.policies import LinearPolicy, PaperPolicy, load_policy
 from nmg.subtasks import SubTaskSampler
@@ -262,6 +263,14 @@ def test_random_directions_are_standardised(contexts):
     assert abs(np.corrcoef([d[maskable] for d in directions[1:]])[0, 1:]).max() < 0.9
 
 
+def test_who_plays():
+    """Random is a control in some episodes."""
+    both, three = ("opponent", "learner"), ("random", "opponent", "learner")
+    assert [train_nmg.players_of(e, Config(random_every=3)) for e in range(4)] == [three, both, both, three]
+    assert train_nmg.players_of(1, Config(self_play=False)) == ("random", "learner")
+    assert train_nmg.players_of(1, Config(paper=True)) == three
+
+
 def test_players_take_opposite_steps_from_one_policy(contexts):
     """The entropy is of the policy without the step."""
     cfg = Config(random_every=3, exploration=2, sharpness=1.5, clip=0.8, p=0.3, seed=5)
@@ -375,6 +384,23 @@ def test_an_inner_loop_trains_a_copy_on_its_own_masks(subtask, monkeypatch):
     assert same(weights(adapted), before)
 
 
+def test_only_masks_differ_between_the_players_of_an_episode(subtask):
+    """Equal masks score equally; another mask, or the seed of another episode, does not."""
+    lm, batch = models.load_lm("tiny"), batch_of(subtask.contexts)
+    masks = []
+    for seed in (0, 0, 1):
+        rng = RowRandom(seed, "x", 0, batch.indices)
+        masks.append(maskers.random(batch, maskers.budget_of(batch, 0.1), rng))
+
+    def likelihood(mask):
+        return train_nmg.inner_loop(lm, subtask, mask, finetune_cls, some_config())[1]["likelihood"]
+
+    scores = [likelihood(mask) for mask in masks]
+    assert scores[0] == scores[1] != scores[2]
+    subtask.seed += 1
+    assert scores[0] != likelihood(masks[0])
+
+
 # ---------------------------------------------------------------- learning
 
 def test_the_policy_learns_by_policy_gradient(contexts, monkeypatch):
@@ -424,24 +450,44 @@ def test_whether_episodes_agree():
     assert 8 <= np.sum(np.array(by_chance) < 0.1) <= 34
 
 
-def test_replay():
-    """Actions are drawn by priority. Then they have the value that the network gave their block before the
-    update. An empty replay teaches nothing."""
+def small_agent(lr):
     torch.manual_seed(0)
-    agent, rng = paper_form.Agent(PaperPolicy(8), 1e-3), np.random.default_rng(0)
-    states = [(torch.randn(9, 8).half(), torch.ones(9, dtype=torch.bool)) for _ in range(3)]
-    cfg = Config(updates_per_episode=1, minibatch=12)
-    assert agent.learn({0: states}, rng, cfg) == {"policy_loss": 0, "value_loss": 0}
+    agent, hidden = Agent(PaperPolicy(8), lr), torch.randn(30, 8).half()
+    return agent, {0: [(part, torch.ones(len(part), dtype=torch.bool)) for part in hidden.split([9, 6, 15])]}
+
+
+def value_of(agent, memory):
+    with torch.no_grad():
+        return train_nmg.policy_forward(agent.policy, memory[0])[1].cpu().numpy()
+
+
+def test_an_agent_learns_the_value_of_a_context():
+    """Its mean reward, here; replay keeps the values before the update. An empty replay teaches nothing."""
+    agent, memory = small_agent(1e-2)
+    nothing = agent.learn(memory, np.random.default_rng(0), Config(updates_per_episode=3))
+    assert nothing == {"policy_loss": 0, "value_loss": 0}
+    actions = np.zeros(12, paper_form.ACTION)
+    actions["block"], actions["position"] = np.arange(12) % 3, np.arange(12) // 3
+    actions["R"] = np.where(np.arange(12) % 3, 1, -1)
+    actions["inv_sqrt_frequency"], actions["log_prob"] = 1 / np.sqrt(1 + np.arange(12) % 4), -2
+    agent.replay, value = actions.copy(), value_of(agent, memory)
+    cfg = Config(updates_per_episode=1, minibatch=12, entropy_coef=0.01, paper=True)
+    agent.learn(memory, np.random.default_rng(0), cfg)
+    np.testing.assert_allclose(agent.replay["value"], value[actions["block"]], rtol=1e-4)
+    cfg.updates_per_episode = 200
+    agent.learn(memory, np.random.default_rng(0), cfg)
+    np.testing.assert_allclose(value_of(agent, memory), [-1, 1, 1], atol=0.1)
+
+
+def test_actions_are_drawn_by_priority():
+    agent, _ = small_agent(1e-3)
     agent.replay = np.zeros(4, paper_form.ACTION)
-    agent.replay["block"] = [0, 1, 2, 2]
     agent.replay["inv_sqrt_frequency"], agent.replay["R"] = [1, 1, 5, 0], [1, -1, 1, 1]
     # |R - V|: 1, 2, 1, 1
     agent.replay["value"] = [0, 1, 2, 0]
+    rng = np.random.default_rng(0)
     drawn = [agent.draw(rng, 1)[0] for _ in range(1000)]
     np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 1000, np.array([1, 2, 5, 0]) / 8, atol=0.06)
-    _, value = train_nmg.policy_forward(agent.policy, states)
-    agent.learn({0: states}, rng, cfg)
-    np.testing.assert_allclose(agent.replay["value"], value.detach().cpu()[[0, 1, 2, 2]], rtol=1e-4)
 
 
 # ---------------------------------------------------------------- plays that are kept

@@ -362,6 +362,8 @@ def run(study: Study, lm: torch.nn.Module, sampler: SubTaskSampler, task: Module
             if job in policies:
                 train_nmg.main(replace(study.learn, seed=int(job.rpartition("-")[2]), out=job))
                 ready.add(job)
+                # The time of learning says nothing about that of plays.
+                bar.unpause()
                 continue
             seed, row = job
             line = play(study.masker(row, seed), seed, lm, sampler, task, study.play)
