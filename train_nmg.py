@@ -190,8 +190,7 @@ def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray
     that must not be masked."""
     hidden, _ = states[0]
     other = random_policy(hidden.shape[1], seed, f"direction {episode}")
-    logits, _ = policy_forward(other.to(device()), states)
-    direction = standardized(logits.cpu().numpy())
+    direction = standardized(policy_forward(other.to(device()), states).cpu().numpy())
     return np.where(np.isfinite(direction), direction, 0)
 
 
@@ -205,8 +204,8 @@ def act(policy: Policy | None, states: list[State], batch: Batch, rng: RowRandom
         space noise, Plappert et al. 2018)"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     if policy is not None:
-        policy_logits, _ = policy_forward(policy, states)
-        logits = sharpened(policy_logits.cpu().numpy(), policy.sharpness, policy.clip)
+        logits = policy_forward(policy, states).cpu().numpy()
+        logits = sharpened(logits, policy.sharpness, policy.clip)
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
     if shift is not None:
         logits = logits + shift
@@ -312,7 +311,8 @@ class Learner:
 
     def __init__(self, hidden_size: int, cfg: Config):
         self.cfg = cfg
-        self.policy = LinearPolicy(hidden_size, cfg.sharpness, cfg.clip).to(device())
+        self.policy = LinearPolicy(hidden_size).to(device())
+        self.policy.sharpness, self.policy.clip = cfg.sharpness, cfg.clip
         self.policies = {"opponent": self.policy, "learner": self.policy}
         self.gradients = torch.zeros(0, hidden_size)                                        # (E, H)
 

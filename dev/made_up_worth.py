@@ -142,8 +142,7 @@ def main(cfg: Config) -> None:
         learner.learn(episode, contexts.states)
 
     with torch.no_grad():
-        logits, _ = policy_forward(learner.policy, held_out.states)
-    logits = logits.cpu().numpy()
+        logits = policy_forward(learner.policy, held_out.states).cpu().numpy()
     sharp = sharpened(logits, cfg.sharpness, cfg.clip)
     budget = maskers.budget_of(held_out, cfg.p)
     drawn = []

@@ -23,7 +23,7 @@ from scipy.special import log_softmax
 
 from nmg import loop
 from nmg.plays import Episode, Play
-from nmg.policies import PaperPolicy, Policy, State, policy_forward
+from nmg.policies import PaperPolicy, Policy, State, padded, policy_forward
 from support.devices import device
 from support.rng import rng_for, torch_seed
 
@@ -87,6 +87,14 @@ def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, lo
     return policy_loss, 0.5 * (R - value).square().sum()
 
 
+def values_of(policy: PaperPolicy, states: list[State]) -> torch.Tensor:
+    """(N,) the values of N blocks."""
+    values = torch.zeros(len(states), device=device())
+    for indices, hidden, attention_mask, _ in padded(states):
+        values[indices] = policy.value(hidden, attention_mask)
+    return values
+
+
 # ---------------------------------------------------------------- replay
 
 # A masked token, as replay remembers it.
@@ -119,7 +127,7 @@ def actions_of(number: int, R: np.ndarray, rewarded: np.ndarray, input_ids: np.n
 class Agent:
     """A policy, its optimizer, and its replay: an array of ACTION, oldest first."""
 
-    def __init__(self, policy: Policy, lr: float):
+    def __init__(self, policy: PaperPolicy, lr: float):
         self.policy = policy.to(device())
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
         self.replay = np.zeros(0, ACTION)
@@ -147,7 +155,7 @@ class Agent:
             actions = self.replay[chosen]
             # One row per action, so that a block may be there several times.
             states = [states_of[action["episode"]][action["block"]] for action in actions]
-            logits, value = policy_forward(self.policy, states)
+            logits, value = policy_forward(self.policy, states), values_of(self.policy, states)
             columns = [torch.tensor(actions[name], device=device()) for name in ("position", "log_prob", "R")]
             policy_loss, value_loss = losses(logits, value, *columns, cfg.entropy_coef)
             self.optimizer.zero_grad()
@@ -161,6 +169,7 @@ class Agent:
         # A forward pass checks that its outputs are finite: here, after the last update.
         with torch.no_grad():
             policy_forward(self.policy, states)
+            values_of(self.policy, states)
         return {name: loss / count for name, loss in total.items()}
 
 
@@ -192,8 +201,8 @@ class Agents:
         for name, agent in self.agents.items():
             R, rewarded = rewards(episode.plays, name, self.cfg)
             # The policy is still the one that masked. In the first episodes tokens were drawn uniformly.
-            logits, value = policy_forward(agent.policy, states)
-            logits, value = logits.cpu().numpy(), value.cpu().numpy()
+            logits = policy_forward(agent.policy, states).cpu().numpy()
+            value = values_of(agent.policy, states).cpu().numpy()
             if self.number < self.cfg.uniform_episodes:
                 logits = np.where(episode.maskable, 0.0, -np.inf)
             log_prob = log_softmax(logits, 1)

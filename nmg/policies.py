@@ -3,7 +3,7 @@ their files, policy.json and policy.safetensors. `encode` and `policy_forward` r
 sub-task.
 """
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,16 +28,16 @@ CLIP = 1.0
 class Policy(torch.nn.Module):
     """What all policies have in common. They are called with the hidden states (B, L, H) of the LM's last
     layer and two masks (B, L) bool, attention_mask and maskable. They return logits (B, L), -inf where not
-    maskable, and values (B,).
+    maskable.
 
-    hidden_size: H of the LM that it reads
-    sharpness, clip: the arguments of `sharpened`, by which tokens are drawn"""
+    hidden_size: H of the LM that it reads"""
+    # The arguments of `sharpened`, by which tokens are drawn; train_nmg.py sets them.
+    sharpness: float | None = None
+    clip: float | None = None
 
-    def __init__(self, hidden_size: int, sharpness: float | None = None, clip: float | None = None):
+    def __init__(self, hidden_size: int):
         super().__init__()
         self.hidden_size = hidden_size
-        self.sharpness = sharpness
-        self.clip = clip
 
     @torch.no_grad()
     def logits(self, batch: Batch, lm: Callable[[Batch], torch.Tensor]) -> np.ndarray:
@@ -48,8 +48,7 @@ class Policy(torch.nn.Module):
                             f"{hidden.shape[-1]}; use an LM of that size, or train a policy for this one")
         masks = [torch.tensor(mask).to(hidden.device) for mask in (batch.attention_mask, batch.maskable)]
         self.to(hidden.device)
-        logits, _ = self(hidden, *masks)
-        return logits.cpu().numpy()
+        return self(hidden, *masks).cpu().numpy()
 
     def save(self, folder: Path) -> None:
         """folder/policy.json and folder/policy.safetensors."""
@@ -67,23 +66,22 @@ class LinearPolicy(Policy):
     """The logit of masking a token is w · h, with h its hidden state under the LM: the LM is the network, and
     the policy its head. At first w = 0, so that tokens are drawn uniformly."""
 
-    def __init__(self, hidden_size: int, sharpness: float | None = None, clip: float | None = None):
-        super().__init__(hidden_size, sharpness, clip)
+    def __init__(self, hidden_size: int):
+        super().__init__(hidden_size)
         self.weight = torch.nn.Parameter(torch.zeros(hidden_size))
 
     def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
-                maskable: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As Policy says; the values are 0, as there is no critic."""
+                maskable: torch.Tensor) -> torch.Tensor:
+        """As Policy says."""
         logits = hidden @ self.weight
         check_finite(logits[maskable], "the logits of the policy")
-        return logits.masked_fill(~maskable, -torch.inf), hidden.new_zeros(len(hidden))
+        return logits.masked_fill(~maskable, -torch.inf)
 
 
-def random_policy(hidden_size: int, seed: int, name: str, sharpness: float | None = None,
-                  clip: float | None = None) -> LinearPolicy:
+def random_policy(hidden_size: int, seed: int, name: str) -> LinearPolicy:
     """A linear policy that has learned nothing: its weights are normally distributed, by a random stream of
     this name."""
-    policy = LinearPolicy(hidden_size, sharpness, clip)
+    policy = LinearPolicy(hidden_size)
     torch_seed(seed, name)
     torch.nn.init.normal_(policy.weight)
     return policy
@@ -91,12 +89,11 @@ def random_policy(hidden_size: int, seed: int, name: str, sharpness: float | Non
 
 class PaperPolicy(Policy):
     """The paper's network: BERT's self-attention sublayer (attention, residual, LayerNorm; no dropout), then
-    Linear(H, 128) - gelu - Linear(128, 1) for each token, the logit of masking it. The value of a block is
-    that of a separate head of two layers on its mean hidden state. (`eval()` is never called on a policy, so
-    a network of your own must not have dropout or batch norm.)"""
+    Linear(H, 128) - gelu - Linear(128, 1) for each token, the logit of masking it. (`eval()` is never called
+    on a policy, so a network of your own must not have dropout or batch norm.)"""
 
-    def __init__(self, hidden_size: int, sharpness: float | None = None, clip: float | None = None):
-        super().__init__(hidden_size, sharpness, clip)
+    def __init__(self, hidden_size: int):
+        super().__init__(hidden_size)
         # BERT-base has 12 heads of size 64.
         heads = max(1, hidden_size // 64)
         while hidden_size % heads:
@@ -117,16 +114,20 @@ class PaperPolicy(Policy):
         return torch.nn.Sequential(first, torch.nn.GELU(), second)
 
     def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
-                maskable: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As Policy says. Raises UserError if logits or values are not finite."""
+                maskable: torch.Tensor) -> torch.Tensor:
+        """As Policy says. Raises UserError if a logit is not finite."""
         mixed, _ = self.attention(hidden, hidden, hidden, key_padding_mask=~attention_mask,
                                   need_weights=False)
         logits = self.token_head(self.norm(hidden + mixed)).squeeze(-1)
+        check_finite(logits[maskable], "the logits of the policy")
+        return logits.masked_fill(~maskable, -torch.inf)
+
+    def value(self, hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """(B,) the critic: what reward it expects for a block, by its mean hidden state."""
         mean = (hidden * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)    # (B, H)
         values = self.value_head(mean).squeeze(-1)
-        check_finite(logits[maskable], "the logits of the policy")
         check_finite(values, "the values of the policy")
-        return logits.masked_fill(~maskable, -torch.inf), values
+        return values
 
 
 def standardized(logits: np.ndarray) -> np.ndarray:
@@ -166,8 +167,9 @@ def load_policy(folder: str | Path) -> Policy:
         weights = load_file(Path(folder) / "policy.safetensors")
         # Older policies do not say their class: all were networks.
         classes = {"LinearPolicy": LinearPolicy, "PaperPolicy": PaperPolicy}
-        policy = classes[settings.pop("class", "PaperPolicy")](**settings)
+        policy = classes[settings.get("class", "PaperPolicy")](settings["hidden_size"])
         policy.load_state_dict(weights)
+        policy.sharpness, policy.clip = settings.get("sharpness"), settings.get("clip")
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:
         raise UserError(f"{folder}: no policy of train_nmg.py in this folder: policy.json or "
                         "policy.safetensors is missing, cut short, or written by other code") from e
@@ -225,19 +227,22 @@ def encode(lm: torch.nn.Module, blocks: Batch | Episode) -> list[State]:
     return states
 
 
-def policy_forward(policy: Policy, states: list[State]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (B, L), -inf at tokens that must not be masked, and values (B,) of B blocks.
-
-    Blocks of similar length run together, to save padding."""
+def padded(states: list[State]) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """All blocks in batches of similar length, to save padding: the indices of B of them, and what a policy
+    reads: their hidden states (B, L, H), attention_mask and maskable (B, L)."""
     length = np.array([len(hidden) for hidden, _ in states])
-    logits = torch.full((len(states), length.max()), -torch.inf, device=device())
-    values = torch.zeros(len(states), device=device())
     for indices in length_batches(length):
         some = [states[i] for i in indices]
         hidden = pad_sequence([hidden for hidden, _ in some], batch_first=True).to(device())
         maskable = pad_sequence([maskable for _, maskable in some], batch_first=True).to(device())
         attention_mask = torch.arange(hidden.shape[1]) < torch.from_numpy(length[indices])[:, None]
-        some_logits, some_values = policy(hidden.float(), attention_mask.to(device()), maskable)
-        logits[indices, :hidden.shape[1]] = some_logits
-        values[indices] = some_values
-    return logits, values
+        yield indices, hidden.float(), attention_mask.to(device()), maskable
+
+
+def policy_forward(policy: Policy, states: list[State]) -> torch.Tensor:
+    """Logits (N, L) of N blocks, -inf at tokens that must not be masked."""
+    longest = max(len(hidden) for hidden, _ in states)
+    logits = torch.full((len(states), longest), -torch.inf, device=device())
+    for indices, hidden, attention_mask, maskable in padded(states):
+        logits[indices, :hidden.shape[1]] = policy(hidden, attention_mask, maskable)
+    return logits

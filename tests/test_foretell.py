@@ -27,13 +27,14 @@ def test_what_is_foretold():
     liked for the mean logit of what it masks, also clipped from above, or for how much of it is among the
     highest tenth of a block."""
     torch.manual_seed(0)
-    rng, policy = np.random.default_rng(0), PaperPolicy(8, clip=0.5)
+    rng, policy = np.random.default_rng(0), PaperPolicy(8)
+    policy.clip = 0.5
     played = [an_episode(rng) for _ in range(4)]
     x, y, clipped, z = [], [], [], []
     for episode, states in played:
         rows = []
         for hidden, maskable in states:
-            row = policy(hidden[None].float(), maskable[None], maskable[None])[0][0].detach().numpy()
+            row = policy(hidden[None].float(), maskable[None], maskable[None])[0].detach().numpy()
             rows.append((row - row.mean()) / row.std())
         liked, liked_clipped, among_highest = [], [], []
         for play in episode.plays.values():

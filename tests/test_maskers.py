@@ -130,7 +130,8 @@ def test_what_a_folder_of_a_policy_masks(batch, seed, tmp_path_factory):
     folder, budget, each = tmp_path_factory.mktemp("policy"), maskers.budget_of(batch, 0.4), []
     shapes = [(1.7, 0.6), (None, None)]
     for i, shape in enumerate(shapes):
-        policy = random_policy(16, seed + i, "x", *shape)
+        policy = random_policy(16, seed + i, "x")
+        policy.sharpness, policy.clip = shape
         policy.weight.data *= 100**i
         policy.save(folder / str(i))
         each.append(np.where(batch.maskable, (LM()(batch) @ policy.weight).detach().numpy(), -np.inf))
@@ -162,7 +163,9 @@ def test_several_policies_are_one_masker(tmp_path):
     others = [name, f"sampled:{tmp_path}/1,{tmp_path}/0", f"sampled:{tmp_path}/0"]
     before = {maskers.checksum_of(other) for other in others}
     assert len(before) == 3
-    random_policy(16, 0, "x", clip=1.0).save(tmp_path / "0")
+    policy = random_policy(16, 0, "x")
+    policy.clip = 1.0
+    policy.save(tmp_path / "0")
     assert len(before | {maskers.checksum_of(other) for other in others}) == 6
     # A policy of an earlier version keeps the checksum by which finished runs know it.
     (tmp_path / "0/policy.json").write_text('{"class": "LinearPolicy", "hidden_size": 16, "sharpness": 2.4}')
@@ -434,7 +437,8 @@ def test_a_policy_starts_from_small_weights_and_no_biases():
 
 def test_a_saved_policy_is_the_same_or_refused(tmp_path):
     """An old file says neither its class nor a sharpness: it is a network, whose logits are as they are."""
-    for policy in (LinearPolicy(32, sharpness=2.4, clip=1.5), PaperPolicy(32, sharpness=1.2)):
+    for policy, shape in ((LinearPolicy(32), (2.4, 1.5)), (PaperPolicy(32), (1.2, None))):
+        policy.sharpness, policy.clip = shape
         policy.save(tmp_path)
         opened = load_policy(tmp_path)
         assert type(opened) is type(policy)

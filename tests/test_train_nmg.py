@@ -142,7 +142,8 @@ def test_an_agent_remembers_its_own_rewarded_actions():
         agents.store(Episode(ids, None, np.ones((6, 9), bool), plays), states[number])
         agents.number += 1
         for name, actions in expected.items():
-            logits, value = train_nmg.policy_forward(agents.policies[name], states[number])
+            logits = train_nmg.policy_forward(agents.policies[name], states[number])
+            value = paper_form.values_of(agents.policies[name], states[number])
             log_prob = logits.detach().log_softmax(1)
             if number < 3:
                 log_prob = torch.full((6, 9), -math.log(9))
@@ -175,7 +176,7 @@ def test_the_network_is_the_papers():
         torch.nn.init.normal_(weight, std=0.2)
     real = torch.arange(7) < torch.tensor([[7], [4], [6]])
     maskable = real & (torch.arange(7) > 0)
-    logits, values = policy(hidden, real, maskable)
+    logits, values = policy(hidden, real, maskable), policy.value(hidden, real)
     attention, norm, gelu = policy.attention, policy.norm, torch.nn.functional.gelu
     (one, _, two), (three, _, four) = policy.token_head, policy.value_head
     for b in range(3):
@@ -197,7 +198,7 @@ def test_tokens_are_drawn_without_replacement(world, monkeypatch):
     batch = collate(blocks(world["train"], 16), np.zeros(4000, int))
     maskable = batch.maskable[0]
     logits = np.where(batch.maskable, np.linspace(-1, 2, batch.input_ids.shape[1]), -np.inf)
-    monkeypatch.setattr(train_nmg, "policy_forward", lambda *_: (torch.from_numpy(logits), torch.zeros(4000)))
+    monkeypatch.setattr(train_nmg, "policy_forward", lambda *_: torch.from_numpy(logits))
     rng = RowRandom(0, "x", 0, np.arange(4000))
     mask = train_nmg.act(PaperPolicy(8), None, batch, rng, 2 / maskable.sum()).mask
     p = np.exp(logits[0, maskable])
@@ -221,9 +222,10 @@ def test_contexts_run_together_as_each_alone(monkeypatch):
     logits, values = torch.full((8, 29), -torch.inf), torch.zeros(8)
     for row, (hidden, maskable) in enumerate(states):
         n = len(hidden)
-        alone = policy(hidden[None].float(), torch.ones(1, n, dtype=torch.bool), maskable[None])
-        logits[row, :n], values[row] = alone[0][0], alone[1][0]
-    torch.testing.assert_close(train_nmg.policy_forward(policy, states), (logits, values))
+        one, real = hidden[None].float(), torch.ones(1, n, dtype=torch.bool)
+        logits[row, :n], values[row] = policy(one, real, maskable[None])[0], policy.value(one, real)[0]
+    torch.testing.assert_close(train_nmg.policy_forward(policy, states), logits)
+    torch.testing.assert_close(paper_form.values_of(policy, states), values)
 
 
 def test_states_are_the_lms_of_each_context_alone(cls_folder, tok):
@@ -279,7 +281,7 @@ def test_players_take_opposite_steps_from_one_policy(contexts):
     torch.nn.init.normal_(learner.policy.weight)
     plays = train_nmg.mask_contexts(learner.policies, states, batch, 1, cfg)
     direction = train_nmg.random_direction(states, 5, 1)
-    logits = train_nmg.policy_forward(learner.policy, states)[0].detach().cpu().numpy()
+    logits = train_nmg.policy_forward(learner.policy, states).detach().cpu().numpy()
     base = policies.sharpened(logits, 1.5, 0.8)
     own = torch.from_numpy(base).log_softmax(1)
     entropy = -(own.exp() * own.masked_fill(own.isinf(), 0)).sum(1).mean()
@@ -305,7 +307,7 @@ def test_players_of_the_papers_form(contexts):
             if episode == 1 or name == "random":
                 assert play.entropy == pytest.approx(np.log(batch.maskable.sum(1)).mean())
             else:
-                logits = train_nmg.policy_forward(agents.policies[name], states)[0].detach().cpu().numpy()
+                logits = train_nmg.policy_forward(agents.policies[name], states).detach().cpu().numpy()
             noise = RowRandom(0, f"{name} acts", episode, batch.indices).gumbel(logits.shape)
             assert (play.mask == maskers.pick(logits + noise, batch, maskers.budget_of(batch, 0.3))).all()
 
@@ -420,7 +422,7 @@ def test_the_policy_learns_by_policy_gradient(contexts, monkeypatch):
             plays[name] = Play(mask, 0.0, {"em": score})
         episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
         learner.learn(episode, states)
-        logits, _ = train_nmg.policy_forward(uniform, states)
+        logits = train_nmg.policy_forward(uniform, states)
         for name, play in plays.items():
             for block, t in zip(*play.mask.nonzero(), strict=True):
                 if not all(other.mask[block, t] for other in plays.values()):
@@ -458,7 +460,7 @@ def small_agent(lr):
 
 def value_of(agent, memory):
     with torch.no_grad():
-        return train_nmg.policy_forward(agent.policy, memory[0])[1].cpu().numpy()
+        return paper_form.values_of(agent.policy, memory[0]).cpu().numpy()
 
 
 def test_an_agent_learns_the_value_of_a_context():

@@ -324,8 +324,8 @@ def open_study(study: Study) -> tuple[torch.nn.Module, SubTaskSampler, ModuleTyp
         refuse_another_plan(study, settings)
         # Untrained policies are as sharp as those that learn (without --paper).
         for number in range(plan.policies):
-            policy = random_policy(lm.config.hidden_size, number, "untrained", study.learn.sharpness,
-                                   study.learn.clip)
+            policy = random_policy(lm.config.hidden_size, number, "untrained")
+            policy.sharpness, policy.clip = study.learn.sharpness, study.learn.clip
             policy.save(study.folder / f"untrained-{number}")
     # A masker that fails on this text or LM shows it now. (What is to be learned comes later.)
     some = sampler.contexts.take(sampler.contexts.evenly_spaced(2))
