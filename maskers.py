@@ -35,7 +35,7 @@ from support.runs import UserError, nearest
 
 Masker = Callable[..., np.ndarray]
 MASKERS: dict[str, Masker] = {}
-SCORES: dict[str, Callable] = {}    # the scores among them, which tables read, too
+SCORES: dict[str, Callable] = {}    # the maskers that are scores; tools/show_masks.py reads them
 
 
 def register(masker: Masker) -> Masker:
@@ -110,8 +110,8 @@ def checksum_of(name: str) -> str | None:
         checksums = []
         for folder in folders_of(name):
             checksums.append(runs.checksum(Path(folder, "policy.safetensors")))
-            # The same weights, drawn from in another way, are another masker. Runs that were finished with a
-            # policy of an earlier version, whose file has no clip, know it by its weights.
+            # The same weights, drawn from in another way, are another masker. Older files of policies have no
+            # clip: for them the checksum of the weights stays alone, so that finished runs still match.
             settings = Path(folder, "policy.json")
             if '"clip"' in settings.read_text():
                 checksums.append(runs.checksum(settings))
@@ -340,25 +340,21 @@ def pick_units(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.nda
 
     unit: (B, L), for each token the column where its unit starts (`units_of`)"""
     score = maskable_scores(score, batch)
-    # size[b, u], best[b, u]: size and best score of the unit that starts at column u of row b (0 and -inf
-    # where none does). cell: where each token's unit stands in these arrays, if they are flattened.
-    rows = np.arange(len(score))
-    cell = (rows[:, None] * score.shape[1] + unit).ravel()
-    size = np.bincount(cell, weights=batch.maskable.ravel(), minlength=score.size)
-    size = size.reshape(score.shape).astype(np.int64)
-    best = np.full(score.shape, -np.inf)
-    np.maximum.at(best.reshape(-1), cell, score.ravel())
-    # Every row takes its next best unit, if that fits into what is left of its budget.
-    left = np.array(budget)
-    taken = np.zeros(score.shape, bool)
-    for next_best in np.argsort(-best, 1, kind="stable").T:
-        size_of_next = size[rows, next_best]
-        fits = (size_of_next <= left) & (best[rows, next_best] > -np.inf)
-        taken[rows, next_best] = fits
-        left -= size_of_next * fits
-        if not left.any():
-            break
-    return taken.reshape(-1)[cell].reshape(score.shape) & batch.maskable
+    B, L = score.shape
+    taken = np.zeros((B, L), bool)          # whether the unit that starts at a column is masked
+    for b in range(B):
+        # Size and best score of the unit that starts at each column; 0 and -inf where none does.
+        size = np.bincount(unit[b], weights=batch.maskable[b], minlength=L)
+        best = np.full(L, -np.inf)
+        np.maximum.at(best, unit[b], score[b])
+        left = budget[b]
+        for u in np.argsort(-best, kind="stable"):
+            if left == 0 or best[u] == -np.inf:
+                break
+            if size[u] <= left:
+                taken[b, u] = True
+                left -= size[u]
+    return np.take_along_axis(taken, unit, 1) & batch.maskable
 
 
 def maskable_scores(score: np.ndarray, batch: Batch) -> np.ndarray:

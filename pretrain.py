@@ -148,7 +148,7 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
 # ---------------------------------------------------------------- the script
 
 def policy_settings(cfg: Config) -> dict:
-    """The settings with which the policy of --masker was learned, of several the last; warns where one
+    """The settings with which the policy of --masker was learned, or the last of several. Warns where a policy
     is used in another way, or with another LM."""
     for folder in maskers.folders_of(cfg.masker):
         settings = runs.read_run(folder).get("settings", {})

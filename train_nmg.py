@@ -34,15 +34,16 @@ from tqdm import tqdm
 import data_prep
 import maskers
 from nmg import loop, paper_form
+from nmg.monitor import is_tied, p_agree, won_lost
 from nmg.plays import (
     Episode,
     Play,
     checksum_of_plays,
     episodes_of_runs,
     file_of,
-    files_of,
     load_episodes,
     save_episode,
+    warn_of_other_runs,
 )
 from nmg.policies import (
     CLIP,
@@ -81,9 +82,9 @@ class PlayConfig(DataFlags):
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot scierc acl_arc scicite toycls toyqa,
                                     # hf:REPO of the hub, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
-    val_share: float = 0.1          # the share of train held out as D_val. More of it means less noise: by
-                                    # chance alone two plays on ChemProt differ by 2.2 to 2.5 points, and
-                                    # with 0.5 by 1.1
+    val_share: float = 0.1          # the share of train held out as D_val. More of it means less noise: on
+                                    # ChemProt chance alone separates two plays by 2.2 to 2.5 points with 0.1,
+                                    # and by 1.1 with 0.5
     # a sub-task
     contexts: int = 200             # texts to mask, each in one or more blocks of max_len tokens
     docs: int | None = None         # how many documents to draw them from; None: any
@@ -135,21 +136,21 @@ class Config(PlayConfig):
     rl_lr: float = 1e-4             # Adam's
     updates_per_episode: int = 10   # minibatches from replay
     minibatch: int = 64             # actions
-    entropy_coef: float = 0.01      # higher values explore longer; falling entropy alone shows no learning
+    entropy_coef: float = 0.01      # higher values explore longer; entropy may fall without learning
     replay_size: int = 50_000       # actions that an agent remembers
 
 
-# What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. What policies of 48
-# plays gained with it on ChemProt, and where no gain is shown, stands in docs/learning.md. Their logits were
-# not clipped; clipping made no difference to the mean of two policies (docs/comparisons.md).
+# What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. docs/learning.md says
+# what policies of 48 plays gained with it, and where no gain is shown. Their logits were not clipped; on
+# ChemProt clipping made no difference to the mean of two policies (docs/comparisons.md).
 PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "val_share": 0.5,
                            "mlm_lr": 3e-4, "ft_lr": 2e-4, "max_len": 128, "ft_max_len": 128,
                            "batch_size": 8, "metric": "likelihood", "clip": None, "sharpness": 2.4}}
 
 # Flags that only one form reads.
-READ_WITH_PAPER = {True: ("continual", "uniform_episodes", "rl_lr", "updates_per_episode", "minibatch",
-                          "entropy_coef", "replay_size"),
-                   False: ("clip", "sharpness", "exploration", "random_every", "plays")}
+ONLY_WITH_PAPER = ("continual", "uniform_episodes", "rl_lr", "updates_per_episode", "minibatch",
+                   "entropy_coef", "replay_size")
+ONLY_WITHOUT_PAPER = ("clip", "sharpness", "exploration", "random_every", "plays")
 
 
 # ---------------------------------------------------------------- the inner loop
@@ -227,8 +228,10 @@ def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch
                   cfg: Config) -> dict[str, Play]:
     """All players mask the blocks of a batch (N, L), each with its own random stream; their plays by name.
 
-    Learner and opponent explore in opposite directions, so that one of them is likely to beat the other. In
-    the paper's form they draw uniformly at first, as random always does."""
+    Learner and opponent explore in opposite directions, so that one of them is likely to beat the other. The
+    direction is meant to outweigh the policy: its standard deviation is `exploration` (2) times that of the
+    policy's own logits before they are clipped. In the paper's form there is no direction, and both draw
+    uniformly at first, as random always does."""
     if cfg.paper and episode < cfg.uniform_episodes:
         policies = {}
     shifts = {}
@@ -258,16 +261,17 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
 # ---------------------------------------------------------------- learning
 
 def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch.Tensor:
-    """(H,): the gradient of the sum of R log π(a) over all players and the tokens a that each of them masked,
-    where R is the player's reward. It points to the states of tokens that good players masked.
+    """(H,): the sum of R (h_a - mean h of the block) over all players and the tokens a that each of them
+    masked, where R is the player's reward. It points to the states of tokens that good players masked.
 
-    It is always taken at the uniform policy, w = 0, however much has been learned by then. π is the softmax
-    of w · h over the maskable tokens of a block, so the gradient of log π(a) there is h_a - mean(h). A token
-    that all players masked counts for nothing, as the rewards sum to 0.
+    This is the gradient of the sum of R log π(a) at w = 0, the uniform policy, where it is always taken,
+    however much has been learned by then: π is the softmax of w · h over the maskable tokens of a block. A
+    token that all players masked counts for nothing, as the rewards sum to 0.
 
-    Actions are weighted by their rewards alone, whatever policy drew them (as in reward-weighted regression,
-    Peters and Schaal 2007). That teaches much only if the players draw from different policies, as they do in
-    `mask_contexts` (as in evolution strategies, Salimans et al. 2017)."""
+    There are no importance weights: actions are weighted by their rewards alone, whatever policy drew them
+    (as in reward-weighted regression, Peters and Schaal 2007). That teaches much only if the players draw
+    from different policies, as they do in `mask_contexts` (as in evolution strategies, Salimans et al.
+    2017)."""
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, N, L)
     of_plays = rewards(episode, cfg)                                                            # (P,)
     if abs(of_plays.sum()) > 1e-6 * abs(of_plays).max():
@@ -281,23 +285,6 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
         centred = hidden.float() - hidden[maskable].float().mean(0)
         gradient += torch.tensor(R[block, :len(hidden)], dtype=torch.float32) @ centred
     return gradient
-
-
-def p_agree(gradients: torch.Tensor) -> float:
-    """Do E episodes agree on what to mask, or are they noise? The p value of a sign-flip test: the share of
-    random signs of their gradients (E, H) that make the sum at least as long as it is.
-
-    If masks did not matter, the two players of an episode could as well have had each other's scores, and
-    with these the gradient has the other sign. (For three players this also needs noise that is symmetric.)
-    Later masks depend on earlier scores; docs/comparisons.md has a simulation which shows that it does no
-    harm. p is never far below 2 ** (1 - E). A reward that is computed from the mask itself would make
-    episodes agree without any effect on scores."""
-    products = (gradients @ gradients.T).double().numpy()                                   # (E, E)
-    signs = np.random.default_rng(0).choice([-1, 1], (10_000, len(products)))
-    squared_lengths = ((signs @ products) * signs).sum(1)
-    # Up to rounding. The signs that the gradients have count as one more draw, so that p is never 0.
-    as_long = (squared_lengths >= 0.9999 * products.sum()).sum()
-    return float((as_long + 1) / (len(signs) + 1))
 
 
 class Learner:
@@ -325,29 +312,32 @@ class Learner:
         loop.check_finite(self.policy.weight, "the weights of the policy")
         return {"p_agree": p_agree(self.gradients)}
 
+    def resume(self, folder: Path, lm: torch.nn.Module) -> list[dict]:
+        """Learns from the plays of other runs, and from those that this run has in `folder` already. Returns
+        the metrics of the latter."""
+        if self.cfg.plays:
+            for episode in episodes_of_runs(self.cfg.plays, self.cfg.metric, lm.config.vocab_size):
+                self.learn(episode, encode(lm, episode))
+        metrics = []
+        for number, (episode, log) in enumerate(load_episodes(folder), 1):
+            if log["episode"] != number:
+                raise UserError(f"{file_of(folder, number)}: is missing; copy it again, or remove the later "
+                                "ones")
+            self.learn(episode, encode(lm, episode))
+            metrics.append(log)
+        return metrics
+
     def about(self) -> str:
         """What is printed at the end and stands in the card of the policy."""
         return (f"Do the {len(self.gradients)} episodes that taught it agree on what to mask? p = "
-                f"{p_agree(self.gradients):.2g} (it has not told which policies gain: docs/comparisons.md).")
+                f"{p_agree(self.gradients):.2g} (in our tests p did not predict which policies gain: "
+                "docs/comparisons.md).")
 
 
 # ---------------------------------------------------------------- the outer loop
 
 # With slow episodes there are a picture (and with --paper a checkpoint) at least as often, in seconds.
 SAVE_SECONDS = 300
-
-
-def won_lost(metrics: list[dict]) -> str:
-    """The record of the learner's plays, in which it explores (its policy plus the episode's direction),
-    against random, where it played, too."""
-    played = [m for m in metrics if "random_score" in m]
-    ahead = np.array([m["learner_score"] - m["random_score"] for m in played])
-    return f"won {sum(ahead > 0)}, lost {sum(ahead < 0)}, tied {sum(ahead == 0)} against random"
-
-
-def is_tied(log: dict) -> bool:
-    """Whether all players of an episode had the same score, so that nothing is learned from it."""
-    return len({log[name] for name in log if name.endswith("_score")}) == 1
 
 
 def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], task: ModuleType,
@@ -368,35 +358,6 @@ def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], t
     return broadcast(learners_weights, source=players.index("learner") % world)
 
 
-def resume(learner: "Learner | paper_form.Agents", folder: Path, lm: torch.nn.Module,
-           cfg: Config) -> list[dict]:
-    """Brings a learner to where a run stopped, and gives it the plays of other runs; returns the metrics of
-    the episodes that are done."""
-    if cfg.paper:
-        metrics = learner.load_checkpoint(folder / "checkpoint.pt", lm)
-        # Episodes behind the checkpoint are played again.
-        if runs.is_main_process():
-            for file in files_of(folder)[len(metrics):]:
-                runs.remove(file)
-    else:
-        # What was learned follows from what was played.
-        if cfg.plays:
-            for episode in episodes_of_runs(cfg.plays, cfg.metric, lm.config.vocab_size):
-                learner.learn(episode, encode(lm, episode))
-        metrics = []
-        for number, (episode, log) in enumerate(load_episodes(folder), 1):
-            if log["episode"] != number:
-                raise UserError(f"{file_of(folder, number)}: is missing; copy it again, or remove the later "
-                                "ones")
-            learner.learn(episode, encode(lm, episode))
-            metrics.append(log)
-    metrics_file = folder / "metrics.jsonl"
-    if runs.is_main_process() and (metrics or metrics_file.exists()):
-        # After a kill, the file may have more or less than was saved.
-        runs.write_rows(metrics_file, metrics)
-    return metrics
-
-
 def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
                task: ModuleType) -> "Learner | paper_form.Agents":
     """Algorithm 1. Writes metrics.jsonl, curves.png and the plays to `folder`; returns what learned, with its
@@ -408,7 +369,10 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
     form = paper_form.Agents if cfg.paper else Learner
     learner = form(lm.config.hidden_size, cfg)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
-    metrics = resume(learner, folder, lm, cfg)
+    metrics = learner.resume(folder, lm)
+    if is_main and (metrics or (folder / "metrics.jsonl").exists()):
+        # After a kill, the file may have more or less than was saved.
+        runs.write_rows(folder / "metrics.jsonl", metrics)
     if len(metrics) > cfg.episodes:
         raise UserError(f"--episodes={cfg.episodes}: {folder} holds {len(metrics)} already; give more")
     bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not is_main)
@@ -487,11 +451,16 @@ def open_task(cfg: PlayConfig, spacy_model: str | None = None) -> tuple[Data, to
     return data, lm, task
 
 
+def unread_flags(cfg: Config) -> tuple[str, ...]:
+    """Those of the other form."""
+    return ONLY_WITHOUT_PAPER if cfg.paper else ONLY_WITH_PAPER
+
+
 def check_flags(cfg: Config) -> None:
     """Raises UserError if a flag would have no effect, as it is of the other form, or if there is nothing to
     learn from."""
     chosen = PRESETS.get(cfg.preset, {})
-    for flag in READ_WITH_PAPER[not cfg.paper]:
+    for flag in unread_flags(cfg):
         if getattr(cfg, flag) != chosen.get(flag, getattr(Config, flag)):
             raise UserError(f"--{flag}: is not read with --paper={cfg.paper}; leave it out")
     if not cfg.self_play and cfg.random_every != Config.random_every:
@@ -499,20 +468,6 @@ def check_flags(cfg: Config) -> None:
                         "episode; leave it out")
     if not cfg.episodes and not cfg.plays:
         raise UserError("--episodes=0: nothing is played, so --plays=FOLDER must name plays to learn from")
-
-
-def warn_of_other_plays(cfg: Config, data: str, weights: str) -> None:
-    """Warns where the plays of --plays were made with another LM, or are those that this run will make again.
-
-    data, weights: checksums of the data set and the LM of this run"""
-    for folder in cfg.plays.split(","):
-        played = runs.read_run(folder).get("settings", {})
-        if runs.is_another_lm(played, cfg.lm, weights):
-            print(f"WARNING: --plays={folder}: was played with the LM {played['lm']}; {cfg.lm} must have the "
-                  "same tokenizer")
-        if cfg.episodes and (played.get("seed"), played.get("data")) == (cfg.seed, data):
-            print(f"WARNING: --plays={folder}: was played with --seed={cfg.seed}, too, so that this run "
-                  "draws the same sub-tasks and directions again; another --seed teaches more")
 
 
 def finish(learner: "Learner | paper_form.Agents", run: Run, cfg: Config) -> None:
@@ -542,11 +497,11 @@ def main(cfg: Config) -> None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
     sources = {"data": data.checksum, "weights": weights_of(cfg.lm)}
     if cfg.plays:
-        warn_of_other_plays(cfg, sources["data"], sources["weights"])
+        warn_of_other_runs(cfg, sources["data"], sources["weights"])
         sources["plays_checksum"] = [checksum_of_plays(Path(folder)) for folder in cfg.plays.split(",")]
     # A killed run may go on with other values of the flags that are left out; a finished one may be made
     # longer. (A preset is known by its values, and flags of the other form are not read.)
-    without = ("save_every", "micro_batch", "preset", *READ_WITH_PAPER[not cfg.paper])
+    without = ("save_every", "micro_batch", "preset", *unread_flags(cfg))
     settings = runs.settings_of(cfg, without, **sources)
     checkpoint = "checkpoint.pt" if cfg.paper else "plays"
     run = Run(cfg.out, settings, longer="episodes", checkpoint=checkpoint)

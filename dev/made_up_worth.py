@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data_prep
 import maskers
 import train_nmg
+from nmg import monitor
 from nmg.plays import Episode
 from nmg.policies import State, encode, policy_forward, sharpened, standardized
 from support import devices, runs
@@ -152,7 +153,7 @@ def main(cfg: Config) -> None:
     liked = standardized(logits)[held_out.maskable]
     correlation = np.corrcoef(liked, held_out.worth[held_out.maskable])[0, 1]
     print(f"seed {cfg.seed}, {n_plays} plays: correlation with the worth {correlation:.2f}, "
-          f"worth of drawn tokens {np.mean(drawn):.2f}, p_agree {train_nmg.p_agree(learner.gradients):.2g}")
+          f"worth of drawn tokens {np.mean(drawn):.2f}, p_agree {monitor.p_agree(learner.gradients):.2g}")
 
 
 if __name__ == "__main__":

@@ -133,8 +133,9 @@ def check_spaces(split: Split) -> None:
 
 @functools.cache
 def log_ratio_to_general(split: Split, general: Path) -> np.ndarray:
-    """(W,) log p(word) in the split - log p(word) in general text, where a word that is not listed counts as
-    the rarest of its parts between hyphens and apostrophes, or as the rarest one there."""
+    """(W,) log p(word) in the split - log p(word) in general text. There a word that is not listed counts as
+    the rarest of its parts between hyphens and apostrophes, and a part that is not listed as the rarest word
+    of the list."""
     counts = general_counts(general)
     total, least = sum(counts.values()), min(counts.values())
     words = words_of(split)
@@ -188,8 +189,8 @@ def collocations(split: Split) -> np.ndarray:
 def high_pmi(texts: list[list[int]], words: set[int]) -> set[tuple[int, ...]]:
     """The collocations among the n-grams of some texts that consist of the given words."""
     total = sum(map(len, texts))
-    # For each n-gram the highest log p: of its own frequency, or of its best division into two parts, each of
-    # which has its highest log p in turn.
+    # Only frequent n-grams that are made of frequent parts are in it. For each the highest log p: of its own
+    # frequency, or of its best division into two parts, each of which has its highest log p in turn.
     likeliest = {}
     pmi = {}
     for n in range(1, LONGEST + 1):

@@ -104,8 +104,8 @@ def schedule(done: int, steps: int, warmup: float = 0.0) -> float:
 
 
 def micro_batches(indices: np.ndarray, rows: int | None, rank: int, world: int) -> list[np.ndarray]:
-    """This process's share of a batch, `rows` at a time (None: at once): as many parts in every process, of
-    which the last may be empty."""
+    """This process's share of a batch, `rows` at a time (None: at once). Every process gets the same number
+    of parts; its last may be empty."""
     share = indices[rank::world]
     largest_share = math.ceil(len(indices) / world)
     rows = rows or largest_share
@@ -165,7 +165,8 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, n
     checkpoint: a file to resume from after a kill; the result is the same
     after_step: called in the first process with the number of steps that are done
 
-    AdamW, linear decay of the learning rate to 0, gradient norm clipped to 1."""
+    AdamW, linear decay of the learning rate to 0, gradient norm clipped to 1. With one process (world = 1) a
+    batch is its micro-batches, and nothing is exchanged."""
     rank, world = rank_and_world() if distributed else (0, 1)
     model.to(device()).train()
     module = LossOf(model, loss_fn)

@@ -1,5 +1,5 @@
-"""The paper's own way to explore, to reward and to learn, which train_nmg.py uses with --paper; why it is not
-its default.
+"""The paper's own way to explore, to reward and to learn, which train_nmg.py uses with --paper.
+docs/paper_vs_code.md says why it is not the default.
 
 What differs with --paper:
     exploration     players draw tokens from their own policies, uniformly in the first --uniform_episodes; no
@@ -22,8 +22,9 @@ import torch
 from scipy.special import log_softmax
 
 from nmg import loop
-from nmg.plays import Episode, Play
+from nmg.plays import Episode, Play, files_of
 from nmg.policies import PaperPolicy, Policy, State, padded, policy_forward
+from support import runs
 from support.devices import device
 from support.rng import rng_for, torch_seed
 
@@ -68,16 +69,8 @@ def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, lo
     value, log_prob_old, R (K,); α is entropy_coef.
 
     π_old is the policy that masked the token. As in the official code, π_old(a) is the probability of a
-    single draw, although tokens are drawn without replacement. The ratio is not clipped, as PPO's is.
-
-    Why is it not the default? For a fixed R and tokens a drawn from π_old, the expected step is
-
-        E[(R - V) ∇π(a) / π_old(a)] = (R - V) Σ_a ∇π(a) = (R - V) ∇ Σ_a π(a) = 0,
-
-    whatever π_old was: dividing by π_old removes the information on WHICH policy was played. What is left is
-    how R varies from token to token, and in a play it hardly does. With log π(a) the expected step in the
-    logits is (R - V) (π_old - π): towards a policy that won, away from one that lost. (If π_old is π, that is
-    zero, too. So the players must differ from the policy that learns.)"""
+    single draw, although tokens are drawn without replacement. The ratio is not clipped, as PPO's is. What it
+    can hardly learn stands in docs/paper_vs_code.md."""
     log_probs = logits.log_softmax(1)
     log_prob = log_probs.gather(1, position[:, None]).squeeze(1)
     entropy = -(log_probs.exp() * log_probs.masked_fill(logits.isinf(), 0)).sum(1)
@@ -177,7 +170,7 @@ class Agent:
 
 class Agents:
     """Learner and opponent, which are two policies, with the states that their replay needs. As
-    train_nmg.Learner it has `policies`, `learn` and `about`; and a checkpoint."""
+    train_nmg.Learner it has `policies`, `resume`, `learn` and `about`; and a checkpoint."""
 
     def __init__(self, hidden_size: int, cfg: Any):
         self.cfg = cfg
@@ -211,6 +204,16 @@ class Agents:
         # States that no action needs are dropped.
         used = np.concatenate([agent.replay["episode"] for agent in self.agents.values()])
         self.states_of = {e: states for e, states in self.states_of.items() if e in used}
+
+    def resume(self, folder: Path, lm: torch.nn.Module) -> list[dict]:
+        """Restores the checkpoint of a run, if there is one; returns the metrics of the episodes that are
+        done."""
+        metrics = self.load_checkpoint(folder / "checkpoint.pt", lm)
+        # Episodes behind the checkpoint are played again.
+        if runs.is_main_process():
+            for file in files_of(folder)[len(metrics):]:
+                runs.remove(file)
+        return metrics
 
     def learn(self, episode: Episode, states: list[State]) -> dict[str, float]:
         """Stores an episode's plays, and learns from replay; returns the mean losses of each agent."""

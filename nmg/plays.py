@@ -6,9 +6,11 @@ import zipfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from support import runs
 from support.runs import UserError, atomic_write, checksum, digest
 
 
@@ -111,3 +113,17 @@ def files_of(folder: Path) -> list[Path]:
 def checksum_of_plays(folder: Path) -> str:
     """A checksum of all episodes of a run."""
     return digest([checksum(file) for file in files_of(folder)])
+
+
+def warn_of_other_runs(cfg: Any, data: str, weights: str) -> None:
+    """Warns where the plays of --plays were made with another LM, or are those that this run will make again.
+
+    data, weights: checksums of the data set and the LM of this run"""
+    for folder in cfg.plays.split(","):
+        played = runs.read_run(folder).get("settings", {})
+        if runs.is_another_lm(played, cfg.lm, weights):
+            print(f"WARNING: --plays={folder}: was played with the LM {played['lm']}; {cfg.lm} must have the "
+                  "same tokenizer")
+        if cfg.episodes and (played.get("seed"), played.get("data")) == (cfg.seed, data):
+            print(f"WARNING: --plays={folder}: was played with --seed={cfg.seed}, too, so that this run "
+                  "draws the same sub-tasks and directions again; another --seed teaches more")

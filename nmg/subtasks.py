@@ -28,8 +28,8 @@ class SubTaskSampler:
         independent       any of the corpus               any of D_tr                     any of D_val
 
     same_texts: the texts themselves are labelled, as in all data sets of the paper. same_documents: there is
-    a corpus of its own, with known documents. Like a whole task's corpus, contexts then also come from the
-    documents that are scored. independent: there is a corpus, but its documents are not known.
+    a corpus of its own, with known documents. Contexts may then come from scored documents, too, as a whole
+    task's corpus does. independent: there is a corpus, but its documents are not known.
 
     task: finetune_cls, finetune_qa, or another file with their interface; max_len, ft_max_len: tokens of a
     block and of a labelled piece; val_share: the share of train's texts that is D_val, whole documents."""
@@ -54,26 +54,29 @@ class SubTaskSampler:
                n_validation: int) -> SubTask:
         """n_contexts texts from n_docs documents (None: from any), and at most n_examples and n_validation
         labelled examples."""
-        doc, text_ids = self.examples.doc, self.examples.text_ids
-        of_train, of_val = np.isin(doc, self.train_docs), np.isin(doc, self.val_docs)
+        # The texts of the contexts, and which pieces, (M,) bool, may be drawn for D_tr' and for D_val'.
+        doc = self.examples.doc
         if self.same_texts:
             texts = self.draw_texts(rng, self.train_docs, n_contexts, n_docs)
-            of_train &= np.isin(text_ids, texts)
+            of_train = np.isin(self.examples.text_ids, texts)
+            of_val = np.isin(doc, self.val_docs)
         elif self.same_documents:
             n_train_docs = n_val_docs = None
             if n_docs:
                 n_train_docs = max(1, n_docs // 2)
                 n_val_docs = n_docs - n_docs // 2
             n_train = n_contexts // 2
-            doc_of_text = self.contexts.split.doc
             train_texts = self.draw_texts(rng, self.train_docs, n_train, n_train_docs)
             val_texts = self.draw_texts(rng, self.val_docs, n_contexts - n_train, n_val_docs)
-            of_train &= np.isin(doc, doc_of_text[train_texts])
-            of_val &= np.isin(doc, doc_of_text[val_texts])
             texts = np.concatenate((train_texts, val_texts))
+            doc_of_text = self.contexts.split.doc
+            of_train = np.isin(doc, doc_of_text[train_texts])
+            of_val = np.isin(doc, doc_of_text[val_texts])
         else:
             # independent
             texts = self.draw_texts(rng, np.unique(self.contexts.doc), n_contexts, n_docs)
+            of_train = np.isin(doc, self.train_docs)
+            of_val = np.isin(doc, self.val_docs)
         contexts = self.contexts.take(np.flatnonzero(np.isin(self.contexts.text_ids, texts)))
         subtask = SubTask(
             contexts=contexts,

@@ -6,6 +6,7 @@ import torch
 from conftest import succeed
 
 import train_nmg
+from nmg import monitor
 from nmg.plays import Episode, Play, file_of, save_episode
 from nmg.policies import PaperPolicy
 from support import runs
@@ -61,7 +62,7 @@ def test_a_policy_of_several_runs_foretells_another():
     learner = train_nmg.Learner(8, cfg)
     for episode, states in played["a"] + played["b"]:
         learner.learn(episode, states)
-    p_agree = train_nmg.p_agree(learner.gradients)
+    p_agree = monitor.p_agree(learner.gradients)
     assert {row["p_agree"] for row in rows} == {p_agree} and 0 < p_agree < 1
     expected = foretell.foretold(learner.policy, played["c"], ["em"])["em"]
     assert {row["way"]: row["r"] for row in rows} == expected

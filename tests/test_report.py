@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 import report
-import train_nmg
+from nmg import monitor
 from report import holm, sign_flips
 from support import plots, runs
 from support.runs import UserError
@@ -495,7 +495,7 @@ def test_learning_curves(tmp_path, shown):
     assert scores == {"random": [0.5] * 3, "learner": [0.6, 0.1, 0.3, 0.4], "opponent": [0.4, 0.9, 0.5, 0.2]}
     assert entropy["random"] == [2, 2, 2] and entropy["learner"] == [0.1, 1.1, 2.1, 3.1]
     assert loss["opponent"] == pytest.approx([0.5, 2.5, 4.5, 6.5])
-    assert train_nmg.won_lost(records) == "won 1, lost 2, tied 0 against random"
+    assert monitor.won_lost(records) == "won 1, lost 2, tied 0 against random"
     # Without self-play there is no opponent. The linear policy has no losses; in their place stands whether
     # its plays agree.
     alone = []

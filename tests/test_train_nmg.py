@@ -21,7 +21,7 @@ import finetune_cls
 import maskers
 import pretrain
 import train_nmg
-from nmg import paper_form, policies
+from nmg import monitor, paper_form, policies
 from nmg.paper_form import Agent
 from nmg.plays import Episode, Play, load_episodes
 from nmg.policies import LinearPolicy, PaperPolicy, load_policy
@@ -444,11 +444,11 @@ def test_whether_episodes_agree():
     as_long = 0
     for signs in itertools.product([-1, 1], repeat=5):
         as_long += np.linalg.norm(signs @ gradients) >= length - 1e-9
-    found = train_nmg.p_agree(torch.from_numpy(gradients).float())
+    found = monitor.p_agree(torch.from_numpy(gradients).float())
     assert found == pytest.approx(as_long / 32, abs=0.02) and 0 < found < 1
-    assert 0 < train_nmg.p_agree(torch.ones(40, 3)) < 0.01
-    assert train_nmg.p_agree(torch.zeros(3, 3)) == train_nmg.p_agree(torch.ones(1, 3)) == 1
-    by_chance = [train_nmg.p_agree(torch.from_numpy(rng.normal(size=(12, 30)))) for _ in range(200)]
+    assert 0 < monitor.p_agree(torch.ones(40, 3)) < 0.01
+    assert monitor.p_agree(torch.zeros(3, 3)) == monitor.p_agree(torch.ones(1, 3)) == 1
+    by_chance = [monitor.p_agree(torch.from_numpy(rng.normal(size=(12, 30)))) for _ in range(200)]
     assert 8 <= np.sum(np.array(by_chance) < 0.1) <= 34
 
 

@@ -14,7 +14,7 @@ logits. Printed is the correlation of that with the score, both minus their mean
 episode: the mean, and that of each pair of runs. So a learner is judged by plays that it has not seen,
 without playing. Look at the highest tenth, too: a policy can be right about most words and wrong about those
 that it masks. The last lines tell for each policy whether the episodes that taught it agree
-(`train_nmg.p_agree`).
+(nmg.monitor.p_agree).
 Flags that say how plays are made, such as --contexts or --exploration, have no effect, as the plays are there
 already, nor have those of --paper.
 """
@@ -30,6 +30,7 @@ import torch
 from tqdm import tqdm
 
 import train_nmg
+from nmg.monitor import p_agree
 from nmg.plays import Episode, episodes_of_runs
 from nmg.policies import Policy, State, encode, policy_forward, sharpened, standardized
 from support import devices, runs, toy
@@ -86,12 +87,12 @@ def judged(sources: list[str], targets: list[str], played: dict[str, list], hidd
     for source in sources:
         for episode, states in played[source]:
             learner.learn(episode, states)
-    p_agree = train_nmg.p_agree(learner.gradients)
+    p = p_agree(learner.gradients)
     for target in targets:
         for score, ways in foretold(learner.policy, played[target], cfg.judged_by.split(",")).items():
             for way, r in ways.items():
                 yield {"metric": cfg.metric, "judged_by": score, "source": ",".join(sources),
-                       "p_agree": p_agree, "target": target, "way": way, "r": r}
+                       "p_agree": p, "target": target, "way": way, "r": r}
 
 
 def main(cfg: Config) -> None:

@@ -16,7 +16,7 @@ import pandas as pd
 import data_prep
 import finetune_cls
 import maskers
-import train_nmg
+from nmg.monitor import won_lost
 from pretrain import mask_batch, pretrain
 from support import devices, plots, runs, toy
 from support.data import Data, blocks, truncated
@@ -77,7 +77,7 @@ def what_was_learned(seed: int, masked: np.ndarray, text: np.ndarray) -> str:
     their share of the text. masked, text: percentages of toy.KINDS."""
     metrics = runs.read_rows(Path(folder_of(seed)) / "metrics.jsonl")
     most = int(np.argmax(masked - text))
-    said = f"seed {seed}: the learner {train_nmg.won_lost(metrics)}. It masks "
+    said = f"seed {seed}: the learner {won_lost(metrics)}. It masks "
     kind = list(toy.KINDS)[most]
     return f"{said}{kind} {masked[most]:.0f} % of the time; they are {text[most]:.0f} % of the text."
 
