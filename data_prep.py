@@ -29,8 +29,8 @@ from tqdm import tqdm
 
 from nmg.counts import WORD
 from support import runs, toy
-from support.data import ARRAYS, Data, SpecialTokens, Split, cut_docs, offsets_of
-from support.models import encode_texts, load_tokenizer
+from support.data import ARRAYS, Data, Split, cut_docs, offsets_of
+from support.models import encode_texts, load_tokenizer, special_tokens_of
 from support.runs import UserError
 from support.sources import CACHE, SPLITS, DataFlags, Source, error_context, find_source, make_once
 
@@ -76,7 +76,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
         source.cut["dev"] = dev_share
     # A split is cut from train only where it has no files of its own.
     source.cut = {split: share for split, share in source.cut.items() if split not in source.splits}
-    special = SpecialTokens.of(tokenizer)
+    special = special_tokens_of(tokenizer)
 
     # What was prepared is found by the checksum of all that went into it.
     # (4 is an old version number. It stays, so that checksums in older results remain valid.)
@@ -167,7 +167,7 @@ def split_to_predict(records: list[dict], tokenizer, labels: list[str], folder: 
     numbered = [record | {"doc": i} for i, record in enumerate(records)]
     fields = {"qas"} if any("qas" in record for record in records) else set()
     write_split(numbered, tokenizer, folder, fields, labels, what)
-    return Split(folder, SpecialTokens.of(tokenizer), labels, find_entities)
+    return Split(folder, special_tokens_of(tokenizer), labels, find_entities)
 
 
 def describe(name: str, split: Split, unknown: int | None) -> None:
@@ -226,7 +226,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         problem = problem or alike
         if problem:
             label_errors[split] = f"{what}: {problem}"
-        written[split] = Split(folder / split, SpecialTokens.of(tokenizer), labels, find_entities)
+        written[split] = Split(folder / split, special_tokens_of(tokenizer), labels, find_entities)
 
     examples = records[:3] or itertools.islice(source.records(names[0]), 3)
     look = [*map(example_of, examples), *warn_of_labels(counts), *overlaps(written, numbered)]
@@ -425,7 +425,7 @@ def text_encoder(tokenizer) -> Callable[[list[str]], list[tuple[np.ndarray, Enco
     backend = Tokenizer.from_str(json.dumps(state | {"truncation": None, "padding": None}))
     backend.encode_special_tokens = True
     # Unigram models have "</s>" among their pieces: in a text it is then unknown.
-    id_in_text = np.arange(SpecialTokens.of(tokenizer).vocabulary_size, dtype=np.int32)
+    id_in_text = np.arange(special_tokens_of(tokenizer).vocabulary_size, dtype=np.int32)
     if tokenizer.unk_token_id is not None:
         id_in_text[tokenizer.convert_tokens_to_ids(special)] = tokenizer.unk_token_id
 
@@ -438,7 +438,7 @@ def text_encoder(tokenizer) -> Callable[[list[str]], list[tuple[np.ndarray, Enco
 
 def vocabulary_tables(tokenizer) -> tuple[np.ndarray, np.ndarray]:
     """Two (V,) bool: which tokens are punctuation, and which are special, [UNK] apart."""
-    ids = np.arange(SpecialTokens.of(tokenizer).vocabulary_size)
+    ids = np.arange(special_tokens_of(tokenizer).vocabulary_size)
     is_punct = []
     for token in tokenizer.backend_tokenizer.decode_batch(ids[:, None].tolist(), skip_special_tokens=False):
         signs = [c in string.punctuation or unicodedata.category(c)[0] == "P" for c in token.strip()]

@@ -72,78 +72,6 @@ def greedy(score: Callable) -> Masker:
     return take
 
 
-def find(name: str) -> Masker:
-    """The masker of a --masker: a registered name, nmg:FOLDER, sampled:FOLDER, difference:FILE, or
-    FILE.py:function. Several folders, separated by commas, are the mean of their policies."""
-    if is_learned(name):
-        policies = [load_policy(folder) for folder in folders_of(name)]
-        if name.startswith("nmg:"):
-            return greedy(logits_of(policies))
-        return sampled(sharpened_logits_of(policies))
-    if name.startswith("difference:"):
-        general = Path(name.removeprefix("difference:"))
-        if not general.is_file():
-            raise UserError(f"--masker={name}: no such file: {general}")
-        return sampled(functools.partial(difference, general=general))
-    if name in MASKERS:
-        return MASKERS[name]
-    file, _, function = name.rpartition(":")
-    if not file.endswith(".py"):
-        raise UserError(f"--masker={name}: no such masker{nearest(name, MASKERS)}, FILE.py:function, and "
-                        "nmg:FOLDER or sampled:FOLDER of a policy that train_nmg.py learned")
-    if not Path(file).is_file():
-        raise UserError(f"--masker={name}: no such file: {file}")
-    masker = runpy.run_path(file).get(function)
-    if not callable(masker):
-        raise UserError(f"--masker={name}: {file} has no function {function!r}")
-    if masker is SCORES.get(function):
-        # @register_score leaves the name to the score, so we take the masker that it made of it.
-        masker = MASKERS[function]
-    return masker
-
-
-def checksum_of(name: str) -> str | None:
-    """Of the files behind a --masker: policies, a list of words, FILE.py. None for registered names."""
-    if name in MASKERS:
-        return None
-    if is_learned(name):
-        checksums = []
-        for folder in folders_of(name):
-            checksums.append(runs.checksum(Path(folder, "policy.safetensors")))
-            # The same weights, drawn from in another way, are another masker. Older files of policies have no
-            # clip: for them the checksum of the weights stays alone, so that finished runs still match.
-            settings = Path(folder, "policy.json")
-            if '"clip"' in settings.read_text():
-                checksums.append(runs.checksum(settings))
-        return checksums[0] if len(checksums) == 1 else runs.digest(checksums)
-    if name.startswith("difference:"):
-        file = Path(name.removeprefix("difference:"))
-    else:
-        file = Path(name.rpartition(":")[0])
-    return runs.checksum(file)
-
-
-def is_learned(name: str) -> bool:
-    """Whether a --masker names the folder of a policy, or of several."""
-    return name.startswith(("nmg:", "sampled:"))
-
-
-def folders_of(name: str) -> list[str]:
-    """The folders of a learned masker."""
-    return name.partition(":")[2].split(",")
-
-
-def split_names(names: str) -> list[str]:
-    """The maskers of a list that is separated by commas; the folders of a learned one stay together."""
-    found = []
-    for name in names.split(","):
-        if found and is_learned(found[-1]) and (Path(name) / "policy.json").exists():
-            found[-1] += f",{name}"
-        else:
-            found.append(name)
-    return found
-
-
 # ---------------------------------------------------------------- the maskers (section 4.1, baselines)
 
 @register
@@ -392,3 +320,77 @@ def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: RowRandom, mask_id: in
     random_ids = ordinary_ids[(rng.random(input_ids.shape) * len(ordinary_ids)).astype(np.int64)]
     replaced = np.where(u < 0.8, mask_id, np.where(u < 0.9, random_ids, input_ids))
     return np.where(mask, replaced, input_ids)
+
+
+# ---------------------------------------------------------------- the names of maskers
+
+def find(name: str) -> Masker:
+    """The masker of a --masker: a registered name, nmg:FOLDER, sampled:FOLDER, difference:FILE, or
+    FILE.py:function. Several folders, separated by commas, are the mean of their policies."""
+    if is_learned(name):
+        policies = [load_policy(folder) for folder in folders_of(name)]
+        if name.startswith("nmg:"):
+            return greedy(logits_of(policies))
+        return sampled(sharpened_logits_of(policies))
+    if name.startswith("difference:"):
+        general = Path(name.removeprefix("difference:"))
+        if not general.is_file():
+            raise UserError(f"--masker={name}: no such file: {general}")
+        return sampled(functools.partial(difference, general=general))
+    if name in MASKERS:
+        return MASKERS[name]
+    file, _, function = name.rpartition(":")
+    if not file.endswith(".py"):
+        raise UserError(f"--masker={name}: no such masker{nearest(name, MASKERS)}, FILE.py:function, and "
+                        "nmg:FOLDER or sampled:FOLDER of a policy that train_nmg.py learned")
+    if not Path(file).is_file():
+        raise UserError(f"--masker={name}: no such file: {file}")
+    masker = runpy.run_path(file).get(function)
+    if not callable(masker):
+        raise UserError(f"--masker={name}: {file} has no function {function!r}")
+    if masker is SCORES.get(function):
+        # @register_score leaves the name to the score, so we take the masker that it made of it.
+        masker = MASKERS[function]
+    return masker
+
+
+def checksum_of(name: str) -> str | None:
+    """Of the files behind a --masker: policies, a list of words, FILE.py. None for registered names."""
+    if name in MASKERS:
+        return None
+    if is_learned(name):
+        checksums = []
+        for folder in folders_of(name):
+            checksums.append(runs.checksum(Path(folder, "policy.safetensors")))
+            # The same weights, drawn from in another way, are another masker. Older files of policies have no
+            # clip: for them the checksum of the weights stays alone, so that finished runs still match.
+            settings = Path(folder, "policy.json")
+            if '"clip"' in settings.read_text():
+                checksums.append(runs.checksum(settings))
+        return checksums[0] if len(checksums) == 1 else runs.digest(checksums)
+    if name.startswith("difference:"):
+        file = Path(name.removeprefix("difference:"))
+    else:
+        file = Path(name.rpartition(":")[0])
+    return runs.checksum(file)
+
+
+def is_learned(name: str) -> bool:
+    """Whether a --masker names the folder of a policy, or of several."""
+    return name.startswith(("nmg:", "sampled:"))
+
+
+def folders_of(name: str) -> list[str]:
+    """The folders of a learned masker."""
+    return name.partition(":")[2].split(",")
+
+
+def split_names(names: str) -> list[str]:
+    """The maskers of a list that is separated by commas; the folders of a learned one stay together."""
+    found = []
+    for name in names.split(","):
+        if found and is_learned(found[-1]) and (Path(name) / "policy.json").exists():
+            found[-1] += f",{name}"
+        else:
+            found.append(name)
+    return found

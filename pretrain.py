@@ -148,8 +148,8 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
 # ---------------------------------------------------------------- the script
 
 def policy_settings(cfg: Config) -> dict:
-    """The settings with which the policy of --masker was learned, or the last of several. Warns where a policy
-    is used in another way, or with another LM."""
+    """The settings with which the policy of --masker was learned, or the last of several. Warns where one is
+    used in another way, or with another LM."""
     for folder in maskers.folders_of(cfg.masker):
         settings = runs.read_run(folder).get("settings", {})
         p, epochs = settings.get("p"), settings.get("mlm_epochs")

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from scipy.special import log_softmax
 
-from nmg import loop
 from nmg.plays import Episode, Play, files_of
 from nmg.policies import PaperPolicy, Policy, State, padded, policy_forward
 from support import runs
+from support.checkpoints import loaded_state, save_state
 from support.devices import device
 from support.rng import rng_for, torch_seed
 
@@ -243,13 +243,13 @@ class Agents:
             state["agents"][name] = {"policy": agent.policy.state_dict(),
                                      "optimizer": agent.optimizer.state_dict(),
                                      "replay": torch.from_numpy(agent.replay.view(np.uint8))}
-        loop.save_state(file, state)
+        save_state(file, state)
 
     def load_checkpoint(self, file: Path, lm: torch.nn.Module) -> list[dict]:
         """Restores a checkpoint, if there is one; returns the metrics of the episodes that were done."""
         if not file.exists():
             return []
-        with loop.loaded_state(file) as state:
+        with loaded_state(file) as state:
             if state["lm"]:
                 lm.load_state_dict(state["lm"])
             self.states_of = state["states"]

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from support import runs
 from support.rng import rng_for
@@ -43,33 +41,6 @@ class SpecialTokens:
     mask_id: int
     ordinary_ids: np.ndarray    # ids that may replace a masked token: all but the special ones
     vocabulary_size: int        # its highest id + 1
-
-    @classmethod
-    def of(cls, tokenizer) -> "SpecialTokens":
-        if tokenizer.mask_token_id is None or tokenizer.pad_token_id is None:
-            name = tokenizer.name_or_path or "this LM"
-            raise UserError(f"the tokenizer of {name} has no mask or no padding token: not a masked LM's")
-        # We run its post-processor on two texts of one word each, to see which special tokens it puts around
-        # them. That does not depend on its own vocabulary.
-        around = Tokenizer(WordLevel({"word": 0}, unk_token="word"))
-        if tokenizer.backend_tokenizer.post_processor:
-            around.post_processor = tokenizer.backend_tokenizer.post_processor
-        pair = around.encode("word", "word")
-        ids = pair.ids
-        # 0 and 1: a token of the first and of the second text; None, special, becomes nan
-        text_of = np.array(pair.sequence_ids, float)
-        first, second = np.flatnonzero(text_of == 0), np.flatnonzero(text_of == 1)
-        # Ids may have gaps.
-        vocabulary = [*tokenizer.get_vocab().values()]
-        return cls(
-            prefix=ids[:first[0]],
-            middle=ids[first[-1] + 1:second[0]],
-            suffix=ids[second[-1] + 1:],
-            pair_types="token_type_ids" in tokenizer.model_input_names and max(pair.type_ids) > 0,
-            pad_id=tokenizer.pad_token_id,
-            mask_id=tokenizer.mask_token_id,
-            ordinary_ids=np.setdiff1d(vocabulary, tokenizer.all_special_ids),
-            vocabulary_size=max(vocabulary) + 1)
 
 
 class Split:
@@ -355,12 +326,19 @@ def model_inputs(input_ids: np.ndarray, attention_mask: np.ndarray) -> dict[str,
 
 
 def collate(pieces: Pieces, indices: np.ndarray) -> Batch:
-    """The batch of the given pieces, padded to the longest of them."""
+    """The batch of the given pieces, padded to the longest of them. A row with a question (without one there
+    is no middle, either):
+
+        prefix  question  middle  text  suffix  padding
+        [CLS]   ...       [SEP]   ...   [SEP]   [PAD] ...
+        <------- before ------->
+        <--------------- length ------------->
+    """
     split, special = pieces.split, pieces.split.special
     begin, end = pieces.begin[indices], pieces.end[indices]
     length = pieces.length[indices]
     column = np.arange(length.max())                                               # (L,)
-    before = length - (end - begin) - len(special.suffix)                   # (B,) tokens before the text
+    before = length - (end - begin) - len(special.suffix)                          # (B,)
     offset = column - before[:, None]                                       # (B, L) position within the text
     in_text = (offset >= 0) & (offset < (end - begin)[:, None])
     token_at = np.where(in_text, begin[:, None] + offset, 0)
@@ -370,13 +348,7 @@ def collate(pieces: Pieces, indices: np.ndarray) -> Batch:
     for i, token in enumerate(special.suffix):
         input_ids[np.arange(len(indices)), length - len(special.suffix) + i] = token
     if pieces.question_ids is not None:
-        for row, question in enumerate(pieces.question_ids[indices]):
-            # [CLS] question [SEP] text [SEP]
-            middle = before[row] - len(special.middle)
-            start = split.question_start[question]
-            tokens = split.question_tokens[start:start + middle - len(special.prefix)]
-            input_ids[row, len(special.prefix):middle] = tokens
-            input_ids[row, middle:before[row]] = special.middle
+        put_questions(input_ids, pieces, indices, before)
 
     attention_mask = column < length[:, None]
     token_type_ids = None
@@ -395,3 +367,14 @@ def collate(pieces: Pieces, indices: np.ndarray) -> Batch:
         if isinstance(array, np.ndarray):
             array.flags.writeable = False
     return batch
+
+
+def put_questions(input_ids: np.ndarray, pieces: Pieces, indices: np.ndarray, before: np.ndarray) -> None:
+    """Writes the questions of some pieces, and what stands behind them, into the rows (B, L) of `collate`."""
+    split, special = pieces.split, pieces.split.special
+    for row, question in enumerate(pieces.question_ids[indices]):
+        end = before[row] - len(special.middle)
+        start = split.question_start[question]
+        tokens = split.question_tokens[start:start + end - len(special.prefix)]
+        input_ids[row, len(special.prefix):end] = tokens
+        input_ids[row, end:before[row]] = special.middle

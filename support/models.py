@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from huggingface_hub import ModelCard, ModelCardData
 from tokenizers import Encoding, Tokenizer
+from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 from transformers.utils import find_adapter_config_file, logging
 
@@ -122,9 +123,37 @@ def load_tokenizer(name: str):
     return tokenizer
 
 
+def special_tokens_of(tokenizer) -> SpecialTokens:
+    """What a tokenizer puts around texts. Raises UserError if it is not that of a masked LM."""
+    if tokenizer.mask_token_id is None or tokenizer.pad_token_id is None:
+        name = tokenizer.name_or_path or "this LM"
+        raise UserError(f"the tokenizer of {name} has no mask or no padding token: not a masked LM's")
+    # We run its post-processor on two texts of one word each, to see which special tokens it puts around
+    # them. That does not depend on its own vocabulary.
+    around = Tokenizer(WordLevel({"word": 0}, unk_token="word"))
+    if tokenizer.backend_tokenizer.post_processor:
+        around.post_processor = tokenizer.backend_tokenizer.post_processor
+    pair = around.encode("word", "word")
+    ids = pair.ids
+    # 0 and 1: a token of the first and of the second text; None, special, becomes nan
+    text_of = np.array(pair.sequence_ids, float)
+    first, second = np.flatnonzero(text_of == 0), np.flatnonzero(text_of == 1)
+    # Ids may have gaps.
+    vocabulary = [*tokenizer.get_vocab().values()]
+    return SpecialTokens(
+        prefix=ids[:first[0]],
+        middle=ids[first[-1] + 1:second[0]],
+        suffix=ids[second[-1] + 1:],
+        pair_types="token_type_ids" in tokenizer.model_input_names and max(pair.type_ids) > 0,
+        pad_id=tokenizer.pad_token_id,
+        mask_id=tokenizer.mask_token_id,
+        ordinary_ids=np.setdiff1d(vocabulary, tokenizer.all_special_ids),
+        vocabulary_size=max(vocabulary) + 1)
+
+
 def warn_of_missing_ends(name: str, tokenizer) -> None:
     """Warns where a tokenizer has a token for the beginning or the end of a text, and does not use it."""
-    special = SpecialTokens.of(tokenizer)
+    special = special_tokens_of(tokenizer)
     missing = []
     # XLNet's [CLS] stands at the end.
     if tokenizer.cls_token and tokenizer.cls_token_id not in special.prefix + special.suffix:

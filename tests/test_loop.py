@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pretrain
 from nmg import loop
-from support import devices, fast_cpu, models
+from support import checkpoints, devices, fast_cpu, models
 from support.rng import rng_for
 from support.runs import UserError
 
@@ -188,7 +188,7 @@ def test_a_checkpoint_resumes_to_the_same_weights(stop, tmp_path, monkeypatch, c
 def test_a_damaged_checkpoint_is_refused_or_the_same(tmp_path):
     """Cut short, or with a flipped bit, wherever it is; most of the file are weights."""
     file, model = tmp_path / "checkpoint.pt", Tagger()
-    loop.save_checkpoint(file, {"model": model}, 3, 1.0)
+    checkpoints.save_checkpoint(file, {"model": model}, 3, 1.0)
     whole, refused = file.read_bytes(), 0
     contents = [whole[:left] for left in (0, 1, 10, 1000, -100)]
     for bit in np.random.default_rng(0).integers(8 * len(whole), size=40):
@@ -198,7 +198,7 @@ def test_a_damaged_checkpoint_is_refused_or_the_same(tmp_path):
         file.write_bytes(content)
         loaded = Tagger()
         try:
-            assert loop.load_checkpoint(file, {"model": loaded}) == (3, 1.0)
+            assert checkpoints.load_checkpoint(file, {"model": loaded}) == (3, 1.0)
             assert same(weights(model), weights(loaded))
         except UserError as e:
             assert "checkpoint.pt: cannot be read (cut short, damaged" in str(e)
@@ -208,7 +208,7 @@ def test_a_damaged_checkpoint_is_refused_or_the_same(tmp_path):
 
 @pytest.mark.parametrize("state", [{"model": {"embed.weight": torch.zeros(3, 3)}}, {}, [1], {"model": 5}])
 def test_a_checkpoint_of_other_code_is_one_sentence(state, tmp_path):
-    loop.save_state(tmp_path / "checkpoint.pt", state)
+    checkpoints.save_state(tmp_path / "checkpoint.pt", state)
     with pytest.raises(UserError, match="or of other code"):
         fit(Tagger(), checkpoint=tmp_path / "checkpoint.pt")
 
@@ -221,12 +221,12 @@ def test_what_is_no_fault_of_a_checkpoint(tmp_path):
         raise RuntimeError("CUDA out of memory" if state else "the source state dict is empty")
 
     scaler = SimpleNamespace(state_dict=dict, load_state_dict=load_state_dict)
-    loop.save_checkpoint(file, {"scaler": scaler}, 3, 1.0)
-    assert loop.load_checkpoint(file, {"scaler": scaler}) == (3, 1.0)
+    checkpoints.save_checkpoint(file, {"scaler": scaler}, 3, 1.0)
+    assert checkpoints.load_checkpoint(file, {"scaler": scaler}) == (3, 1.0)
     scaler.state_dict = lambda: {"scale": 1.0}
-    loop.save_checkpoint(file, {"scaler": scaler}, 3, 1.0)
+    checkpoints.save_checkpoint(file, {"scaler": scaler}, 3, 1.0)
     with pytest.raises(RuntimeError, match="out of memory"):
-        loop.load_checkpoint(file, {"scaler": scaler})
+        checkpoints.load_checkpoint(file, {"scaler": scaler})
 
 
 def test_seconds_are_those_of_all_processes_of_a_run(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from tokenizers import models as tokenizer_models
 import data_prep
 import finetune_cls
 from support import devices, models
-from support.data import SpecialTokens
+from support.models import special_tokens_of
 from support.runs import UserError
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -244,7 +244,7 @@ def test_folders_with_a_sentencepiece_model(kind, tmp_path):
     (tmp_path / file).write_bytes(model.getvalue())
     lm_of(kind, tmp_path, **SMALL | {"vocab_size": 90, "pad_token_id": 1})
     tokenizer = models.load_tokenizer(str(tmp_path))
-    special = SpecialTokens.of(tokenizer)
+    special = special_tokens_of(tokenizer)
     assert special.prefix == [tokenizer.cls_token_id] and special.suffix == [tokenizer.sep_token_id]
     assert set(special.middle) == {tokenizer.sep_token_id}
     (tmp_path / "c.txt").write_text("the cat sat </s> on [SEP] the mat")
@@ -279,7 +279,7 @@ def test_a_vocabulary_with_gaps(tmp_path):
     """Its ids go higher than it has tokens."""
     vocabulary = {"[PAD]": 0, "[UNK]": 1, "[MASK]": 4, "a": 10, "b": 20, "c": 30}
     tokenizer = word_level(vocabulary, unk_token="[UNK]")
-    special = SpecialTokens.of(tokenizer)
+    special = special_tokens_of(tokenizer)
     assert special.vocabulary_size == 31
     assert special.ordinary_ids.tolist() == [10, 20, 30]
     (tmp_path / "c.txt").write_text("a b c d")
@@ -324,7 +324,7 @@ def test_a_lm_with_one_token_type_gets_none(types, lm_folder):
     """Though its tokenizer has two."""
     edit_config(lm_folder, type_vocab_size=types)
     tokenizer = models.load_tokenizer(str(lm_folder))
-    assert not SpecialTokens.of(tokenizer).pair_types and "token_type_ids" not in tokenizer("a", "a")
+    assert not special_tokens_of(tokenizer).pair_types and "token_type_ids" not in tokenizer("a", "a")
 
 
 def test_the_positions_of_i_bert():

@@ -11,8 +11,7 @@ import pytest
 import torch
 from conftest import names, succeed
 
-from nmg import loop
-from support import runs
+from support import checkpoints, runs
 from support.runs import Run, UserError, parse_flags
 
 # ---------------------------------------------------------------- flags
@@ -207,7 +206,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "remove", lambda path: None)
     state = {"a": torch.zeros(100_000)}
     writers = {"rows": lambda file: runs.write_rows(file, 1000 * [{"a": "text"}]),
-               "state": lambda file: loop.save_state(file, state)}
+               "state": lambda file: checkpoints.save_state(file, state)}
     for name, write in writers.items():
         (tmp_path / name).write_text("old")
         (tmp_path / f".{name}.partial").symlink_to("/dev/full")
