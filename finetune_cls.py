@@ -19,7 +19,7 @@ A kind of task is a file finetune_KIND.py with the names below; train_nmg.py fin
     summary        the scores of all predictions, in percent: a line of results
     f1_by_label    may be missing: F1 of every class, for the end of a run
     AUTO_CLASS     the class of transformers that `finetune` makes, by which --predict opens the model
-    outputs        for --predict, may be missing: the columns that are written behind those of a row
+    outputs        for --predict, may be missing: the columns that are added to each row
 """
 import sys
 from dataclasses import dataclass

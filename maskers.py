@@ -27,7 +27,7 @@ import numpy as np
 import torch.nn.functional as F
 
 from nmg import counts
-from nmg.policies import load_policy, logits_of, sharpened_logits_of
+from nmg.policies import CLIP, SHARPNESS, Policy, load_policy, sharpened, standardized
 from support import runs, toy
 from support.data import Batch
 from support.rng import RowRandom
@@ -65,11 +65,99 @@ def sampled(score: Callable) -> Masker:
 
 
 def greedy(score: Callable) -> Masker:
-    """The masker that takes the tokens of the highest score: with the logits of a policy (not sharpened, as
-    clipped ones are equal) the paper's meta-testing."""
+    """The masker that takes the tokens of the highest score: with the raw logits of a policy (clipping
+    would tie the best tokens) the paper's meta-testing."""
     def take(batch, budget, rng, lm=None):
         return pick(score(batch, lm), batch, budget)
     return take
+
+
+# ---------------------------------------------------------------- what maskers are made of
+
+def budget_of(batch: Batch, p: float) -> np.ndarray:
+    """(B,) max(1, round(p n)) of the n maskable tokens of each row; 0 where n is 0."""
+    n = batch.maskable.sum(1)
+    return np.minimum(n, np.maximum(1, np.round(p * n))).astype(np.int64)
+
+
+def pick(score: np.ndarray, batch: Batch, budget: np.ndarray) -> np.ndarray:
+    """The mask (B, L) of the tokens with the highest scores (B, L), within the budget (B,); a token whose
+    score is -inf is never masked.
+
+    Sampling without replacement from a softmax policy is pick(logits + gumbel noise); its greedy choice is
+    pick(logits). Raises UserError if a score is NaN."""
+    score = maskable_scores(score, batch)
+    best_first = np.argsort(-score, 1, kind="stable")
+    mask = np.zeros(score.shape, bool)
+    np.put_along_axis(mask, best_first, np.arange(score.shape[1]) < budget[:, None], 1)
+    return mask & (score > -np.inf)
+
+
+def pick_units(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    """As `pick`, but tokens of one unit are masked together or not at all, by the highest of their scores. A
+    unit that no longer fits into the budget is passed over for the next that does.
+
+    unit: (B, L), for each token the column where its unit starts (`units_of`)"""
+    score = maskable_scores(score, batch)
+    B, L = score.shape
+    taken = np.zeros((B, L), bool)          # whether the unit that starts at a column is masked
+    for b in range(B):
+        # Size and best score of the unit that starts at each column; 0 and -inf where none does.
+        size = np.bincount(unit[b], weights=batch.maskable[b], minlength=L)
+        best = np.full(L, -np.inf)
+        np.maximum.at(best, unit[b], score[b])
+        left = budget[b]
+        for u in np.argsort(-best, kind="stable"):
+            if left == 0 or best[u] == -np.inf:
+                break
+            if size[u] <= left:
+                taken[b, u] = True
+                left -= size[u]
+    return per_unit(taken, unit) & batch.maskable
+
+
+def maskable_scores(score: np.ndarray, batch: Batch) -> np.ndarray:
+    """The scores (B, L), -inf where nothing may be masked. Raises UserError if one of the others is NaN."""
+    score = np.where(batch.maskable, score, -np.inf)
+    if np.isnan(score).any():
+        raise UserError("a masker's score of a token is NaN; is it the log of a negative number?")
+    return score
+
+
+def units_of(ids: np.ndarray) -> np.ndarray:
+    """(B, L) for each token the column where its word or entity starts; a token with id -1 is its own unit.
+
+    ids: (B, L) word_ids or entity_ids."""
+    begins = np.ones(ids.shape, bool)
+    begins[:, 1:] = (ids[:, 1:] != ids[:, :-1]) | (ids[:, 1:] < 0)
+    return np.maximum.accumulate(np.where(begins, np.arange(ids.shape[1]), 0), 1)
+
+
+def per_unit(numbers: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    """(B, L) for each token the number of its unit: the one in the column where that starts.
+
+    numbers: (B, L); unit: (B, L), as `units_of` returns it"""
+    return np.take_along_axis(numbers, unit, 1)
+
+
+def fixed(masks: np.ndarray) -> Masker:
+    """A masker that repeats what was chosen before: masks (M, L) bool, a row for each piece, in order."""
+    def repeat(batch, budget, rng, lm=None):
+        mask = np.zeros(batch.input_ids.shape, bool)
+        mask[:, :masks.shape[1]] = masks[batch.indices, :mask.shape[1]]
+        return mask
+    return repeat
+
+
+def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: RowRandom, mask_id: int,
+            ordinary_ids: np.ndarray) -> np.ndarray:
+    """BERT's 80/10/10: of the masked tokens 80 % become [MASK], 10 % a random ordinary token, 10 % stay.
+
+    Held-out loss is measured with it, too: after an edit, old and new losses are not comparable."""
+    u = rng.random(input_ids.shape)
+    random_ids = ordinary_ids[(rng.random(input_ids.shape) * len(ordinary_ids)).astype(np.int64)]
+    replaced = np.where(u < 0.8, mask_id, np.where(u < 0.9, random_ids, input_ids))
+    return np.where(mask, replaced, input_ids)
 
 
 # ---------------------------------------------------------------- the maskers (section 4.1, baselines)
@@ -91,7 +179,7 @@ def whole(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarr
     """Whole words, uniformly."""
     counts.check_spaces(batch.split)
     words = units_of(batch.word_ids)
-    score = np.take_along_axis(rng.random(words.shape), words, 1)
+    score = per_unit(rng.random(words.shape), words)
     return pick_units(score, batch, budget, words)
 
 
@@ -115,7 +203,7 @@ def span(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarra
         span_of_place = np.repeat(np.arange(L), length[row])                                    # 0 0 1 2 2 2
         span_ids[row] = span_of_place[place[row]]
     # All tokens of a span share one score, and its first words come first where the budget ends within it.
-    score = np.take_along_axis(rng.random((B, L)), span_ids, 1)
+    score = per_unit(rng.random((B, L)), span_ids)
     return pick(score - 1e-9 * place, batch, budget)
 
 
@@ -123,7 +211,7 @@ def span(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarra
 def entity(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Whole named entities first, then random tokens (the paper's Entity-Random)."""
     entities = units_of(batch.entity_ids)
-    score = (batch.entity_ids >= 0) + np.take_along_axis(rng.random(entities.shape), entities, 1)
+    score = (batch.entity_ids >= 0) + per_unit(rng.random(entities.shape), entities)
     return pick_units(score, batch, budget, entities)
 
 
@@ -131,7 +219,7 @@ def entity(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndar
 def pmi(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:
     """Collocations and words, whole, uniformly (PMI-Masking, Levine et al. 2021)."""
     units = units_of(np.where(batch.maskable, counts.collocations(batch.split)[batch.token_at], -1))
-    score = np.take_along_axis(rng.random(units.shape), units, 1)
+    score = per_unit(rng.random(units.shape), units)
     return pick_units(score, batch, budget, units)
 
 
@@ -201,7 +289,7 @@ def label(batch: Batch, lm=None) -> np.ndarray:
     """log of how much the token tells about the label: KL(p(label | token), p(label)) in train, in nats.
 
     In question answering the label of a token is whether it stands in an answer."""
-    known = tuple(batch.labelled.tolist())
+    known = tuple(batch.readable_labels.tolist())
     return np.log(counts.label_information(batch.split.train, known)[batch.input_ids])
 
 
@@ -239,87 +327,6 @@ def difference(batch: Batch, lm=None, general: Path = GENERAL) -> np.ndarray:
     general: a file of words and their counts, "word<TAB>count" a line; as a masker, difference:FILE"""
     words = counts.words_of(batch.split).word_of_token[batch.token_at]                          # (B, L)
     return counts.log_ratio_to_general(batch.split, general)[words]
-
-
-# ---------------------------------------------------------------- what maskers are made of
-
-def budget_of(batch: Batch, p: float) -> np.ndarray:
-    """(B,) max(1, round(p n)) of the n maskable tokens of each row; 0 where n is 0."""
-    n = batch.maskable.sum(1)
-    return np.minimum(n, np.maximum(1, np.round(p * n))).astype(np.int64)
-
-
-def pick(score: np.ndarray, batch: Batch, budget: np.ndarray) -> np.ndarray:
-    """The mask (B, L) of the tokens with the highest scores (B, L), within the budget (B,); a token whose
-    score is -inf is never masked.
-
-    Sampling without replacement from a softmax policy is pick(logits + gumbel noise); its greedy choice is
-    pick(logits). Raises UserError if a score is NaN."""
-    score = maskable_scores(score, batch)
-    best_first = np.argsort(-score, 1, kind="stable")
-    mask = np.zeros(score.shape, bool)
-    np.put_along_axis(mask, best_first, np.arange(score.shape[1]) < budget[:, None], 1)
-    return mask & (score > -np.inf)
-
-
-def pick_units(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """As `pick`, but tokens of one unit are masked together or not at all, by the highest of their scores. A
-    unit that no longer fits into the budget is passed over for the next that does.
-
-    unit: (B, L), for each token the column where its unit starts (`units_of`)"""
-    score = maskable_scores(score, batch)
-    B, L = score.shape
-    taken = np.zeros((B, L), bool)          # whether the unit that starts at a column is masked
-    for b in range(B):
-        # Size and best score of the unit that starts at each column; 0 and -inf where none does.
-        size = np.bincount(unit[b], weights=batch.maskable[b], minlength=L)
-        best = np.full(L, -np.inf)
-        np.maximum.at(best, unit[b], score[b])
-        left = budget[b]
-        for u in np.argsort(-best, kind="stable"):
-            if left == 0 or best[u] == -np.inf:
-                break
-            if size[u] <= left:
-                taken[b, u] = True
-                left -= size[u]
-    return np.take_along_axis(taken, unit, 1) & batch.maskable
-
-
-def maskable_scores(score: np.ndarray, batch: Batch) -> np.ndarray:
-    """The scores (B, L), -inf where nothing may be masked. Raises UserError if one of the others is NaN."""
-    score = np.where(batch.maskable, score, -np.inf)
-    if np.isnan(score).any():
-        raise UserError("a masker's score of a token is NaN; is it the log of a negative number?")
-    return score
-
-
-def units_of(ids: np.ndarray) -> np.ndarray:
-    """(B, L) for each token the column where its word or entity starts; a token with id -1 is its own unit.
-
-    ids: (B, L) word_ids or entity_ids."""
-    begins = np.ones(ids.shape, bool)
-    begins[:, 1:] = (ids[:, 1:] != ids[:, :-1]) | (ids[:, 1:] < 0)
-    return np.maximum.accumulate(np.where(begins, np.arange(ids.shape[1]), 0), 1)
-
-
-def fixed(masks: np.ndarray) -> Masker:
-    """A masker that repeats what was chosen before: masks (M, L) bool, a row for each piece, in order."""
-    def repeat(batch, budget, rng, lm=None):
-        mask = np.zeros(batch.input_ids.shape, bool)
-        mask[:, :masks.shape[1]] = masks[batch.indices, :mask.shape[1]]
-        return mask
-    return repeat
-
-
-def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: RowRandom, mask_id: int,
-            ordinary_ids: np.ndarray) -> np.ndarray:
-    """BERT's 80/10/10: of the masked tokens 80 % become [MASK], 10 % a random ordinary token, 10 % stay.
-
-    Held-out loss is measured with it, too: after an edit, old and new losses are not comparable."""
-    u = rng.random(input_ids.shape)
-    random_ids = ordinary_ids[(rng.random(input_ids.shape) * len(ordinary_ids)).astype(np.int64)]
-    replaced = np.where(u < 0.8, mask_id, np.where(u < 0.9, random_ids, input_ids))
-    return np.where(mask, replaced, input_ids)
 
 
 # ---------------------------------------------------------------- the names of maskers
@@ -394,3 +401,30 @@ def split_names(names: str) -> list[str]:
         else:
             found.append(name)
     return found
+
+
+def logits_of(policies: list[Policy]) -> Callable[[Batch, Callable], np.ndarray]:
+    """The logits of a policy, as a function of a batch and an LM. Those of several policies are the mean of
+    their standardised logits, so that each has the same weight."""
+    if len(policies) == 1:
+        return policies[0].logits
+
+    def mean_logits(batch, lm):
+        return np.mean([standardized(policy.logits(batch, lm)) for policy in policies], axis=0)
+
+    return mean_logits
+
+
+def sharpened_logits_of(policies: list[Policy]) -> Callable[[Batch, Callable], np.ndarray]:
+    """The logits by which tokens are drawn, sharpened as the first policy says. If it says nothing and there
+    are several, by the defaults."""
+    logits = logits_of(policies)
+    sharpness, clip = policies[0].sharpness, policies[0].clip
+    # A mean of standardised logits is flatter than each of them, too flat to be drawn from as it is.
+    if len(policies) > 1 and sharpness is None:
+        sharpness, clip = SHARPNESS, CLIP
+
+    def sharpened_logits(batch, lm):
+        return sharpened(logits(batch, lm), sharpness, clip)
+
+    return sharpened_logits

@@ -227,6 +227,9 @@ def players_of(episode: int, cfg: Config) -> tuple[str, ...]:
 def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch, episode: int,
                   cfg: Config) -> dict[str, Play]:
     """All players mask the blocks of a batch (N, L), each with its own random stream; their plays by name.
+    Learner and opponent draw from the softmax of
+
+        sharpness (min(w · h standardised in its block, clip) + or - exploration x random direction)
 
     Learner and opponent explore in opposite directions, so that one of them is likely to beat the other. The
     direction is meant to outweigh the policy: its standard deviation is `exploration` (2) times that of the
@@ -265,8 +268,9 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
     masked, where R is the player's reward. It points to the states of tokens that good players masked.
 
     This is the gradient of the sum of R log π(a) at w = 0, the uniform policy, where it is always taken,
-    however much has been learned by then: π is the softmax of w · h over the maskable tokens of a block. A
-    token that all players masked counts for nothing, as the rewards sum to 0.
+    however much has been learned by then: π is the softmax of w · h over the maskable tokens of a block. (It
+    is that of single draws; tokens are drawn without replacement.) A token that all players masked counts for
+    nothing, as the rewards sum to 0.
 
     There are no importance weights: actions are weighted by their rewards alone, whatever policy drew them
     (as in reward-weighted regression, Peters and Schaal 2007). That teaches much only if the players draw

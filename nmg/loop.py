@@ -172,7 +172,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, n
         module = DistributedDataParallel(module, static_graph=True, forward_sync_buffers=False)
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=True)
-    # One for each group of parameters (a fork may have several), before a checkpoint brings lower ones.
+    # The highest rate of each group of parameters, read before a checkpoint brings decayed ones.
     learning_rates = [group["lr"] for group in optimizer.param_groups]
     # In fp16 small gradients would become 0: the loss is scaled up, and they are scaled down again. It does
     # nothing in other precisions.

@@ -41,7 +41,8 @@ class Policy(torch.nn.Module):
 
     @torch.no_grad()
     def logits(self, batch: Batch, lm: Callable[[Batch], torch.Tensor]) -> np.ndarray:
-        """(B, L), not sharpened; -inf where nothing may be masked."""
+        """For maskers (self-play uses `policy_forward`): (B, L), not sharpened; -inf where nothing may be
+        masked."""
         hidden = lm(batch)                                                                      # (B, L, H)
         if hidden.shape[-1] != self.hidden_size:
             raise UserError(f"the policy reads hidden states of size {self.hidden_size}, this LM has "
@@ -174,33 +175,6 @@ def load_policy(folder: str | Path) -> Policy:
         raise UserError(f"{folder}: no policy of train_nmg.py in this folder: policy.json or "
                         "policy.safetensors is missing, cut short, or written by other code") from e
     return policy
-
-
-def logits_of(policies: list[Policy]) -> Callable[[Batch, Callable], np.ndarray]:
-    """The logits of a policy, as a function of a batch and an LM. Those of several policies are the mean of
-    their standardised logits, so that each has the same weight."""
-    if len(policies) == 1:
-        return policies[0].logits
-
-    def mean_logits(batch, lm):
-        return np.mean([standardized(policy.logits(batch, lm)) for policy in policies], axis=0)
-
-    return mean_logits
-
-
-def sharpened_logits_of(policies: list[Policy]) -> Callable[[Batch, Callable], np.ndarray]:
-    """The logits by which tokens are drawn, sharpened as the first policy says; as by default, if it says
-    nothing and there are several."""
-    logits = logits_of(policies)
-    sharpness, clip = policies[0].sharpness, policies[0].clip
-    # A mean of standardised logits is flatter than each of them, too flat to be drawn from as it is.
-    if len(policies) > 1 and sharpness is None:
-        sharpness, clip = SHARPNESS, CLIP
-
-    def sharpened_logits(batch, lm):
-        return sharpened(logits(batch, lm), sharpness, clip)
-
-    return sharpened_logits
 
 
 # ---------------------------------------------------------------- states

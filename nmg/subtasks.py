@@ -28,8 +28,9 @@ class SubTaskSampler:
         independent       any of the corpus               any of D_tr                     any of D_val
 
     same_texts: the texts themselves are labelled, as in all data sets of the paper. same_documents: there is
-    a corpus of its own, with known documents. Contexts may then come from scored documents, too, as a whole
-    task's corpus does. independent: there is a corpus, but its documents are not known.
+    a corpus, and both it and train say from which documents their texts are (as in the toy world). Half of
+    the contexts are then unlabelled text of validation documents, as the corpus of a whole task has text of
+    test documents, too. independent: there is a corpus whose documents are not known.
 
     task: finetune_cls, finetune_qa, or another file with their interface; max_len, ft_max_len: tokens of a
     block and of a labelled piece; val_share: the share of train's texts that is D_val, whole documents."""
@@ -84,7 +85,7 @@ class SubTaskSampler:
             val=self.draw_examples(rng, of_val, n_validation),
             seed=int(rng.integers(2**31)))
         # A masker may read the labels that fine-tuning has, and never those of D_val.
-        contexts.labelled = np.unique(subtask.train.text_ids)
+        contexts.readable_labels = np.unique(subtask.train.text_ids)
         parts = {"contexts": subtask.contexts, "train": subtask.train, "val": subtask.val}
         for what, drawn in parts.items():
             if not len(drawn):

@@ -60,7 +60,7 @@ class Split:
     labels: the names of the classes, sorted; none where there are no classes
     find_entities: split -> (T,) index of the named entity of each token, -1 where none; runs on first use
     train: the split of the same data set that training sees
-    labelled: the texts whose labels, or whose questions, may be used, also to choose masks"""
+    labelled: the texts whose labels, or whose questions, may be used"""
 
     def __init__(self, folder: Path, special: SpecialTokens, labels: list[str], find_entities: Callable):
         self.folder = folder
@@ -116,7 +116,7 @@ class Data:
     kind: str                   # "cls", "qa", or "text": which finetune_*.py is its task
     splits: dict[str, Split]
     checksum: str               # of the raw files, the tokenizer, and how they were prepared
-    shared_doc_ids: bool        # train and the corpus number their documents alike: both give "doc"
+    shared_doc_ids: bool        # train and the corpus have the same document ids: both give "doc"
     label_errors: dict[str, str]    # by split: why not all of its labels or answers can be used
 
     def __getitem__(self, split: str) -> Split:
@@ -177,15 +177,15 @@ class Pieces:
 
     question_ids (M,): the question that stands before the piece; None in a task without questions
     max_question: tokens beyond which a question is cut
-    labelled: the texts of train whose labels a masker may read (`label` does): those of a sub-task; None: all
-        that fine-tuning may use, split.train.labelled"""
+    readable_labels: the texts of train whose labels a masker may read (`label` does): those of a sub-task;
+        None: all that fine-tuning may use, split.train.labelled"""
     split: Split
     text_ids: np.ndarray
     begin: np.ndarray
     end: np.ndarray
     question_ids: np.ndarray | None = None
     max_question: int = 0
-    labelled: np.ndarray | None = None
+    readable_labels: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -300,7 +300,7 @@ class Batch:
     text_ids: np.ndarray            # (B,) the texts that they are from
     token_at: np.ndarray            # index of the token in the split, 0 where `in_text` is False
     in_text: np.ndarray             # bool: a token of the text, not special, padding or question
-    labelled: np.ndarray            # the texts of train whose labels a masker may read
+    readable_labels: np.ndarray     # the texts of train whose labels a masker may read
     split: Split
 
     @property
@@ -356,13 +356,13 @@ def collate(pieces: Pieces, indices: np.ndarray) -> Batch:
         token_type_ids = attention_mask & (column >= before[:, None])
     word_ids = np.where(in_text, split.word_ids[token_at], -1)
     is_punct = in_text & split.is_punct[token_at]
-    labelled = pieces.labelled
-    if labelled is None:
-        labelled = split.train.labelled
+    readable_labels = pieces.readable_labels
+    if readable_labels is None:
+        readable_labels = split.train.labelled
     batch = Batch(input_ids=input_ids, attention_mask=attention_mask, maskable=word_ids >= 0,
                   word_ids=word_ids, is_punct=is_punct, token_type_ids=token_type_ids,
                   indices=np.array(indices), text_ids=pieces.text_ids[indices], token_at=token_at,
-                  in_text=in_text, labelled=labelled, split=split)
+                  in_text=in_text, readable_labels=readable_labels, split=split)
     for array in vars(batch).values():
         if isinstance(array, np.ndarray):
             array.flags.writeable = False

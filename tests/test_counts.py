@@ -305,7 +305,7 @@ def test_label_tells_of_the_classes_of_train(known, data):
         train.labelled = np.arange(12)
     else:
         train.labelled = np.arange(5, 30)
-        pieces.labelled = np.arange(12)
+        pieces.readable_labels = np.arange(12)
     ids, labels = tokens_and_labels(train, n)
     batch = collate(pieces, np.arange(len(pieces)))
     check("label", batch, lambda b, column: information(ids, labels, 3, batch.input_ids[b, column]))

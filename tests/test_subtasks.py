@@ -92,7 +92,7 @@ def test_a_corpus_of_the_same_documents():
         assert not of_train & of_val and of_val <= set(sampler.val_docs)
         assert of_contexts == of_train | of_val and max(of_contexts) < 24
         # Only the labels of training documents may choose masks.
-        labelled = collate(subtask.contexts, np.arange(4)).labelled
+        labelled = collate(subtask.contexts, np.arange(4)).readable_labels
         assert set(labelled) == set(subtask.train.text_ids)
         assert set(train.doc[labelled]) < set(sampler.train_docs)
     for part in ("contexts", "train", "val"):
@@ -100,7 +100,7 @@ def test_a_corpus_of_the_same_documents():
         assert np.array_equal(ids[0], ids[1]) and not np.array_equal(ids[0], ids[2])
     assert drawn[0].seed == drawn[1].seed != drawn[2].seed
     # Without a sub-task, all labels; the corpus knows them as those of its training split.
-    assert len(collate(blocks(train, 64), np.arange(4)).labelled) == len(train)
+    assert len(collate(blocks(train, 64), np.arange(4)).readable_labels) == len(train)
     assert world.corpus.train is train and world["test"].train is train
 
 
