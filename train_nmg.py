@@ -16,8 +16,8 @@ random direction is added to the policy's logits for the learner and subtracted 
 their scores show which way is better. A third player masks at random in some episodes, as a control.
 (The paper's form, --paper, has two networks, which explore and learn otherwise: nmg/paper_form.py.)
 
-Shapes: N blocks of text to mask (a context is one block or more), B rows of a forward pass, L tokens each
-(padded), K actions.
+Shapes: M blocks of text to mask (a context is one block or more), B rows of a forward pass, L tokens each
+(padded), H the LM's hidden size, P plays and E episodes.
 """
 import copy
 import importlib
@@ -157,7 +157,7 @@ ONLY_WITHOUT_PAPER = ("clip", "sharpness", "exploration", "random_every", "plays
 
 def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: ModuleType,
                cfg: PlayConfig) -> tuple[torch.nn.Module, dict[str, float]]:
-    """Algorithm 1, InnerLoop after the masking (`act`): pre-trains a copy of the LM under `mask` (N, L),
+    """Algorithm 1, InnerLoop after the masking (`act`): pre-trains a copy of the LM under `mask` (M, L),
     fine-tunes a copy of that, and scores it on D_val'. Returns the adapted LM and its scores by name: those
     of `task.summary`, in percent, and if METRICS has it, the mean log likelihood of the right answers.
 
@@ -186,7 +186,7 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 
 @torch.no_grad()
 def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
-    """(N, L): what a step in a random direction adds to the logits of each token. These are the logits of a
+    """(M, L): what a step in a random direction adds to the logits of each token. These are the logits of a
     linear policy with random weights, scaled to mean 0 and standard deviation 1 in each block; 0 at tokens
     that must not be masked."""
     hidden, _ = states[0]
@@ -198,10 +198,10 @@ def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray
 @torch.no_grad()
 def act(policy: Policy | None, states: list[State], batch: Batch, rng: RowRandom, p: float,
         shift: np.ndarray | None = None) -> Play:
-    """Masks the blocks of a batch (N, L). Tokens are drawn without replacement: from the policy (section
+    """Masks the blocks of a batch (M, L). Tokens are drawn without replacement: from the policy (section
     3.2), or uniformly without one.
 
-    shift: (N, L), added to the policy's logits: the player tries another policy in this episode (parameter
+    shift: (M, L), added to the policy's logits: the player tries another policy in this episode (parameter
         space noise, Plappert et al. 2018)"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     if policy is not None:
@@ -226,7 +226,7 @@ def players_of(episode: int, cfg: Config) -> tuple[str, ...]:
 
 def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch, episode: int,
                   cfg: Config) -> dict[str, Play]:
-    """All players mask the blocks of a batch (N, L), each with its own random stream; their plays by name.
+    """All players mask the blocks of a batch (M, L), each with its own random stream; their plays by name.
     Learner and opponent draw from the softmax of
 
         sharpness (min(w · h standardised in its block, clip) + or - exploration x random direction)
@@ -239,7 +239,7 @@ def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch
         policies = {}
     shifts = {}
     if not cfg.paper:
-        shift = cfg.exploration * cfg.sharpness * random_direction(states, cfg.seed, episode)     # (N, L)
+        shift = cfg.exploration * cfg.sharpness * random_direction(states, cfg.seed, episode)     # (M, L)
         shifts = {"learner": shift, "opponent": -shift}
     plays = {}
     for name in players_of(episode, cfg):
@@ -253,7 +253,7 @@ def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch
 def rewards(episode: Episode, cfg: Config) -> np.ndarray:
     """(P,): for each play of an episode its score minus the mean score of the others.
 
-    A reward of your own goes here: it sees the tokens and masks (N, L) and all scores of all players, also of
+    A reward of your own goes here: it sees the tokens and masks (M, L) and all scores of all players, also of
     random; labels are not kept with plays. The rewards of an episode must sum to 0. An episode with larger
     rewards weighs more; a factor that all episodes have in common does not matter."""
     scores = np.array([play.scores[cfg.metric] for play in episode.plays.values()])
@@ -276,12 +276,12 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
     (as in reward-weighted regression, Peters and Schaal 2007). That teaches much only if the players draw
     from different policies, as they do in `mask_contexts` (as in evolution strategies, Salimans et al.
     2017)."""
-    masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, N, L)
+    masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, M, L)
     of_plays = rewards(episode, cfg)                                                            # (P,)
     if abs(of_plays.sum()) > 1e-6 * abs(of_plays).max():
         raise UserError(f"the rewards of an episode are {of_plays} (train_nmg.rewards); they must sum to 0, "
                         "as a token that all players masked must count for nothing")
-    # The sum of the rewards of those who masked a token, (N, L).
+    # The sum of the rewards of those who masked a token, (M, L).
     R = np.tensordot(of_plays, masks, 1)
     gradient = torch.zeros(states[0][0].shape[1])
     for block in R.any(1).nonzero()[0]:
@@ -391,7 +391,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
         # 2. The players mask the same contexts.
         plays = {}
         if is_main:
-            batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (N, L)
+            batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (M, L)
             states = encode(lm, batch)
             plays = mask_contexts(learner.policies, states, batch, number, cfg)
         plays = broadcast(plays)

@@ -45,7 +45,7 @@ class Config(train_nmg.Config):
 
 @dataclass
 class Blocks:
-    """N blocks of text, the state of each, and the worth of every token (N, L)."""
+    """M blocks of text, the state of each, and the worth of every token (M, L)."""
     input_ids: np.ndarray
     attention_mask: np.ndarray
     maskable: np.ndarray
@@ -92,7 +92,7 @@ def collated(pieces: Pieces) -> Batch:
 
 
 def centred_scores(batch: Batch, lm: LMReader) -> dict[str, np.ndarray]:
-    """Each score (N, L) minus its mean in the block."""
+    """Each score (M, L) minus its mean in the block."""
     centred = {}
     for name in SIGNS:
         score = np.where(batch.maskable, maskers.SCORES[name](batch, lm), 0).clip(-20, 20)
@@ -110,7 +110,7 @@ def gaussian_blocks(cfg: Config) -> tuple[Blocks, Blocks]:
     found = []
     for n in (1600, 100):
         length = np.tile([512, 150], n // 2)
-        is_token = np.arange(512) < length[:, None]                                     # (N, L)
+        is_token = np.arange(512) < length[:, None]                                     # (M, L)
         hidden = rng.normal(size=(n, 512, 32)) * component
         # Half of the worth cannot be told by a linear function of the state.
         worth = hidden @ linear / np.linalg.norm(linear * component)

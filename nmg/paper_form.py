@@ -31,7 +31,7 @@ from support.rng import rng_for, torch_seed
 # ---------------------------------------------------------------- rewards
 
 def rewards(plays: dict[str, Play], player: str, cfg: Any) -> tuple[np.ndarray, np.ndarray]:
-    """R (N, L) of a player's actions, and which of them count, (N, L) bool (Algorithm 1, OuterLoop).
+    """R (M, L) of a player's actions, and which of them count, (M, L) bool (Algorithm 1, OuterLoop).
 
     plays: the Play of each player; player: one of the agents, whose rival is the other one; cfg.metric: which
     of their scores are compared
@@ -81,7 +81,7 @@ def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, lo
 
 
 def values_of(policy: PaperPolicy, states: list[State]) -> torch.Tensor:
-    """(N,) the values of N blocks."""
+    """(M,) the values of M blocks."""
     values = torch.zeros(len(states), device=device())
     for indices, hidden, attention_mask, _ in padded(states):
         values[indices] = policy.value(hidden, attention_mask)
@@ -102,8 +102,8 @@ ACTION = np.dtype([
 
 def actions_of(number: int, R: np.ndarray, rewarded: np.ndarray, input_ids: np.ndarray,
                log_prob: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """The actions of a play that count, as replay stores them. R, rewarded, input_ids, log_prob (N, L);
-    value (N,)."""
+    """The actions of a play that count, as replay stores them. R, rewarded, input_ids, log_prob (M, L);
+    value (M,)."""
     block, position = rewarded.nonzero()
     actions = np.zeros(len(block), ACTION)
     actions["episode"] = number

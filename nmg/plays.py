@@ -17,7 +17,7 @@ from support.runs import UserError, atomic_write, checksum, digest
 @dataclass
 class Play:
     """What one player did in an episode, and how it did."""
-    mask: np.ndarray                    # (N, L) bool
+    mask: np.ndarray                    # (M, L) bool
     entropy: float      # of its policy without a shift, or of uniform draws; mean over blocks, in nats
     # On D_val', by metric; higher is better.
     scores: dict[str, float] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Play:
 
 @dataclass
 class Episode:
-    """The contexts that all players of an episode masked, and their plays by name. The arrays are (N, L), as
+    """The contexts that all players of an episode masked, and their plays by name. The arrays are (M, L), as
     those of a Batch."""
     input_ids: np.ndarray
     attention_mask: np.ndarray

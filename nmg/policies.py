@@ -186,7 +186,7 @@ State = tuple[torch.Tensor, torch.Tensor]
 
 @torch.no_grad()
 def encode(lm: torch.nn.Module, blocks: Batch | Episode) -> list[State]:
-    """The states of N blocks (N, L) under the current LM."""
+    """The states of M blocks (M, L) under the current LM."""
     length = blocks.attention_mask.sum(1)
     states = [None] * len(length)
     reader = LMReader(lm)
@@ -214,7 +214,7 @@ def padded(states: list[State]) -> Iterator[tuple[np.ndarray, torch.Tensor, torc
 
 
 def policy_forward(policy: Policy, states: list[State]) -> torch.Tensor:
-    """Logits (N, L) of N blocks, -inf at tokens that must not be masked."""
+    """Logits (M, L) of M blocks, -inf at tokens that must not be masked."""
     longest = max(len(hidden) for hidden, _ in states)
     logits = torch.full((len(states), longest), -torch.inf, device=device())
     for indices, hidden, attention_mask, maskable in padded(states):

@@ -63,7 +63,7 @@ def foretold(policy: Policy, played: list[tuple[Episode, list[State]]],
         for metric in metrics:
             score = np.array([play.scores[metric] for play in plays])
             scores[metric].append(score - score.mean())
-        logits = policy_forward(policy, states).cpu().numpy()   # (N, L)
+        logits = policy_forward(policy, states).cpu().numpy()   # (M, L)
         rank = (-logits).argsort(1).argsort(1)                  # 0 for the highest logit of a block
         n_maskable = np.isfinite(logits).sum(1, keepdims=True)
         ways = {"all words": standardized(logits), "highest tenth": rank < HIGHEST * n_maskable}
