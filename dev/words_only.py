@@ -1,0 +1,64 @@
+"""A policy that never masks punctuation, learned from plays that are kept, about words alone; and a masker
+that draws tokens from it. An experiment: what do plays teach beyond punctuation?
+
+    P=results/nmg-scierc-minilm
+    python dev/words_only.py --lm=MINILM --metric=likelihood --plays=$P-0,$P-1 \
+        --out=results/policies/scierc-words
+    python pretrain.py --dataset=scierc --lm=MINILM --p=0.05 --epochs=3 \
+        --masker=dev/words_only.py:scierc_words
+"""
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import maskers
+import train_nmg
+from nmg.plays import episodes_of_runs
+from nmg.policies import encode, load_policy, sharpened
+from support import devices, runs
+from support.data import Batch
+from support.devices import device
+from support.models import load_lm, load_tokenizer
+
+POLICY = Path(__file__).resolve().parent.parent / "results/policies/scierc-words"
+
+
+@dataclass
+class Config(train_nmg.Config):
+    # Tokens are drawn as the policies were that gained on ChemProt.
+    sharpness: float = 2.4
+    clip: float | None = None
+
+
+def main(cfg: Config) -> None:
+    devices.use_fast_path(cfg.fast)
+    tokenizer = load_tokenizer(cfg.lm)
+    lm = load_lm(cfg.lm, cfg.seed).to(device())
+    tokens = tokenizer.convert_ids_to_tokens(range(lm.config.vocab_size))
+    is_word = np.array([any(map(str.isalnum, token)) for token in tokens])
+    learner = train_nmg.Learner(lm.config.hidden_size, cfg)
+    for episode in episodes_of_runs(cfg.plays, cfg.metric, lm.config.vocab_size):
+        # Punctuation counts neither as masked nor as what could have been masked.
+        words = is_word[episode.input_ids]
+        episode.maskable &= words
+        for play in episode.plays.values():
+            play.mask &= words
+        learner.learn(episode, encode(lm, episode))
+    learner.policy.save(Path(cfg.out))
+    print(learner.about())
+
+
+def scierc_words(batch: Batch, budget: np.ndarray, rng: maskers.RowRandom, lm=None) -> np.ndarray:
+    policy = load_policy(POLICY)
+    logits = np.where(batch.is_punct, -np.inf, policy.logits(batch, lm))
+    # Logits are standardised over the words of a block.
+    logits = sharpened(logits, policy.sharpness, policy.clip)
+    return maskers.pick(logits + rng.gumbel(logits.shape), batch, budget)
+
+
+if __name__ == "__main__":
+    runs.start(main, Config)
