@@ -17,18 +17,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import maskers
 import train_nmg
-from nmg.plays import episodes_of_runs
+from nmg.plays import checksum_of_plays, episodes_of_runs
 from nmg.policies import encode, load_policy, sharpened
 from support import devices, runs
 from support.data import Batch
 from support.devices import device
-from support.models import load_lm, load_tokenizer
+from support.models import load_lm, load_tokenizer, weights_of
+from support.runs import Run
 
 POLICY = Path(__file__).resolve().parent.parent / "results/policies/scierc-words"
 
 
 @dataclass
 class Config(train_nmg.Config):
+    episodes: int = 0               # none is played
     # Tokens are drawn as the policies were that gained on ChemProt.
     sharpness: float = 2.4
     clip: float | None = None
@@ -40,6 +42,8 @@ def main(cfg: Config) -> None:
     lm = load_lm(cfg.lm, cfg.seed).to(device())
     tokens = tokenizer.convert_ids_to_tokens(range(lm.config.vocab_size))
     is_word = np.array([any(map(str.isalnum, token)) for token in tokens])
+    plays = [checksum_of_plays(Path(folder)) for folder in cfg.plays.split(",")]
+    run = Run(cfg.out, runs.settings_of(cfg, weights=weights_of(cfg.lm), plays_checksum=plays))
     learner = train_nmg.Learner(lm.config.hidden_size, cfg)
     for episode in episodes_of_runs(cfg.plays, cfg.metric, lm.config.vocab_size):
         # Punctuation counts neither as masked nor as what could have been masked.
@@ -48,7 +52,8 @@ def main(cfg: Config) -> None:
         for play in episode.plays.values():
             play.mask &= words
         learner.learn(episode, encode(lm, episode))
-    learner.policy.save(Path(cfg.out))
+    learner.policy.save(run.folder)
+    run.finish(base_model=runs.base_of(cfg.lm))
     print(learner.about())
 
 

@@ -163,7 +163,7 @@ def test_a_masker_that_breaks_the_contract_is_told(bad, pieces):
         mask_batch(pieces, masker)
 
 
-@pytest.mark.parametrize("name", ["input_ids", "maskable", "word_ids", "labelled", "budget"])
+@pytest.mark.parametrize("name", ["input_ids", "maskable", "word_ids", "readable_labels", "budget"])
 def test_a_masker_cannot_change_the_batch(name, pieces):
     def masker(batch, budget, rng, lm=None):
         array = budget if name == "budget" else getattr(batch, name)
