@@ -1,12 +1,11 @@
 """A policy that never masks punctuation, learned from plays that are kept, about words alone; and a masker
 that draws tokens from it. An experiment: what do plays teach beyond punctuation?
 
-    P=results/nmg-scierc-minilm
-    python dev/words_only.py --lm=MINILM --metric=likelihood --plays=$P-0,$P-1 \
-        --out=results/policies/scierc-words
+    python dev/words_only.py --lm=MINILM
     python pretrain.py --dataset=scierc --lm=MINILM --p=0.05 --epochs=3 \
         --masker=dev/words_only.py:scierc_words
 """
+import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import data_prep
 import maskers
 import train_nmg
 from nmg.plays import checksum_of_plays, episodes_of_runs
-from nmg.policies import encode, load_policy, sharpened
+from nmg.policies import Policy, encode, load_policy, sharpened
 from support import devices, runs
 from support.data import Batch
 from support.devices import device
@@ -30,8 +30,12 @@ POLICY = Path(__file__).resolve().parent.parent / "results/policies/scierc-words
 
 @dataclass
 class Config(train_nmg.Config):
+    dataset: str = "scierc"         # of the plays; it is not read
+    metric: str = "likelihood"
     episodes: int = 0               # none is played
-    # Tokens are drawn as the policies were that gained on ChemProt.
+    plays: str = "results/nmg-scierc-minilm-0,results/nmg-scierc-minilm-1"
+    out: str = str(POLICY)
+    # The values of the preset small_tasks, with which ChemProt's policies gained.
     sharpness: float = 2.4
     clip: float | None = None
 
@@ -40,14 +44,15 @@ def main(cfg: Config) -> None:
     devices.use_fast_path(cfg.fast)
     tokenizer = load_tokenizer(cfg.lm)
     lm = load_lm(cfg.lm, cfg.seed).to(device())
-    tokens = tokenizer.convert_ids_to_tokens(range(lm.config.vocab_size))
-    is_word = np.array([any(map(str.isalnum, token)) for token in tokens])
+    is_punct, _ = data_prep.vocabulary_tables(tokenizer)
     plays = [checksum_of_plays(Path(folder)) for folder in cfg.plays.split(",")]
     run = Run(cfg.out, runs.settings_of(cfg, weights=weights_of(cfg.lm), plays_checksum=plays))
+    if run.done:
+        return
     learner = train_nmg.Learner(lm.config.hidden_size, cfg)
     for episode in episodes_of_runs(cfg.plays, cfg.metric, lm.config.vocab_size):
         # Punctuation counts neither as masked nor as what could have been masked.
-        words = is_word[episode.input_ids]
+        words = ~is_punct[episode.input_ids]
         episode.maskable &= words
         for play in episode.plays.values():
             play.mask &= words
@@ -57,12 +62,17 @@ def main(cfg: Config) -> None:
     print(learner.about())
 
 
-def scierc_words(batch: Batch, budget: np.ndarray, rng: maskers.RowRandom, lm=None) -> np.ndarray:
-    policy = load_policy(POLICY)
+@functools.cache
+def kept_policy() -> Policy:
+    return load_policy(POLICY)
+
+
+@maskers.sampled
+def scierc_words(batch: Batch, lm=None) -> np.ndarray:
+    policy = kept_policy()
     logits = np.where(batch.is_punct, -np.inf, policy.logits(batch, lm))
     # Logits are standardised over the words of a block.
-    logits = sharpened(logits, policy.sharpness, policy.clip)
-    return maskers.pick(logits + rng.gumbel(logits.shape), batch, budget)
+    return sharpened(logits, policy.sharpness, policy.clip)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import torch
 from scipy.special import log_softmax
 
 from nmg.plays import Episode, Play, files_of
-from nmg.policies import PaperPolicy, Policy, State, padded, policy_forward
+from nmg.policies import PaperPolicy, Policy, State, padded
 from support import runs
 from support.checkpoints import loaded_state, save_state
 from support.devices import device
@@ -80,12 +80,15 @@ def losses(logits: torch.Tensor, value: torch.Tensor, position: torch.Tensor, lo
     return policy_loss, 0.5 * (R - value).square().sum()
 
 
-def values_of(policy: PaperPolicy, states: list[State]) -> torch.Tensor:
-    """(M,) the values of M blocks."""
+def logits_and_values(policy: PaperPolicy, states: list[State]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of M blocks the logits (M, L), as policy_forward returns them, and the values (M,), in one pass."""
+    longest = max(len(hidden) for hidden, _ in states)
+    logits = torch.full((len(states), longest), -torch.inf, device=device())
     values = torch.zeros(len(states), device=device())
-    for indices, hidden, attention_mask, _ in padded(states):
+    for indices, hidden, attention_mask, maskable in padded(states):
+        logits[indices, :hidden.shape[1]] = policy(hidden, attention_mask, maskable)
         values[indices] = policy.value(hidden, attention_mask)
-    return values
+    return logits, values
 
 
 # ---------------------------------------------------------------- replay
@@ -148,7 +151,7 @@ class Agent:
             actions = self.replay[chosen]
             # One row per action, so that a block may be there several times.
             states = [states_of[action["episode"]][action["block"]] for action in actions]
-            logits, value = policy_forward(self.policy, states), values_of(self.policy, states)
+            logits, value = logits_and_values(self.policy, states)
             columns = [torch.tensor(actions[name], device=device()) for name in ("position", "log_prob", "R")]
             policy_loss, value_loss = losses(logits, value, *columns, cfg.entropy_coef)
             self.optimizer.zero_grad()
@@ -161,8 +164,7 @@ class Agent:
             count += len(chosen)
         # A forward pass checks that its outputs are finite: here, after the last update.
         with torch.no_grad():
-            policy_forward(self.policy, states)
-            values_of(self.policy, states)
+            logits_and_values(self.policy, states)
         return {name: loss / count for name, loss in total.items()}
 
 
@@ -194,8 +196,8 @@ class Agents:
         for name, agent in self.agents.items():
             R, rewarded = rewards(episode.plays, name, self.cfg)
             # The policy is still the one that masked. In the first episodes tokens were drawn uniformly.
-            logits = policy_forward(agent.policy, states).cpu().numpy()
-            value = values_of(agent.policy, states).cpu().numpy()
+            logits, value = logits_and_values(agent.policy, states)
+            logits, value = logits.cpu().numpy(), value.cpu().numpy()
             if self.number < self.cfg.uniform_episodes:
                 logits = np.where(episode.maskable, 0.0, -np.inf)
             log_prob = log_softmax(logits, 1)
@@ -209,7 +211,7 @@ class Agents:
         """Restores the checkpoint of a run, if there is one; returns the metrics of the episodes that are
         done."""
         metrics = self.load_checkpoint(folder / "checkpoint.pt", lm)
-        # Episodes behind the checkpoint are played again.
+        # Episodes after the checkpoint are played again.
         if runs.is_main_process():
             for file in files_of(folder)[len(metrics):]:
                 runs.remove(file)

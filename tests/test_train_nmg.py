@@ -142,8 +142,7 @@ def test_an_agent_remembers_its_own_rewarded_actions():
         agents.store(Episode(ids, None, np.ones((6, 9), bool), plays), states[number])
         agents.number += 1
         for name, actions in expected.items():
-            logits = train_nmg.policy_forward(agents.policies[name], states[number])
-            value = paper_form.values_of(agents.policies[name], states[number])
+            logits, value = paper_form.logits_and_values(agents.policies[name], states[number])
             log_prob = logits.detach().log_softmax(1)
             if number < 3:
                 log_prob = torch.full((6, 9), -math.log(9))
@@ -225,7 +224,7 @@ def test_contexts_run_together_as_each_alone(monkeypatch):
         one, real = hidden[None].float(), torch.ones(1, n, dtype=torch.bool)
         logits[row, :n], values[row] = policy(one, real, maskable[None])[0], policy.value(one, real)[0]
     torch.testing.assert_close(train_nmg.policy_forward(policy, states), logits)
-    torch.testing.assert_close(paper_form.values_of(policy, states), values)
+    torch.testing.assert_close(paper_form.logits_and_values(policy, states), (logits, values))
 
 
 def test_states_are_the_lms_of_each_context_alone(cls_folder, tok):
@@ -460,7 +459,7 @@ def small_agent(lr):
 
 def value_of(agent, memory):
     with torch.no_grad():
-        return paper_form.values_of(agent.policy, memory[0]).cpu().numpy()
+        return paper_form.logits_and_values(agent.policy, memory[0])[1].cpu().numpy()
 
 
 def test_an_agent_learns_the_value_of_a_context():
