@@ -8,7 +8,7 @@ A masker gets
     batch    numpy arrays (B, L): input_ids, maskable, word_ids, entity_ids, is_punct, and access to the raw
              text (see Batch in support/data.py)
     budget   (B,) how many tokens to mask in each row, the same for every masker
-    rng      random numbers (B, L) on demand; a row's depend on seed, epoch and row alone
+    rng      random numbers (B, L) on demand; a row's depend on seed, epoch and block alone
     lm       the LM as it is now: lm(batch) are hidden states (B, L, H), a tensor; lm.per_token(batch, fn) is
              what fn makes of its logits, an array (B, L)
 and returns a bool (B, L): True only where maskable, at most the budget, and exactly the budget unless whole
@@ -49,7 +49,8 @@ def register(masker: Masker) -> Masker:
 
 def register_score(score: Callable) -> Callable:
     """Makes a score, a function (batch, lm) -> (B, L) that says how much each token should be masked, a
-    --masker of that name. It draws tokens with weight exp(score), so that a score of log n gives weight n."""
+    --masker of that name. It draws tokens with weight exp(score), so that a score of log n gives weight n.
+    In Python the name stays the score, so that scores can be made of others."""
     register(sampled(score))
     SCORES[score.__name__] = score
     return score
@@ -134,18 +135,18 @@ def units_of(ids: np.ndarray) -> np.ndarray:
 
 
 def per_unit(numbers: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """(B, L) for each token the number of its unit: the one in the column where that starts.
+    """(B, L) for each token the number of its unit.
 
-    numbers: (B, L); unit: (B, L), as `units_of` returns it"""
+    numbers: (B, L); unit: (B, L) the column of `numbers` that holds it: the one where the unit starts, as
+        `units_of` returns it, or its index"""
     return np.take_along_axis(numbers, unit, 1)
 
 
 def fixed(masks: np.ndarray) -> Masker:
-    """A masker that repeats what was chosen before: masks (M, L) bool, a row for each piece, in order."""
+    """A masker that repeats what was chosen before: masks (M, L) bool, a row for each block, in order. L is
+    the length of the longest block; a batch of shorter blocks has fewer columns."""
     def repeat(batch, budget, rng, lm=None):
-        mask = np.zeros(batch.input_ids.shape, bool)
-        mask[:, :masks.shape[1]] = masks[batch.indices, :mask.shape[1]]
-        return mask
+        return masks[batch.indices, :batch.input_ids.shape[1]]
     return repeat
 
 
@@ -192,8 +193,8 @@ def span(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarra
     p_length = 0.2 * 0.8**np.arange(10) / (1 - 0.8**10)                                         # of 1 to 10
     length = 1 + np.searchsorted(p_length.cumsum()[:-1], rng.random((B, L)), "right")
     # The words of a row are numbered in a circle that begins at a random word, so that all are masked equally
-    # often. `place` is this number: 3 4 0 1 2 if the circle of five words begins at the third. With the
-    # lengths above, these words are in the spans 2 2 0 0 1.
+    # often. `place` is this number: 3 4 0 1 2 if the circle of five words begins at the third (turn = 3).
+    # With the lengths above, these words are in the spans 2 2 0 0 1.
     first_of_word = (units_of(batch.word_ids) == np.arange(L)) & batch.maskable
     n_words = np.maximum(1, first_of_word.sum(1, keepdims=True))                                # (B, 1)
     turn = (rng.random((B, 1)) * n_words).astype(np.int64)

@@ -17,7 +17,8 @@ their scores show which way is better. A third player masks at random in some ep
 (The paper's form, --paper, has two networks, which explore and learn otherwise: nmg/paper_form.py.)
 
 Shapes: M blocks of text to mask (a context is one block or more), B rows of a forward pass, L tokens each
-(padded), H the LM's hidden size, P plays and E episodes.
+(padded), H the LM's hidden size, P plays and E episodes. Train is cut into D_tr and D_val. A sub-task T' has
+contexts S', labelled examples D_tr' of D_tr, and validation examples D_val' of D_val.
 """
 import copy
 import importlib
@@ -166,9 +167,8 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     that only their masks differ."""
     adapted = copy.deepcopy(lm)
     training = {"batch_size": cfg.batch_size, "micro_batch": cfg.micro_batch, "seed": subtask.seed}
-    # The masker `none` gives an empty mask, which leaves the LM as it is. Otherwise all epochs use the same
-    # mask and, with remask=False, the same corruption (80 / 10 / 10). pretrain checks that the mask stays
-    # within p.
+    # All epochs use the same mask and, with remask=False, the same corruption (80 / 10 / 10). pretrain checks
+    # that the mask stays within p. An empty mask, that of `none` in tools/study.py, leaves the LM as it is.
     if mask.any():
         pretrain(adapted, subtask.contexts, maskers.fixed(mask), p=cfg.p, epochs=cfg.mlm_epochs,
                  lr=cfg.mlm_lr, remask=False, **training)
@@ -188,7 +188,7 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
     """(M, L): what a step in a random direction adds to the logits of each token. These are the logits of a
     linear policy with random weights, scaled to mean 0 and standard deviation 1 in each block; 0 at tokens
-    that must not be masked."""
+    that must not be masked. Who adds them to the logits of a linear policy plays by other weights."""
     hidden, _ = states[0]
     other = random_policy(hidden.shape[1], seed, f"direction {episode}")
     direction = standardized(policy_forward(other.to(device()), states).cpu().numpy())
@@ -236,6 +236,7 @@ def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch
     policy's own logits before they are clipped. In the paper's form there is no direction, and both draw
     uniformly at first, as random always does."""
     if cfg.paper and episode < cfg.uniform_episodes:
+        # Without a policy, `act` draws uniformly.
         policies = {}
     shifts = {}
     if not cfg.paper:
@@ -257,6 +258,8 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
     random; labels are not kept with plays. The rewards of an episode must sum to 0. An episode with larger
     rewards weighs more; a factor that all episodes have in common does not matter."""
     scores = np.array([play.scores[cfg.metric] for play in episode.plays.values()])
+    # Rewards of equal scores are exactly 0 now, and no rounding errors, from which a policy would learn.
+    scores = scores - scores[0]
     mean_of_others = (scores.sum() - scores) / (len(scores) - 1)
     return scores - mean_of_others
 
@@ -264,8 +267,9 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
 # ---------------------------------------------------------------- learning
 
 def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch.Tensor:
-    """(H,): the sum of R (h_a - mean h of the block) over all players and the tokens a that each of them
-    masked, where R is the player's reward. It points to the states of tokens that good players masked.
+    """(H,): the sum of R (h_a - mean h of the block's maskable tokens) over all players and the tokens a that
+    each of them masked, where R is the player's reward. It points to the states of tokens that good players
+    masked.
 
     This is the gradient of the sum of R log π(a) at w = 0, the uniform policy, where it is always taken,
     however much has been learned by then: π is the softmax of w · h over the maskable tokens of a block. (It
@@ -274,11 +278,12 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
 
     There are no importance weights: actions are weighted by their rewards alone, whatever policy drew them
     (as in reward-weighted regression, Peters and Schaal 2007). That teaches much only if the players draw
-    from different policies, as they do in `mask_contexts` (as in evolution strategies, Salimans et al.
-    2017)."""
+    from different policies, as they do in `mask_contexts` (as in evolution strategies, Salimans et al. 2017).
+    If all drew from one policy, their masks would differ by chance alone, and hardly in the kinds of words
+    that they mask."""
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, M, L)
     of_plays = rewards(episode, cfg)                                                            # (P,)
-    if abs(of_plays.sum()) > 1e-6 * abs(of_plays).max():
+    if abs(of_plays.sum()) > 1e-6 * abs(of_plays).max() + 1e-9:
         raise UserError(f"the rewards of an episode are {of_plays} (train_nmg.rewards); they must sum to 0, "
                         "as a token that all players masked must count for nothing")
     # The sum of the rewards of those who masked a token, (M, L).
@@ -368,7 +373,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
     policies.
 
     Under torchrun each process runs the inner loops of some players. The first process also does everything
-    else; the policies that the others return are not trained."""
+    else; the policies of the others learn nothing from the episodes that are played now."""
     is_main = runs.is_main_process()
     form = paper_form.Agents if cfg.paper else Learner
     learner = form(lm.config.hidden_size, cfg)

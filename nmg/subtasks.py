@@ -42,7 +42,8 @@ class SubTaskSampler:
         self.examples = task.pieces_of(train, ft_max_len)
         self.warned = False
         contexts = blocks(corpus, max_len)
-        # Blocks in which nothing may be masked are left out. (The highest word id of each block; -1: none.)
+        # Blocks in which nothing may be masked are left out. (The highest word id of each block; -1: none.
+        # Blocks cover all tokens in order, and none is empty.)
         maskable = np.maximum.reduceat(corpus.word_ids, contexts.begin) >= 0
         self.contexts = contexts.take(np.flatnonzero(maskable))
         self.val_docs = np.unique(train.doc[cut_docs(np.asarray(train.doc), val_share)])

@@ -47,7 +47,8 @@ class Split:
     """One prepared split, memory-mapped: N texts of T tokens in all, without special tokens.
 
     input_ids, word_ids, char_begin, char_end, is_punct (T,): the id, the index of the word within its text
-        (-1: never masked), the characters of the raw text, and whether it is punctuation
+        (-1: a special token, which is never masked, such as a marker that somebody added), the characters of
+        the raw text, and whether it is punctuation
     token_start (N + 1,): text i is tokens token_start[i]:token_start[i + 1]
     byte_start (N + 1,): its characters are utf8[byte_start[i]:byte_start[i + 1]]
     doc (N,): the document that a text comes from

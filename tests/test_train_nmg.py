@@ -99,6 +99,29 @@ def test_rewards_are_the_papers_outer_loop(self_play, seed, player):
             assert R[place] == expected
 
 
+@pytest.mark.parametrize("names", [PLAYERS, ("opponent", "learner")])
+def test_rewards_are_scores_minus_those_of_the_others(names):
+    scores = dict(zip(names, [71.5, 64.25, 80.0], strict=False))
+    plays = {name: Play(np.ones((1, 1), bool), 0.0, {"em": score}) for name, score in scores.items()}
+    found = train_nmg.rewards(Episode(None, None, None, plays), Config(metric="em"))
+    for name, reward in zip(names, found, strict=True):
+        others = [score for other, score in scores.items() if other != name]
+        assert reward == pytest.approx(scores[name] - sum(others) / len(others))
+
+
+def test_who_scores_alike_earns_nothing(contexts):
+    """Whatever the score is: three times 72.3 is not quite 216.9 in floating point."""
+    batch, states = contexts
+    rng = np.random.default_rng(0)
+    for score in [72.3, 64.1, 99.7, -1.2345678]:
+        plays = {}
+        for name in PLAYERS:
+            mask = rng.random(batch.maskable.shape) < 0.3
+            plays[name] = Play(mask & batch.maskable, 0.0, {"em": score})
+        episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
+        assert not train_nmg.policy_gradient(episode, states, Config(metric="em")).any()
+
+
 # ---------------------------------------------------------------- losses and actions
 
 @pytest.mark.parametrize("seed", range(4))
