@@ -330,7 +330,7 @@ def difference(batch: Batch, lm=None, general: Path = GENERAL) -> np.ndarray:
     return counts.log_ratio_to_general(batch.split, general)[words]
 
 
-# ---------------------------------------------------------------- the names of maskers
+# ---------------------------------------------------------------- names of maskers
 
 def find(name: str) -> Masker:
     """The masker of a --masker: a registered name, nmg:FOLDER, sampled:FOLDER, difference:FILE, or

@@ -33,6 +33,8 @@ class Episode:
     plays: dict[str, Play]
 
 
+# ---------------------------------------------------------------- files
+
 def file_of(folder: Path, number: int) -> Path:
     """Where episode `number` (from 1) of a run is kept."""
     return folder / "plays" / f"{number:05}.npz"

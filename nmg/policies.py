@@ -1,6 +1,6 @@
-"""Policies, which say for each token how much it should be masked: the linear one, the paper's network, and
-their files, policy.json and policy.safetensors. `encode` and `policy_forward` run one over all blocks of a
-sub-task.
+"""Policies, which say for each token how much it should be masked: the linear one, how its logits are
+sharpened before tokens are drawn, and `encode` and `policy_forward`, which run it over all blocks of a
+sub-task. Last come the paper's network and the files of policies, policy.json and policy.safetensors.
 """
 import json
 from collections.abc import Callable, Iterator
@@ -88,49 +88,6 @@ def random_policy(hidden_size: int, seed: int, name: str) -> LinearPolicy:
     return policy
 
 
-class PaperPolicy(Policy):
-    """The paper's network: BERT's self-attention sublayer (attention, residual, LayerNorm; no dropout), then
-    Linear(H, 128) - gelu - Linear(128, 1) for each token, the logit of masking it. (`eval()` is never called
-    on a policy, so a network of your own must not have dropout or batch norm.)"""
-
-    def __init__(self, hidden_size: int):
-        super().__init__(hidden_size)
-        # BERT-base has 12 heads of size 64.
-        heads = max(1, hidden_size // 64)
-        while hidden_size % heads:
-            heads -= 1
-        self.attention = torch.nn.MultiheadAttention(hidden_size, heads, batch_first=True)
-        self.norm = torch.nn.LayerNorm(hidden_size, eps=1e-12)
-        self.token_head = self.two_layers(hidden_size)
-        self.value_head = self.two_layers(hidden_size)
-        # Initialized as in the official code. PyTorch's default would make the logits four times as wide.
-        for name, parameter in self.named_parameters():
-            if "norm" not in name:
-                std = 0.0 if name.endswith("bias") else 0.02
-                torch.nn.init.normal_(parameter, 0.0, std)
-
-    @staticmethod
-    def two_layers(hidden_size: int) -> torch.nn.Sequential:
-        first, second = torch.nn.Linear(hidden_size, 128), torch.nn.Linear(128, 1)
-        return torch.nn.Sequential(first, torch.nn.GELU(), second)
-
-    def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
-                maskable: torch.Tensor) -> torch.Tensor:
-        """As Policy says. Raises UserError if a logit is not finite."""
-        mixed, _ = self.attention(hidden, hidden, hidden, key_padding_mask=~attention_mask,
-                                  need_weights=False)
-        logits = self.token_head(self.norm(hidden + mixed)).squeeze(-1)
-        check_finite(logits[maskable], "the logits of the policy")
-        return logits.masked_fill(~maskable, -torch.inf)
-
-    def value(self, hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """(B,) the critic: what reward it expects for a block, by its mean hidden state."""
-        mean = (hidden * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)    # (B, H)
-        values = self.value_head(mean).squeeze(-1)
-        check_finite(values, "the values of the policy")
-        return values
-
-
 def standardized(logits: np.ndarray) -> np.ndarray:
     """Logits (B, L) with mean 0 and standard deviation 1 in each block; -inf stays -inf."""
     finite = np.ma.masked_invalid(logits)
@@ -156,25 +113,6 @@ def sharpened(logits: np.ndarray, sharpness: float | None, clip: float | None = 
     # -inf is left out, as 0 times -inf is NaN.
     scaled[np.isfinite(scaled)] *= sharpness
     return scaled
-
-
-def load_policy(folder: str | Path) -> Policy:
-    """The policy of a folder. Raises UserError if there is none, or if the run that makes it, or makes it
-    longer, is not finished."""
-    if Path(folder, "started.json").exists() and not Path(folder, "run.json").exists():
-        raise UserError(f"{folder}: the run that learns this policy is not finished; start its command again")
-    try:
-        settings = json.loads((Path(folder) / "policy.json").read_text())
-        weights = load_file(Path(folder) / "policy.safetensors")
-        # Older policies do not say their class: all were networks.
-        classes = {"LinearPolicy": LinearPolicy, "PaperPolicy": PaperPolicy}
-        policy = classes[settings.get("class", "PaperPolicy")](settings["hidden_size"])
-        policy.load_state_dict(weights)
-        policy.sharpness, policy.clip = settings.get("sharpness"), settings.get("clip")
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:
-        raise UserError(f"{folder}: no policy of train_nmg.py in this folder: policy.json or "
-                        "policy.safetensors is missing, cut short, or written by other code") from e
-    return policy
 
 
 # ---------------------------------------------------------------- states
@@ -220,3 +158,66 @@ def policy_forward(policy: Policy, states: list[State]) -> torch.Tensor:
     for indices, hidden, attention_mask, maskable in padded(states):
         logits[indices, :hidden.shape[1]] = policy(hidden, attention_mask, maskable)
     return logits
+
+
+# ---------------------------------------------------------------- the paper's network, and files
+
+class PaperPolicy(Policy):
+    """The paper's network: BERT's self-attention sublayer (attention, residual, LayerNorm; no dropout), then
+    Linear(H, 128) - gelu - Linear(128, 1) for each token, the logit of masking it."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__(hidden_size)
+        # BERT-base has 12 heads of size 64.
+        heads = max(1, hidden_size // 64)
+        while hidden_size % heads:
+            heads -= 1
+        self.attention = torch.nn.MultiheadAttention(hidden_size, heads, batch_first=True)
+        self.norm = torch.nn.LayerNorm(hidden_size, eps=1e-12)
+        self.token_head = self.two_layers(hidden_size)
+        self.value_head = self.two_layers(hidden_size)
+        # Initialized as in the official code. PyTorch's default would make the logits four times as wide.
+        for name, parameter in self.named_parameters():
+            if "norm" not in name:
+                std = 0.0 if name.endswith("bias") else 0.02
+                torch.nn.init.normal_(parameter, 0.0, std)
+
+    @staticmethod
+    def two_layers(hidden_size: int) -> torch.nn.Sequential:
+        first, second = torch.nn.Linear(hidden_size, 128), torch.nn.Linear(128, 1)
+        return torch.nn.Sequential(first, torch.nn.GELU(), second)
+
+    def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
+                maskable: torch.Tensor) -> torch.Tensor:
+        """As Policy says. Raises UserError if a logit is not finite."""
+        mixed, _ = self.attention(hidden, hidden, hidden, key_padding_mask=~attention_mask,
+                                  need_weights=False)
+        logits = self.token_head(self.norm(hidden + mixed)).squeeze(-1)
+        check_finite(logits[maskable], "the logits of the policy")
+        return logits.masked_fill(~maskable, -torch.inf)
+
+    def value(self, hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """(B,) the critic: what reward it expects for a block, by its mean hidden state."""
+        mean = (hidden * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)    # (B, H)
+        values = self.value_head(mean).squeeze(-1)
+        check_finite(values, "the values of the policy")
+        return values
+
+
+def load_policy(folder: str | Path) -> Policy:
+    """The policy of a folder. Raises UserError if there is none, or if the run that makes it, or makes it
+    longer, is not finished."""
+    if Path(folder, "started.json").exists() and not Path(folder, "run.json").exists():
+        raise UserError(f"{folder}: the run that learns this policy is not finished; start its command again")
+    try:
+        settings = json.loads((Path(folder) / "policy.json").read_text())
+        weights = load_file(Path(folder) / "policy.safetensors")
+        # Older policies do not say their class: all were networks.
+        classes = {"LinearPolicy": LinearPolicy, "PaperPolicy": PaperPolicy}
+        policy = classes[settings.get("class", "PaperPolicy")](settings["hidden_size"])
+        policy.load_state_dict(weights)
+        policy.sharpness, policy.clip = settings.get("sharpness"), settings.get("clip")
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:
+        raise UserError(f"{folder}: no policy of train_nmg.py in this folder: policy.json or "
+                        "policy.safetensors is missing, cut short, or written by other code") from e
+    return policy
