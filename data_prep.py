@@ -34,7 +34,7 @@ from support.models import encode_texts, load_tokenizer, special_tokens_of
 from support.runs import UserError
 from support.sources import CACHE, SPLITS, DataFlags, Source, error_context, find_source, make_once
 
-FORMAT = 8              # goes up when what is kept changes, so that old caches are not read
+FORMAT = 9              # goes up when what is kept changes, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
 KIND_OF_FIELD = {"label": "cls", "qas": "qa"}
 # What a text consists of: words, and all that stands between them, sign by sign. A blank before either is no
@@ -104,7 +104,8 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     splits = {split: Split(folder / split, special, meta["labels"], entities) for split in meta["splits"]}
     for split in splits.values():
         split.train = splits.get("train", split)
-    data = Data(name, meta["kind"], splits, key, meta["shared_doc_ids"], meta["label_errors"])
+    label_errors = {split: f"{name}, {split}: {problem}" for split, problem in meta["label_errors"].items()}
+    data = Data(name, meta["kind"], splits, key, meta["shared_doc_ids"], label_errors)
     print(f"{name} ({data.kind}) in {folder}")
     for split in splits:
         describe(split, splits[split], tokenizer.unk_token_id)
@@ -225,7 +226,7 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         problem = write_split(splits[split], tokenizer, folder / split, wanted, labels, what, own_arrays)
         problem = problem or alike
         if problem:
-            label_errors[split] = f"{what}: {problem}"
+            label_errors[split] = problem
         written[split] = Split(folder / split, special_tokens_of(tokenizer), labels, find_entities)
 
     examples = records[:3] or itertools.islice(source.records(names[0]), 3)
@@ -326,11 +327,17 @@ def visible(label: str) -> str:
     characters = []
     for c in INVISIBLE.sub("", unicodedata.normalize("NFKC", label)):
         alike = [other["c"] for other in confusables_data.get(c, []) if len(other["c"]) == 1]
+        # Who writes in a script tells its letters apart. (Their names begin with its name.)
+        alike = [other for other in alike if script_of(other) != script_of(c)]
         # Labels of ASCII alone are told apart: 1 from l, and rn from m.
         if not c.isascii():
             c = min([c, *alike], key=lambda c: (not c.isalpha(), c))
         characters.append(c)
     return " ".join("".join(characters).split())
+
+
+def script_of(character: str) -> str:
+    return unicodedata.name(character, "").partition(" ")[0]
 
 
 def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]:

@@ -154,7 +154,9 @@ def general_counts(file: Path) -> dict[str, int]:
         word, _, count = line.rstrip("\n").partition("\t")
         if not count.isdecimal() or int(count) == 0:
             raise UserError(f"{where}: must be a word, a tab, and how often the word occurs")
-        counts[word] = int(count)
+        # Lists may write names and German nouns with capitals, and accents as signs of their own.
+        word = plain_word(word)
+        counts[word] = counts.get(word, 0) + int(count)
     if not counts:
         raise UserError(f"{file}: is empty; each line must be a word, a tab, and how often the word occurs")
     return counts

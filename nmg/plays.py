@@ -86,6 +86,9 @@ def episodes_of_runs(folders: str, metric: str, vocabulary_size: int) -> list[Ep
     metric: what is rewarded; vocabulary_size: of the LM, which is the one of these runs"""
     episodes, seen = [], set()
     for folder in folders.split(","):
+        if runs.is_unfinished(folder):
+            raise UserError(f"--plays={folder}: this run is not finished; start its command again, or copy "
+                            "its folder `plays` to another place, if what it has played is enough")
         found = [episode for episode, _ in load_episodes(Path(folder))]
         if not found:
             raise UserError(f"--plays={folder}: holds no plays ({folder}/plays/*.npz); give a run that has "

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nmg.loop import check_finite, length_batches
 from nmg.plays import Episode
+from support import runs
 from support.data import Batch, model_inputs
 from support.devices import device
 from support.models import LMReader
@@ -207,7 +208,7 @@ class PaperPolicy(Policy):
 def load_policy(folder: str | Path) -> Policy:
     """The policy of a folder. Raises UserError if there is none, or if the run that makes it, or makes it
     longer, is not finished."""
-    if Path(folder, "started.json").exists() and not Path(folder, "run.json").exists():
+    if runs.is_unfinished(folder):
         raise UserError(f"{folder}: the run that learns this policy is not finished; start its command again")
     try:
         settings = json.loads((Path(folder) / "policy.json").read_text())

@@ -229,7 +229,8 @@ def load_finetuned(name: str, auto_class: type) -> torch.nn.Module:
 
 
 def try_lm(name: str, model: torch.nn.Module) -> None:
-    """Raises UserError if the code of an LM fails on two short texts, or cannot tell padding from text."""
+    """Raises UserError if the code of an LM fails on two short texts, or takes no attention mask. Warns if
+    padding changes what it computes."""
     if "attention_mask" not in inspect.signature(model.forward).parameters:
         raise UserError(f"--lm={name}: {type(model).__name__} takes no attention mask, so that padding would "
                         "change what it computes; another LM is needed")
@@ -243,6 +244,11 @@ def try_lm(name: str, model: torch.nn.Module) -> None:
             inputs = to_device({"input_ids": ids, "attention_mask": mask})
             trial.base_model(**inputs).last_hidden_state.sum()
             trial(**inputs).logits.sum().backward()
+        with torch.no_grad():
+            # The second text, with padding behind it and without.
+            trial.eval()
+            padded = trial.base_model(**inputs).last_hidden_state[1, :5]
+            alone = trial.base_model(input_ids=inputs["input_ids"][1:, :5]).last_hidden_state[0]
     except Exception as e:
         if runs.is_out_of_memory(e):
             raise
@@ -252,6 +258,9 @@ def try_lm(name: str, model: torch.nn.Module) -> None:
         reason = str(e).strip().split("\n")[0][:200].strip()
         raise UserError(f"--lm={name}: {type(model).__name__} cannot be trained on text here: {reason}; "
                         f"{way_out}") from e
+    if (padded - alone).std() > 0.01 * alone.std():
+        print(f"WARNING: {name}: what {type(model).__name__} computes for a text depends on the padding "
+              "behind it, and so on the texts that share its batch")
 
 
 def check_weights(name: str, model: torch.nn.Module, info: dict) -> None:
@@ -342,7 +351,9 @@ def write_card(folder: Path, script: str, cfg: object, done: str, text: str, **m
     if cfg.dataset.startswith("hf:"):
         dataset = cfg.dataset.split(":")[1]
         metadata["datasets"] = [dataset]
-    flags = {name: value for name, value in asdict(cfg).items() if value is not None}
+    # None is most flags' default; where it is not, it was given.
+    given = getattr(cfg, "given", {})
+    flags = {name: value for name, value in asdict(cfg).items() if value is not None or name in given}
     versions = [f"{name} {version}" for name, version in runs.versions().items()]
     card = ModelCard(f"""---
 {ModelCardData(**metadata).to_yaml()}

@@ -101,7 +101,7 @@ def start(main: Callable, config: type, tiny: dict | None = None, presets: dict 
         # One line, also if a name in it has several.
         print("error:", *str(e).splitlines(), file=sys.stderr)
         sys.exit(2)
-    except (RuntimeError, OSError) as e:
+    except (RuntimeError, OSError, MemoryError) as e:
         if not is_out_of_memory(e):
             raise
         reason = str(e).splitlines()[0]
@@ -113,8 +113,9 @@ def start(main: Callable, config: type, tiny: dict | None = None, presets: dict 
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """torch says "CUDA out of memory" or "can't allocate memory"."""
-    return "out of memory" in str(error) or "allocate memory" in str(error)
+    """torch says "CUDA out of memory" or "can't allocate memory"; numpy has an error of its own."""
+    said = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in said or "allocate memory" in said
 
 
 def parse_flags(config: type, args: list[str], tiny: dict | None = None,
@@ -506,6 +507,11 @@ def read_run(folder: str | Path) -> dict:
     file = Path(folder) / "run.json"
     # os.path: a name that is too long for a file is no error.
     return read_record(file) if os.path.isfile(file) else {}
+
+
+def is_unfinished(folder: str | Path) -> bool:
+    """Whether a run was begun there, or made longer, and has not ended."""
+    return Path(folder, "started.json").exists() and not Path(folder, "run.json").exists()
 
 
 def read_record(file: Path) -> dict:

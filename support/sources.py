@@ -21,6 +21,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from http.client import HTTPException
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,8 +73,11 @@ def error_context(where: object) -> Iterator[SimpleNamespace]:
                         f"{' '.join(READERS)}") from e
     except csv.Error as e:
         raise UserError(f"{at.where}: {e}; {QUOTES}") from e
+    except json.JSONDecodeError as e:
+        raise UserError(f"{at.where}: is not JSON ({e}); a .jsonl file has one object on each line, and a "
+                        ".json file is read as a whole") from e
     # What a broken or a forbidden file raises; anything else is a defect of the program.
-    except (OSError, TypeError, ValueError, AttributeError, EOFError, zlib.error) as e:
+    except (OSError, TypeError, ValueError, AttributeError, EOFError, OverflowError, zlib.error) as e:
         raise UserError(f"{at.where}: {e}") from e
 
 
@@ -94,12 +98,12 @@ def reader_of(path: Path) -> Callable[[Path], Iterator[tuple[str, dict]]]:
     reader = READERS.get(suffix_of(path), read_lines)
     if reader is read_lines:
         first = next((line for _, line in lines(path) if line.strip()), "")
-        # An opening brace, and then a quote, the closing brace, or the end of the line.
-        if re.match(r'\s*\{\s*(["}]|$)', first):
-            return read_jsonl
-        # A list of objects, on one line or on several.
-        if re.match(r"\s*\[\s*(\{|$)", first):
+        # An object or a list over several lines, or a list of objects.
+        if re.match(r"\s*([{[]\s*$|\[\s*\{)", first):
             return read_json
+        # An opening brace, and then a quote or the closing brace.
+        if re.match(r'\s*\{\s*["}]', first):
+            return read_jsonl
     return reader
 
 
@@ -110,10 +114,14 @@ def suffix_of(path: Path) -> str:
 def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     first = [line.strip() for _, line in itertools.islice(lines(path), 1000) if line.strip()]
     tagged = [line for line in first if TAGGED.fullmatch(line)]
+    # A column of few different cells for many lines holds labels: one between tabs, or what stands behind the
+    # last semicolon, bar or comma of a line.
     rows = [line.split("\t") for line in first if "\t" in line]
-    # A column of few different cells for many lines holds labels.
-    fewest = min((len(set(column)) for column in zip(*rows, strict=False)), default=0)
-    is_table = 2 * len(rows) > len(first) and 5 * fewest <= len(rows)
+    columns = [(column, 5) for column in zip(*rows, strict=False)]
+    for separator in ";|,":
+        columns.append(([line.rpartition(separator)[2] for line in first if separator in line], 10))
+    is_table = any(2 * len(column) > len(first) and times * len(set(column)) <= len(column)
+                   for column, times in columns)
     # Tags and labels would be read as text.
     if is_table or 2 * len(tagged) > len(first):
         raise ValueError("looks like a token and its tag per line (CoNLL), or a label and a text (fastText), "
@@ -128,14 +136,21 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
     # Texts may be longer than what the csv module allows.
     csv.field_size_limit(2**31 - 1)
     n = blank = 0
+    short = []
     with error_context(path) as at:
         first = next((line for _, line in lines(path) if line.strip()), "")
-        likely = max(",;\t|", key=first.count)
+        # Those behind which there is no blank, outside of quotes.
+        tight = re.findall(r"[,;\t|](?! )", re.sub(r'"[^"]*"', "", first))
+        likely = max(",;\t|", key=tight.count)
         # Excel writes what it calls csv with other separators.
-        if delimiter not in first and likely in first:
+        if delimiter not in tight and likely in tight:
             print(f"{path}: its columns are separated by {likely!r}, not by {delimiter!r}", flush=True)
             delimiter = likely
-        table = csv.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
+        # Some people put a blank behind each separator: it would belong to a cell, and so would its quotes.
+        spaced = delimiter in first and delimiter not in tight
+        recurring = recurring_cells(path, delimiter)
+        table = csv.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True,
+                           skipinitialspace=spaced)
         # Blank lines may come first, and a line for Excel, such as sep=;
         firsts = (cells for cells in table if "".join(cells).strip() and cells[0] != "sep=")
         header = [name.strip() for name in next(firsts, [])]
@@ -143,7 +158,7 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
         before = table.line_num
         at.where = f"{path}:{before + 1}"
         for cells in table:
-            check_quotes(cells, delimiter, len(header))
+            check_quotes(cells, delimiter, len(header), recurring)
             if len(cells) > len(header):
                 raise ValueError("more cells than columns; put cells that hold a separator in double quotes "
                                  "(and give row names, as R writes them, a name in the header)")
@@ -151,12 +166,17 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
                 raise ValueError("the header is repeated here; remove this line (were two files joined?)")
             if cells:
                 n += 1
-                yield at.where, dict(zip(names, cells, strict=False))
+                if len(cells) < len(header):
+                    short.append(at.where)
+                yield at.where, dict(itertools.zip_longest(names, cells, fillvalue=""))
             else:
                 blank += 1
             # A quoted cell may run over lines: the place of a row is where it begins.
             at.where = f"{path}:{table.line_num + 1}"
         print(f"{path}: {n:,} rows in {table.line_num:,} lines, {blank:,} of them blank", flush=True)
+        if short:
+            print(f"WARNING: {path}: {len(short):,} rows have fewer cells than the header, the first at "
+                  f"{short[0]}; is a line broken in a cell without quotes?", flush=True)
         if table.line_num - before - blank > 2 * n:
             print(f"WARNING: {path}: quoted cells run over several lines; if its texts have no line breaks, "
                   f"{QUOTES}", flush=True)
@@ -175,8 +195,21 @@ def unique_names(header: list[str]) -> list[str]:
     return names
 
 
-def check_quotes(cells: list[str], delimiter: str, columns: int) -> None:
-    """Raises ValueError if double quotes that are plain characters join rows, or tear a cell apart."""
+def recurring_cells(path: Path, delimiter: str) -> set[str] | None:
+    """What stands between separators on one in a hundred of the first 2,000 lines, and on three of them at
+    least, such as labels; None of fewer than 50 lines."""
+    first = [line for _, line in itertools.islice(lines(path), 2000)]
+    if len(first) < 50:
+        return None
+    counts = collections.Counter()
+    for line in first:
+        counts.update({cell.strip('" \n') for cell in line.split(delimiter)})
+    return {cell for cell, times in counts.items() if cell and times >= max(3, len(first) / 100)}
+
+
+def check_quotes(cells: list[str], delimiter: str, columns: int, recurring: set[str] | None) -> None:
+    """Raises ValueError if double quotes that are plain characters join rows, or tear a cell apart.
+    recurring: of recurring_cells"""
     for column, cell in enumerate(cells):
         first, *below = cell.split("\n")
         if below and "\t" in cell and delimiter == "\t":
@@ -187,6 +220,11 @@ def check_quotes(cells: list[str], delimiter: str, columns: int) -> None:
         separator = rf"(?!(?<=\d),\d{{3}}(?!\d))[{delimiter}](?=[^\s\"])"
         ends_row = len(re.findall(separator, first)) >= columns - 1 - column
         rows = [line for line in below if len(re.findall(separator, line)) == columns - 1]
+        # In a row there is a number or a label. Lines of code, and of languages that have no blanks, may look
+        # like rows, too.
+        if recurring is not None:
+            rows = [row for row in rows
+                    if any(cell in recurring or cell.isdecimal() for cell in row.split(delimiter))]
         if columns > 1 and ends_row and rows and 2 * len(rows) >= len(below):
             raise ValueError(f"a quoted cell holds lines that look like rows: {rows[0][:60]!r}; {QUOTES}")
     # A separator inside a quotation has cut a cell in two: a cell opens the quotation, behind a blank or with
@@ -223,7 +261,11 @@ def read_json(path: Path) -> Iterator[tuple[str, dict]]:
             yield from read_jsonl(path)
             return
         if isinstance(found, dict):
-            found = found.get("data", found)
+            wrapped = found.get("data")
+            rows = [*wrapped.values()] if isinstance(wrapped, dict) else wrapped
+            # A column may have this name, too.
+            if rows and all(isinstance(row, dict | list) for row in rows):
+                found = wrapped
         if isinstance(found, dict):
             inner = [value for value in found.values() if isinstance(value, dict)]
             is_table = len(inner) == len(found)
@@ -487,6 +529,8 @@ def label_of(value: object) -> object:
         return value.strip().encode("utf-8", "backslashreplace").decode() or None
     if is_missing(value):
         return None
+    if isinstance(value, Decimal):
+        return str(value)
     return json.dumps(value) if isinstance(value, int | float) else value
 
 
@@ -808,7 +852,9 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
         split = split_of(path.name)
         files = [path]
         if path.is_dir() and split:
-            files = sorted(path.iterdir())
+            # In a folder that save_to_disk has made, other files say what these hold.
+            saved = (path / "state.json").exists()
+            files = sorted(path.glob("*.arrow" if saved else "*"))
         for file in files:
             has_format = suffix_of(file) in READERS
             if split and has_format:

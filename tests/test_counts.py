@@ -162,7 +162,8 @@ def test_difference_of_the_corpus_to_general_text(data, tmp_path):
 
 def test_a_word_with_hyphens_is_as_rare_as_its_rarest_part(tmp_path, tok):
     """Unless it is listed itself; apostrophes are straight or not, accents composed or not."""
-    (tmp_path / "general.txt").write_text("cat\t60\nbig\t500\ndon't\t40\ncafé\t30\nrare\t1\n")
+    listed = "Cat\t50\ncat\t10\nbig\t500\ndon\u2019t\t40\ncafe\u0301\t30\nrare\t1\n"
+    (tmp_path / "general.txt").write_text(listed)
     split = words_corpus(tmp_path, tok, ["big-cat don\u2019t cafe\u0301 zzz-cat"])
     typical = counts.log_ratio_to_general(split, tmp_path / "general.txt")
     found = dict(zip(counts.words_of(split).text, typical, strict=True))

@@ -11,6 +11,7 @@ import re
 import tempfile
 import time
 import unicodedata
+from decimal import Decimal
 from pathlib import Path
 
 import datasets
@@ -138,6 +139,11 @@ def test_a_saved_folder_of_the_library_datasets(tmp_path, tok):
     assert len(load(str(tmp_path / "u.parquet"), tok)["train"]) == 1
     # All labels of test are -1, which says that there are none.
     data.check_labels("train", "dev", "corpus")
+    # Each split by itself.
+    class_labels([0, 1, 1]).save_to_disk(tmp_path / "each/train")
+    class_labels([1]).save_to_disk(tmp_path / "each/test")
+    each = load(str(tmp_path / "each"), tok)
+    assert (len(each["train"]), label_names(each["test"])) == (2, ["pos"])
     with pytest.raises(UserError, match="test: there is no label"):
         data.check_labels("test")
     assert len(data["test"]) == 4
@@ -685,13 +691,15 @@ LABELS_AND_TEXTS = "or a label and a text (fastText), but a .txt file is text al
 NO_ANSWER = "question '1' has no answer"
 TWICE = io.BytesIO()
 pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), TWICE)
+LATE = io.BytesIO()
+pq.write_table(pa.table([["a"], pa.array([2**45], pa.timestamp("s"))], names=["text", "when"]), LATE)
 BAD = [
     ("empty.jsonl", "", "empty.jsonl, train: there is no text in it"),
     ("conll.txt", CONLL, "conll.txt: looks like a token and its tag per line (CoNLL)"),
     ("windows.csv", "text,label\na,b\n".encode("utf-16"), "windows.csv: is not UTF-8 text; save it as"),
     ("train-00000-of-00002.jsonl", jsonl(GOOD), "00002.jsonl is one of 2 files, but here are 1"),
     ("cut.jsonl.gz", gzip.compress(jsonl(*[GOOD] * 500).encode())[:60], "cut.jsonl.gz: Compressed file"),
-    ("broken.jsonl", jsonl(GOOD, '{"text": "a', GOOD), "broken.jsonl:2: Unterminated string"),
+    ("broken.jsonl", jsonl(GOOD, '{"text": "a', GOOD), "broken.jsonl:2: is not JSON (Unterminated"),
     ("array.jsonl", json.dumps([GOOD]), "array.jsonl:1: a row must be one JSON object, but this is a list"),
     ("some.jsonl", jsonl(GOOD | {"doc": 1}, GOOD), "some.jsonl:2: its fields are text, label, but"),
     ("column.csv", "id,review,labels\n1,a,b\n",
@@ -726,6 +734,11 @@ BAD = [
     ("lists.jsonl", jsonl(FLAT | {"answers": {"text": ["mat"], "answer_start": []}}), "must have the same"),
     ("look1.jsonl", jsonl(*stories(["p\u043es", "pos"])), r"the labels 'pos' and 'p\u043es' look alike"),
     ("look3.jsonl", jsonl(*stories(["A1", "\uff21\uff11"])), "look alike"),
+    ("emotions.txt", "".join(f"{row['text']};{row['label']}\n" for row in ROWS), LABELS_AND_TEXTS),
+    # Lines of a joined cell that end in a label that other rows have.
+    ("inches.csv", table(ROWS * 2) + '"a 12,neg\na river,pos\na 5",neg\n', "rows: 'a river,pos'"),
+    ("pretty.jsonl", json.dumps(ROWS, indent=1), "a .jsonl file has one object on each line"),
+    ("late.parquet", LATE.getvalue(), "late.parquet: date value out of range"),
 ]
 
 
@@ -772,7 +785,15 @@ LOOKS = [
     ("whole.jsonl", jsonl(*stories(["1", "1.0"])), (40, 2), "the labels '1' and '1.0' are the same number"),
     ("doccano.jsonl", jsonl(*stories(["pos", "pos#river"])), (40, 2), f"such as 'pos#river' {SEVERAL}"),
     ("many.jsonl", jsonl(*stories([f"c{i:02}" for i in range(14)])), (40, 14), "14 labels: c00 3, c01 3, "),
+    ("torn.csv", "label,text,more\n" + "a,b,c\n" * 40 + "a,half a text\n", (41, 1),
+     "torn.csv: 1 rows have fewer cells than the header, the first at {}/torn.csv:42; is a line broken"),
+    ("frage.csv", '"Frage, Text";text;label\n1;a;x\n', (1, 1), "separated by ';'"),
+    ("squad.txt", json.dumps({"data": ROWS}, indent=1), (40, 2), ""),
+    ("column.json", json.dumps({"data": [1, 2], "text": ["a", "b"], "label": ["x", "y"]}), (2, 2), ""),
     # Nothing is said of these.
+    ("blanks.csv", 'label, "text"\npos, "bad ""movie"""\n"neg", good\n', (2, 2), None),
+    ("tight.csv", "label,text\n" + "".join(f'a,"no {i},\nx {i},y {i}"\n' for i in range(40)), (40, 1), None),
+    ("thai.jsonl", jsonl(*stories(["\u0e14\u0e35", "\u0e15\u0e35"])), (40, 2), None),
     ("plain.jsonl", jsonl(*stories(["burn", "bum", "1", "l"])), (40, 4), None),
     ("stars.jsonl", jsonl(*stories(["1.0", "2.0"])), (40, 2), None),
     ("topics.jsonl", jsonl(*stories(["Sports", "Science, technology"])), (40, 2), None),
@@ -791,7 +812,7 @@ def test_what_is_said_of_what_was_read(name, content, found, said, tmp_path, cap
     data.check_labels("train")
     printed = capsys.readouterr().out
     assert (len(data["train"]), len(data["train"].labels)) == found
-    assert "WARNING" not in printed if said is None else said in printed
+    assert "WARNING" not in printed if said is None else said.replace("{}", str(tmp_path)) in printed
 
 
 def test_texts_and_documents_that_splits_share(tmp_path, tok, capsys):
@@ -887,6 +908,8 @@ def test_splits_of_which_one_lacks_something(tmp_path, tok):
     with pytest.raises(UserError, match=r"test\.jsonl:1: the field 'txt' is missing"):
         list(sources.read_to_predict(tmp_path / "d/test.jsonl", "txt", "text", "qa"))
     assert [sources.doc_number(value, "doc") for value in ("3.0", "3", 3.0)] == [3, 3, 3]
+    # A label may be a number of a database.
+    assert sources.label_of(Decimal("2")) == "2"
 
 
 def test_odd_but_good_questions(tmp_path, tok):

@@ -18,7 +18,8 @@ from tokenizers import models as tokenizer_models
 
 import data_prep
 import finetune_cls
-from support import devices, models
+import train_nmg
+from support import devices, models, runs
 from support.models import special_tokens_of
 from support.runs import UserError
 
@@ -99,6 +100,16 @@ def test_the_head_of_microsofts_deberta_is_used(kind, tmp_path, capsys):
     # What is saved is opened again with the same head.
     opened.save_pretrained(tmp_path / "again")
     assert same(weights(models.load_lm(str(tmp_path / "again"))), weights(lm))
+
+
+def test_a_lm_whose_states_depend_on_padding_is_told(capsys):
+    """As those of ConvBERT, whose convolutions reach into it."""
+    models.try_lm("bert", random_lm("bert"))
+    assert not capsys.readouterr().out
+    config = transformers.ConvBertConfig(vocab_size=50, hidden_size=32, embedding_size=32,
+                                         num_hidden_layers=1, num_attention_heads=4, initializer_range=0.2)
+    models.try_lm("conv", transformers.ConvBertForMaskedLM(config))
+    assert "WARNING: conv: what ConvBertForMaskedLM computes for a text depends on" in capsys.readouterr().out
 
 
 def test_a_checksum_is_that_of_the_whole_lm(lm_folder):
@@ -374,3 +385,11 @@ def test_a_card_names_what_the_hub_has(lm, dataset, said, base, tmp_path, monkey
     card = ModelCard.load(tmp_path / "README.md")
     assert said in card.text and f"--lm={lm} " in card.text
     assert (card.data.base_model, card.data.datasets) == (base, base and ["c/d"])
+
+
+def test_the_command_of_a_card_makes_the_same_again(tmp_path):
+    """None is said where it is not the default."""
+    cfg = runs.parse_flags(train_nmg.Config, ["--clip=None", "--lm=a/b"])
+    models.write_card(tmp_path, "train_nmg.py", cfg, "learned", "")
+    said = re.search("python train_nmg.py (.*)", (tmp_path / "README.md").read_text())[1]
+    assert "--clip=None" in said and runs.parse_flags(train_nmg.Config, said.split()) == cfg

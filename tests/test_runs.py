@@ -125,6 +125,7 @@ def test_a_preset_comes_after_what_is_given_and_before_the_toy_worlds(capsys):
     (UserError("this LM\nis broken"), 2, "error: this LM is broken\n"),
     (KeyboardInterrupt(), 130, "\nstopped; the same command goes on from its last checkpoint, if any\n"),
     (RuntimeError("CUDA out of memory. Tried 20 GiB.\nmore"), 2, "error: CUDA out of memory. Tried 20 GiB.;"),
+    (MemoryError("Unable to allocate 9 GiB"), 2, "error: Unable to allocate 9 GiB; a small"),
     (RuntimeError("can't allocate memory"), 2, "; a small --micro_batch or shorter pieces need less\n"),
 ])
 def test_a_mistake_is_one_sentence(error, code, said, monkeypatch, capsys):

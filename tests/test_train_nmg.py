@@ -23,7 +23,7 @@ import pretrain
 import train_nmg
 from nmg import monitor, paper_form, policies
 from nmg.paper_form import Agent
-from nmg.plays import Episode, Play, load_episodes
+from nmg.plays import Episode, Play, episodes_of_runs, load_episodes
 from nmg.policies import LinearPolicy, PaperPolicy, load_policy
 from nmg.subtasks import SubTaskSampler
 from support import models, runs, toy
@@ -533,6 +533,11 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     assert learned[0] == (other / "policy.safetensors").read_bytes() != learned[1]
     for name in ("other/o", "gap", "damaged"):
         shutil.copytree(other, tmp_path / name)
+    # A run that goes on will have other plays.
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half/started.json").touch()
+    with pytest.raises(UserError, match="half: this run is not finished"):
+        episodes_of_runs(f"{tmp_path}/half", "likelihood", 1)
     # Other plays in a folder of the same name are another run.
     (tmp_path / "other/o/plays/00001.npz").unlink()
     # One in the midst of a run that goes on.
