@@ -66,8 +66,8 @@ PROCESSES=${PROCESSES:-1}
 for name in DATASET LM MASKER SEED; do
     [ -z "${!name}" ] || fail "$name=${!name}: is not read; what is run are QA, CLS, LMS, MASKERS, SEEDS"
 done
-[[ $SEEDS != *[!0-9[:space:]]* ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
-[[ ! " $MASKERS" =~ [[:space:]],|,[^-] ]] || fail "MASKERS=$MASKERS: must be like none random,--p=0.3 whole"
+[[ $SEEDS != *[!0-9[:space:]]* && $SEEDS = *[0-9]* ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
+[[ ! " $MASKERS" =~ [[:space:]],|,[^-]|,$ ]] || fail "MASKERS=$MASKERS: must be like none random,--p=0.3 whole"
 for list in "$QA" "$CLS" "$LMS"; do
     [[ $list != *[[:space:]]* || ! -e $list ]] || fail "$list: names in lists must be without spaces"
 done
@@ -78,6 +78,7 @@ all="none random whole span entity punct nmg sampled nmg-paper"
 # A control for learned maskers: random masks as few as theirs, for as many epochs.
 [ "$QUICK" ] || all="$all random,--p=0.05,--epochs=3"
 rows=(${MASKERS:-$all})
+registered=$(awk '/^@register/ {getline; print $2}' $here/maskers.py | sed 's/(.*//')
 for row in "${rows[@]}"; do
     masker=${row%%,*}
     # A name without : is a function of maskers.py, or a policy to be learned.
@@ -85,10 +86,15 @@ for row in "${rows[@]}"; do
         nmg | sampled | mean | nmg-paper | nmg-alone | nmg-fresh | linear) ;;
         *.py:*) [[ -e ${masker%:*} || $1 ]] || fail "MASKERS=$masker: no such file: ${masker%:*}" ;;
         *:*) ;;
-        *) grep -qs "^def $masker(" $here/maskers.py || fail "MASKERS=$masker: no such masker. Allowed:" \
+        *) grep -qxF -- "$masker" <<< "$registered" || fail "MASKERS=$masker: no such masker. Allowed:" \
             "linear nmg sampled mean nmg-paper nmg-alone nmg-fresh FILE.py:function nmg:FOLDER" \
-            "sampled:FOLDER" $(awk '/^@register/ {getline; print $2}' $here/maskers.py | sed 's/(.*//') ;;
+            "sampled:FOLDER" $registered ;;
     esac
+done
+shared=$(printf "%s\n" "${rows[@]}" | sort -u | tr "/,:" "-" | sort | uniq -d)
+[ -z "$shared" ] || fail "MASKERS=$MASKERS: two rows would share the folders *-$shared-*; rename one's files"
+for name in PRETRAIN_FLAGS FINETUNE_FLAGS NMG_FLAGS; do
+    [[ ${!name} =~ ^[[:space:]]*(--|$) ]] || fail "$name=${!name}: flags begin with --"
 done
 # NAME FLAGS SCRIPT...: ends if a flag is a field of none of the scripts. (Rows would say so, but only after
 # the hours of the policies.)

@@ -3,7 +3,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import succeed
+from conftest import call, succeed
 
 import train_nmg
 from nmg import monitor
@@ -72,7 +72,7 @@ def test_a_policy_of_several_runs_foretells_another():
 def test_the_table(tmp_path):
     """Where the score of a play is how many tokens of one kind it masked, each run foretells the other."""
     rng = np.random.default_rng(1)
-    for run in ("a", "b"):
+    for run in ("a", "b", "c"):
         for number in range(1, 5):
             episode, _ = an_episode(rng, 30, 12)
             for play in episode.plays.values():
@@ -95,15 +95,18 @@ def test_the_table(tmp_path):
     assert len(rows) == 6 and of_table["all words"] == pytest.approx(mean, abs=0.001)
 
     # Two runs as one, which is learned from and foretold as a whole; and another score than the reward.
-    flags = ["--metric=em", "--plays=a+b,b", "--judged_by=em,wrong", "--out=o.jsonl"]
+    flags = ["--metric=em", "--plays=a+b,c", "--judged_by=em,wrong,em", "--out=o.jsonl"]
     succeed("tools/foretell.py", *flags, cwd=tmp_path)
     rows = pd.DataFrame(runs.read_rows(tmp_path / "o.jsonl"))
-    assert {*zip(rows["source"], rows["target"], strict=True)} == {("a+b", "b"), ("b", "a+b")}
+    assert {*zip(rows["source"], rows["target"], strict=True)} == {("a+b", "c"), ("c", "a+b")}
     of_score = rows.groupby(["judged_by", "way"])["r"].mean()
     assert of_score["em", "all words"] == pytest.approx(-of_score["wrong", "all words"], abs=0.001)
     assert of_score["em", "all words"] > 0.5
     # Each run is foretold by all others together.
-    succeed("tools/foretell.py", "--metric=em", "--plays=a,b,a+b", "--joined", "--out=j.jsonl", cwd=tmp_path)
+    succeed("tools/foretell.py", "--metric=em", "--plays=a,b,c", "--joined", "--out=j.jsonl", cwd=tmp_path)
     rows = pd.DataFrame(runs.read_rows(tmp_path / "j.jsonl"))
     pairs = {*zip(rows["source"], rows["target"], strict=True)}
-    assert pairs == {("b,a+b", "a"), ("a,a+b", "b"), ("a,b", "a+b")}
+    assert pairs == {("b,c", "a"), ("a,c", "b"), ("a,b", "c")}
+    # No run is judged by plays that it has learned from.
+    result = call("tools/foretell.py", "--metric=em", "--plays=a,b+a", cwd=tmp_path)
+    assert result.returncode == 2 and "plays that are in another of these folders" in result.stderr

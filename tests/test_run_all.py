@@ -257,12 +257,16 @@ def test_how_many_seeds_can_show_something(env, said):
     assert lines == [] if said is None else lines[0].startswith(said)
 
 
+ALLOWED = ("no such masker. Allowed: linear nmg sampled mean nmg-paper nmg-alone nmg-fresh FILE.py:function "
+           f"nmg:FOLDER sampled:FOLDER {' '.join(maskers.MASKERS)}")
+
+
 @pytest.mark.parametrize(("flags", "env", "message"), [
     (["--lits"], {},
      "--lits: give --list, --download, --help or nothing; all else are environment variables"),
-    (["--list"], {"MASKERS": "random my.py:f my.py nmgg,--p=1"}, "MASKERS=my.py: no such masker. Allowed: " +
-     "linear nmg sampled mean nmg-paper nmg-alone nmg-fresh FILE.py:function nmg:FOLDER sampled:FOLDER " +
-     " ".join(maskers.MASKERS)),
+    (["--list"], {"MASKERS": "random my.py:f my.py nmgg,--p=1"}, f"MASKERS=my.py: {ALLOWED}"),
+    # A helper in maskers.py
+    (["--list"], {"MASKERS": "pick"}, f"MASKERS=pick: {ALLOWED}"),
     ([], {"MASKERS": "my.py:f"}, "MASKERS=my.py:f: no such file: my.py"),
     # The shell leaves ~ as it is in quotes.
     ([], {"OUT": "~/runs"}, "OUT, PYTHON and this path must be without spaces or ~"),
@@ -275,6 +279,11 @@ def test_how_many_seeds_can_show_something(env, said):
     (["--list"], {"MASKERS": "random ,--p=1"},
      "MASKERS=random ,--p=1: must be like none random,--p=0.3 whole"),
     (["--list"], {"MASKERS": "random,whole"}, "MASKERS=random,whole: must be like none random,--p=0.3 whole"),
+    (["--list"], {"MASKERS": "none random,"}, "MASKERS=none random,: must be like none random,--p=0.3 whole"),
+    (["--list"], {"MASKERS": "nmg:a/b nmg:a-b"},
+     "MASKERS=nmg:a/b nmg:a-b: two rows would share the folders *-nmg-a-b-*; rename one's files"),
+    (["--list"], {"PRETRAIN_FLAGS": "p=0.3"}, "PRETRAIN_FLAGS=p=0.3: flags begin with --"),
+    (["--list"], {"SEEDS": " "}, "SEEDS= : must be numbers: 0 1 2"),
     (["--list"], {"QUICK": "yes"}, "QUICK=yes: must be 1 or 0"),
     (["--list"], {"CLS": "my data.csv"}, "my data.csv: names in lists must be without spaces"),
     (["--list"], {"CLS": "a a-b", "LMS": "c b-c"},

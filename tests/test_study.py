@@ -18,6 +18,7 @@ from nmg.subtasks import SubTaskSampler
 from support import runs, sources
 from support.models import LMReader
 from support.rng import rng_for
+from support.runs import UserError
 from tools import study
 
 # A play of a second or less.
@@ -277,15 +278,33 @@ def test_wrong_plans(old, new, said, place):
     assert not (place / "o/plays/plays.jsonl").exists()
 
 
-def test_primary_comparisons_of_several_studies(place, monkeypatch):
-    """Of plays that are made up."""
+def made_up_play(name, seed, *_):
+    score = np.random.default_rng(seed + len(name)).normal()
+    return {"masker": name, "row": name, "seed": seed, "split": "val", "metrics": ["accuracy"],
+            "accuracy": score, "seconds": {"play": 1.0}, "ended": "2026-01-01 00:00", "file": None,
+            "policy": None, "commit": runs.commit()}
+
+
+def test_a_play_that_fails_while_the_plan_is_edited(place, monkeypatch):
+    """The others go on, and the table says by which plan. With that of now, nothing is played."""
     def play(name, seed, *_):
-        score = np.random.default_rng(seed + len(name)).normal()
-        return {"masker": name, "row": name, "seed": seed, "split": "val", "metrics": ["accuracy"],
-                "accuracy": score, "seconds": {"play": 1.0}, "ended": "2026-01-01 00:00", "file": None,
-                "policy": None, "commit": runs.commit()}
+        (place / "plays.toml").write_text(PLAYS.replace("seeds = 3", "seeds = 9"))
+        if (name, seed) == ("punct", 1):
+            raise UserError("it is broken")
+        return made_up_play(name, seed)
 
     monkeypatch.setattr(study, "play", play)
+    result = study_of(place, code=2)
+    assert set(plays_of(place)) == set(itertools.product(range(3), ("random", "punct"))) - {(1, "punct")}
+    said = "1 plays failed, and are missing above; the first: punct with seed 1: it is broken"
+    assert said in result.stderr
+    assert "    seeds = 3\n" in result.stdout and "--dataset=toycls --lm=tiny:\n" in result.stdout
+    assert "(plan.seeds=3 there, 9 here)" in study_of(place, code=2).stderr
+
+
+def test_primary_comparisons_of_several_studies(place, monkeypatch):
+    """Of plays that are made up."""
+    monkeypatch.setattr(study, "play", made_up_play)
     (place / "other.toml").write_text(PLAYS.replace("seeds = 3", "seeds = 7\nseed = 20"))
     (place / "plays.toml").write_text(PLAYS.replace("seeds = 3", "seeds = 6").replace("t']", "t', 'whole']"))
     result = succeed("tools/study.py", "--plan=plays.toml,other.toml", "--out=o", cwd=place)

@@ -545,8 +545,8 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     whole = (other / "plays/00001.npz").read_bytes()
     (tmp_path / "damaged/plays/00001.npz").write_bytes(whole[:-200])
     cases = {f"--episodes=0 --plays={tmp_path}/other/o --out=0": "holds another run (plays_checksum=",
-             "--episodes=9 --out=gap": "gap/plays/00002.npz: is missing",
              f"--episodes=0 --plays={other},gap": "gap holds plays that are in another of these folders, too",
+             "--episodes=9 --out=gap": "gap/plays/00002.npz: is missing",
              f"--episodes=0 --plays={other} --dataset=toyqa --metric=em": "its plays have no score em",
              "--episodes=0 --plays=damaged": "00001.npz: is no episode of train_nmg.py"}
     for flags, said in cases.items():

@@ -104,7 +104,9 @@ def main(cfg: Config) -> None:
     lm = load_lm(cfg.lm, cfg.seed).to(device())
     if cfg.metric is None:
         cfg.metric = "accuracy"
-    cfg.judged_by = cfg.judged_by or cfg.metric
+    cfg.judged_by = ",".join(dict.fromkeys((cfg.judged_by or cfg.metric).split(",")))
+    # A run must not be judged by plays that have taught its policy.
+    episodes_of_runs(",".join(folders).replace("+", ","), cfg.metric, lm.config.vocab_size)
     episodes_of = {}
     for folder in folders:
         episodes_of[folder] = episodes_of_runs(folder.replace("+", ","), cfg.metric, lm.config.vocab_size)

@@ -81,6 +81,8 @@ class Plan(DataFlags):
 class Study:
     """A plan that was read and checked, with the flags of learning and of playing, and the study's folder."""
     file: Path
+    text: str               # of the file, and when that was last changed, as it was read
+    changed: str
     plan: Plan
     learn: train_nmg.Config
     play: train_nmg.PlayConfig
@@ -125,7 +127,8 @@ def read_plan(file: Path, cfg: Config) -> Study:
     learn = parsed(train_nmg.Config, tables["learn"], f"{file}, [learn]", own)
     own = {"dataset": f"{file.stem}-new", "lm": plan.lm, "seed": 0, "metric": plan.metric}
     play_flags = parsed(train_nmg.PlayConfig, tables["play"], f"{file}, [play]", own)
-    study = Study(file, plan, learn, play_flags, folder)
+    text = file.read_text(encoding="utf-8").strip()
+    study = Study(file, text, last_changed(file), plan, learn, play_flags, folder)
     check_maskers(study)
     return study
 
@@ -180,10 +183,11 @@ def parsed(config: type, fields: dict, where: str, own: dict) -> object:
 
 def last_changed(file: Path) -> str:
     """When a plan was last changed: its commit, or "not committed"."""
-    folder = file.resolve().parent
-    last = runs.git(folder, "log", "-1", "--format=commit %h of %cd", "--date=format:%Y-%m-%d %H:%M", "--",
-                    file.name)
-    if last and not runs.git(folder, "status", "--porcelain", "--", file.name):
+    file = file.resolve()
+    # In the time of this machine, as that of plays.
+    date = "--date=format-local:%Y-%m-%d %H:%M"
+    last = runs.git(file.parent, "log", "-1", "--format=commit %h of %cd", date, "--", file.name)
+    if last and not runs.git(file.parent, "status", "--porcelain", "--", file.name):
         return last
     edited = time.localtime(file.stat().st_mtime)
     return f"not committed, last edited {time.strftime('%Y-%m-%d %H:%M', edited)}"
@@ -332,17 +336,21 @@ def open_study(study: Study) -> tuple[torch.nn.Module, SubTaskSampler, ModuleTyp
     for row in study.rows:
         if row not in LEARNED:
             choose_masks(some, maskers.find(study.masker(row, 0)), cfg.p, 0, LMReader(lm))
-    warn_of_commits(log)
     return lm, sampler, task, settings
 
 
-def run(study: Study, lm: torch.nn.Module, sampler: SubTaskSampler, task: ModuleType, settings: dict) -> None:
-    """Learns the policies and plays all maskers, as far as that is not done.
+def run(study: Study, lm: torch.nn.Module, sampler: SubTaskSampler, task: ModuleType,
+        settings: dict) -> list[str]:
+    """Learns the policies and plays all maskers, as far as that is not done. Returns the plays that failed,
+    and why; the others go on.
 
     lm, sampler, task, settings: of open_study"""
     plan, log = study.plan, study.log
     with runs.locked(log):
+        # Another process may have been given another plan since this study was opened.
+        refuse_another_plan(study, settings)
         take_over_plays(study, settings)
+    warn_of_commits(log)
     plays = list(itertools.product(range(plan.seed, plan.seed + plan.seeds), study.rows))
     # The primary comparison first, so that it is whole where the time ends early.
     plays.sort(key=lambda job: job[1] not in ("random", plan.primary))
@@ -356,9 +364,14 @@ def run(study: Study, lm: torch.nn.Module, sampler: SubTaskSampler, task: Module
     # The policies that this process has learned. Of one that is finished already, train_nmg.main only checks
     # that it was learned with the plan's flags.
     ready = set()
+    failed = {}
     with tqdm(total=len(plays), initial=len(done), unit="play", disable=None) as bar:
         locks = log.with_name(f"{log.name}.locks")
-        for job in runs.shared([*policies, *plays], lambda: ready | done_plays(log), locks, needs):
+
+        def ended():
+            return ready | {*failed} | done_plays(log)
+
+        for job in runs.shared([*policies, *plays], ended, locks, needs):
             if job in policies:
                 train_nmg.main(replace(study.learn, seed=int(job.rpartition("-")[2]), out=job))
                 ready.add(job)
@@ -366,11 +379,17 @@ def run(study: Study, lm: torch.nn.Module, sampler: SubTaskSampler, task: Module
                 bar.unpause()
                 continue
             seed, row = job
-            line = play(study.masker(row, seed), seed, lm, sampler, task, study.play)
+            try:
+                line = play(study.masker(row, seed), seed, lm, sampler, task, study.play)
+            except UserError as e:
+                failed[job] = f"{row} with seed {seed}: {e}"
+                tqdm.write(f"FAILED: {failed[job]}")
+                continue
             add_play(study, line | {"row": row}, settings)
             # Other processes play, too.
             bar.n = len(done_plays(log))
             bar.refresh()
+    return [*failed.values()]
 
 
 def refuse_another_plan(study: Study, settings: dict) -> None:
@@ -448,8 +467,9 @@ def show(study: Study) -> pd.Series:
     # Plays that were taken over may be older than the plan.
     own = [line["ended"] for line in runs.read_rows(study.log) if "taken_from" not in line]
     first = min(own, default="before that")
-    print(f"\nPlan {study.file} ({last_changed(study.file)}); the first play ended {first}:\n")
-    for line in study.file.read_text(encoding="utf-8").strip().splitlines():
+    print(f"\nPlan {study.file} ({study.changed}); the first play ended {first}; played with "
+          f"--dataset={runs.portable(plan.dataset)} --lm={runs.portable(plan.lm)}:\n")
+    for line in study.text.splitlines():
         print(f"    {line}".rstrip())
     print(f"\n{report.markdown_table(table)}\n")
     print(f"The primary comparison is {plan.primary} minus random: its p is not corrected, those of others "
@@ -487,11 +507,14 @@ def main(cfg: Config) -> None:
     for number, study in enumerate(studies):
         *_, settings = opened[number]
         check_plays_of(study, settings, {earlier.log for earlier in studies[:number]})
+    failed = []
     for study, parts in zip(studies, opened, strict=True):
-        run(study, *parts)
+        failed += run(study, *parts)
     found = {f"{study.file.stem}, {study.plan.primary}": show(study) for study in studies}
     if len(studies) > 1:
         show_primaries(found)
+    if failed:
+        raise UserError(f"{len(failed)} plays failed, and are missing above; the first: {failed[0]}")
 
 
 if __name__ == "__main__":
