@@ -327,7 +327,7 @@ def visible(label: str) -> str:
     characters = []
     for c in INVISIBLE.sub("", unicodedata.normalize("NFKC", label)):
         alike = [other["c"] for other in confusables_data.get(c, []) if len(other["c"]) == 1]
-        # Who writes in a script tells its letters apart. (Their names begin with its name.)
+        # Readers of a script tell its letters apart.
         alike = [other for other in alike if script_of(other) != script_of(c)]
         # Labels of ASCII alone are told apart: 1 from l, and rn from m.
         if not c.isascii():
@@ -337,6 +337,7 @@ def visible(label: str) -> str:
 
 
 def script_of(character: str) -> str:
+    """The first word of the character's Unicode name, which for a letter is its script."""
     return unicodedata.name(character, "").partition(" ")[0]
 
 

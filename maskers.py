@@ -50,7 +50,7 @@ def register(masker: Masker) -> Masker:
 def register_score(score: Callable) -> Callable:
     """Makes a score, a function (batch, lm) -> (B, L) that says how much each token should be masked, a
     --masker of that name. It draws tokens with weight exp(score), so that a score of log n gives weight n.
-    In Python the name stays the score, so that scores can be made of others."""
+    The function itself stays the score, so that other scores can call it."""
     register(sampled(score))
     SCORES[score.__name__] = score
     return score
@@ -137,8 +137,8 @@ def units_of(ids: np.ndarray) -> np.ndarray:
 def per_unit(numbers: np.ndarray, unit: np.ndarray) -> np.ndarray:
     """(B, L) for each token the number of its unit.
 
-    numbers: (B, L); unit: (B, L) the column of `numbers` that holds it: the one where the unit starts, as
-        `units_of` returns it, or its index"""
+    numbers: (B, L); unit: (B, L) the column of `numbers` that holds it: the one where the unit starts
+        (`units_of`), or for spans the number of the span"""
     return np.take_along_axis(numbers, unit, 1)
 
 

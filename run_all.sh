@@ -67,7 +67,8 @@ for name in DATASET LM MASKER SEED; do
     [ -z "${!name}" ] || fail "$name=${!name}: is not read; what is run are QA, CLS, LMS, MASKERS, SEEDS"
 done
 [[ $SEEDS != *[!0-9[:space:]]* && $SEEDS = *[0-9]* ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
-[[ ! " $MASKERS" =~ [[:space:]],|,[^-]|,$ ]] || fail "MASKERS=$MASKERS: must be like none random,--p=0.3 whole"
+[[ ! " $MASKERS" =~ [[:space:]],|,[^-]|,$ ]] ||
+    fail "MASKERS=$MASKERS: must be like none random,--p=0.3 whole"
 for list in "$QA" "$CLS" "$LMS"; do
     [[ $list != *[[:space:]]* || ! -e $list ]] || fail "$list: names in lists must be without spaces"
 done
@@ -78,7 +79,7 @@ all="none random whole span entity punct nmg sampled nmg-paper"
 # A control for learned maskers: random masks as few as theirs, for as many epochs.
 [ "$QUICK" ] || all="$all random,--p=0.05,--epochs=3"
 rows=(${MASKERS:-$all})
-registered=$(awk '/^@register/ {getline; print $2}' $here/maskers.py | sed 's/(.*//')
+registered=$(awk '/^@register/ {on = 1} on && /^def / {print $2; on = 0}' $here/maskers.py | sed 's/(.*//')
 for row in "${rows[@]}"; do
     masker=${row%%,*}
     # A name without : is a function of maskers.py, or a policy to be learned.

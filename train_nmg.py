@@ -102,7 +102,8 @@ class PlayConfig(DataFlags):
     max_len: int | None = None      # tokens of a block; None: cls 256, qa 512
     ft_max_len: int | None = None   # tokens of a labelled text or window; None: cls 256, qa 384
     metric: str | None = None       # what is rewarded; None: cls accuracy, qa em (also cls macro_f1
-                                    # likelihood, qa f1 likelihood: METRICS of the task)
+                                    # likelihood, qa f1 likelihood: METRICS of the task). ChemProt's gains
+                                    # were learned by likelihood, as in the preset; accuracy often ties
     fast: bool = True               # bf16 or fp16 where that is fast, cheaper attention on a CPU
     # the run
     seed: int = 0                   # seeds everything random except what is cut from train (D_val, dev)
@@ -128,7 +129,8 @@ class Config(PlayConfig):
                                     # None: they are not clipped
     sharpness: float = SHARPNESS    # what logits are multiplied by then, before tokens are drawn
     exploration: float = 2.0        # weight of the random direction beside the policy's logits: its standard
-                                    # deviation is exploration x sharpness
+                                    # deviation is exploration x sharpness. In a simulation 4 taught as
+                                    # much as 2, and 8 a little less
     random_every: int = 4           # every so many episodes the random player takes part, as a control
     # with --paper
     continual: bool = True          # an episode starts from the LM that the learner of the last one
@@ -188,7 +190,7 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
     """(M, L): what a step in a random direction adds to the logits of each token. These are the logits of a
     linear policy with random weights, scaled to mean 0 and standard deviation 1 in each block; 0 at tokens
-    that must not be masked. Who adds them to the logits of a linear policy plays by other weights."""
+    that must not be masked. Adding them to a linear policy's logits is much like changing its weights."""
     hidden, _ = states[0]
     other = random_policy(hidden.shape[1], seed, f"direction {episode}")
     direction = standardized(policy_forward(other.to(device()), states).cpu().numpy())

@@ -72,7 +72,7 @@ def check_folder(name: str, place: Path) -> None:
         raise UserError(f"--lm={name}: holds an adapter (adapter_config.json), as LoRA makes them, which is "
                         "not read here; put it into its LM with merge_and_unload() of the library peft, and "
                         "save that in a folder of its own")
-    if (place / "started.json").exists() and not (place / "run.json").exists():
+    if runs.is_unfinished(place):
         raise UserError(f"--lm={name}: the run that makes it has not finished; start its command again")
     if place.exists() and not (place / "config.json").exists():
         raise UserError(f"--lm={name}: no config.json in it; allowed are 'tiny', a Hugging Face folder, or "
@@ -260,7 +260,7 @@ def try_lm(name: str, model: torch.nn.Module) -> None:
                         f"{way_out}") from e
     if (padded - alone).std() > 0.01 * alone.std():
         print(f"WARNING: {name}: what {type(model).__name__} computes for a text depends on the padding "
-              "behind it, and so on the texts that share its batch")
+              "behind it (so on the texts that share its batch), or on chance")
 
 
 def check_weights(name: str, model: torch.nn.Module, info: dict) -> None:
@@ -351,9 +351,9 @@ def write_card(folder: Path, script: str, cfg: object, done: str, text: str, **m
     if cfg.dataset.startswith("hf:"):
         dataset = cfg.dataset.split(":")[1]
         metadata["datasets"] = [dataset]
-    # None is most flags' default; where it is not, it was given.
-    given = getattr(cfg, "given", {})
-    flags = {name: value for name, value in asdict(cfg).items() if value is not None or name in given}
+    # None is left out where it is the default.
+    flags = {name: value for name, value in asdict(cfg).items()
+             if value is not None or getattr(type(cfg), name) is not None}
     versions = [f"{name} {version}" for name, version in runs.versions().items()]
     card = ModelCard(f"""---
 {ModelCardData(**metadata).to_yaml()}

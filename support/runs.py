@@ -104,7 +104,7 @@ def start(main: Callable, config: type, tiny: dict | None = None, presets: dict 
     except (RuntimeError, OSError, MemoryError) as e:
         if not is_out_of_memory(e):
             raise
-        reason = str(e).splitlines()[0]
+        reason = (str(e) or "out of memory").splitlines()[0]
         print(f"error: {reason}; a small --micro_batch or shorter pieces need less", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

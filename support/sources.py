@@ -40,7 +40,8 @@ SPLIT_NAMES |= {"val": "dev", "valid": "dev", "validation": "dev", "eval": "dev"
 
 # A line of CoNLL (one or more columns, and a tag such as O or B-PER) or of fastText (a label, and a text).
 TAGGED = re.compile(r"\S.*\s(O|[BIESLUM]-[A-Za-z]\S*)|__label__\S+\s.*")
-QUOTES = 'a double quote in a quoted cell is written twice (""), with no backslash; or use jsonl'
+QUOTES = ('a double quote in a quoted cell is written twice (""), with no backslash; where the cells are '
+          "right, use jsonl (pandas writes it with to_json(orient='records', lines=True))")
 # One file of several, as in train-00000-of-00002.parquet or train-00000-of-00002-1a2b3c4d.parquet.
 SHARD = re.compile(r"-(\d+)-of-(\d+)[-.]")
 # Fields that say that a question has no answer.
@@ -114,14 +115,14 @@ def suffix_of(path: Path) -> str:
 def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     first = [line.strip() for _, line in itertools.islice(lines(path), 1000) if line.strip()]
     tagged = [line for line in first if TAGGED.fullmatch(line)]
-    # A column of few different cells for many lines holds labels: one between tabs, or what stands behind the
-    # last semicolon, bar or comma of a line.
+    # A column of few different cells for many lines holds labels: one between tabs, or what stands right
+    # behind the last semicolon of a line.
     rows = [line.split("\t") for line in first if "\t" in line]
-    columns = [(column, 5) for column in zip(*rows, strict=False)]
-    for separator in ";|,":
-        columns.append(([line.rpartition(separator)[2] for line in first if separator in line], 10))
-    is_table = any(2 * len(column) > len(first) and times * len(set(column)) <= len(column)
-                   for column, times in columns)
+    columns = [*zip(*rows, strict=False)]
+    behind = [line.rpartition(";")[2] for line in first if re.search(r";[^;\s][^;]*$", line)]
+    if len(set(behind)) > 1:
+        columns.append(behind)
+    is_table = any(2 * len(column) > len(first) and 5 * len(set(column)) <= len(column) for column in columns)
     # Tags and labels would be read as text.
     if is_table or 2 * len(tagged) > len(first):
         raise ValueError("looks like a token and its tag per line (CoNLL), or a label and a text (fastText), "
@@ -139,16 +140,20 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
     short = []
     with error_context(path) as at:
         first = next((line for _, line in lines(path) if line.strip()), "")
-        # Those behind which there is no blank, outside of quotes.
-        tight = re.findall(r"[,;\t|](?! )", re.sub(r'"[^"]*"', "", first))
-        likely = max(",;\t|", key=tight.count)
+        unquoted = re.sub(r'"[^"]*"', "", first)
+        # A comma before a blank belongs to a name, unless all separators of the header stand before blanks.
+        tight = re.findall(r"[,;\t|](?! )", unquoted)
+        separators = tight or re.findall(r"[,;\t|]", unquoted)
+        likely = max(",;\t|", key=separators.count)
         # Excel writes what it calls csv with other separators.
-        if delimiter not in tight and likely in tight:
+        is_likelier = separators.count(likely) >= max(1, unquoted.count(delimiter))
+        if delimiter not in separators and is_likelier:
             print(f"{path}: its columns are separated by {likely!r}, not by {delimiter!r}", flush=True)
             delimiter = likely
-        # Some people put a blank behind each separator: it would belong to a cell, and so would its quotes.
-        spaced = delimiter in first and delimiter not in tight
-        recurring = recurring_cells(path, delimiter)
+        # With a blank behind each separator, the blanks and the quotes of cells would belong to the cells.
+        quoted = re.compile(rf'[{delimiter}] +"([^"]|"")*"\s*([{delimiter}]|$)')
+        spaced = delimiter not in tight and any(
+            quoted.search(line) for _, line in itertools.islice(lines(path), 1000))
         table = csv.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True,
                            skipinitialspace=spaced)
         # Blank lines may come first, and a line for Excel, such as sep=;
@@ -158,7 +163,7 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
         before = table.line_num
         at.where = f"{path}:{before + 1}"
         for cells in table:
-            check_quotes(cells, delimiter, len(header), recurring)
+            check_quotes(cells, delimiter, len(header))
             if len(cells) > len(header):
                 raise ValueError("more cells than columns; put cells that hold a separator in double quotes "
                                  "(and give row names, as R writes them, a name in the header)")
@@ -166,7 +171,7 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
                 raise ValueError("the header is repeated here; remove this line (were two files joined?)")
             if cells:
                 n += 1
-                if len(cells) < len(header):
+                if len(cells) < len(header) and "".join(cells).strip():
                     short.append(at.where)
                 yield at.where, dict(itertools.zip_longest(names, cells, fillvalue=""))
             else:
@@ -195,21 +200,8 @@ def unique_names(header: list[str]) -> list[str]:
     return names
 
 
-def recurring_cells(path: Path, delimiter: str) -> set[str] | None:
-    """What stands between separators on one in a hundred of the first 2,000 lines, and on three of them at
-    least, such as labels; None of fewer than 50 lines."""
-    first = [line for _, line in itertools.islice(lines(path), 2000)]
-    if len(first) < 50:
-        return None
-    counts = collections.Counter()
-    for line in first:
-        counts.update({cell.strip('" \n') for cell in line.split(delimiter)})
-    return {cell for cell, times in counts.items() if cell and times >= max(3, len(first) / 100)}
-
-
-def check_quotes(cells: list[str], delimiter: str, columns: int, recurring: set[str] | None) -> None:
-    """Raises ValueError if double quotes that are plain characters join rows, or tear a cell apart.
-    recurring: of recurring_cells"""
+def check_quotes(cells: list[str], delimiter: str, columns: int) -> None:
+    """Raises ValueError if double quotes that are plain characters join rows, or tear a cell apart."""
     for column, cell in enumerate(cells):
         first, *below = cell.split("\n")
         if below and "\t" in cell and delimiter == "\t":
@@ -220,11 +212,6 @@ def check_quotes(cells: list[str], delimiter: str, columns: int, recurring: set[
         separator = rf"(?!(?<=\d),\d{{3}}(?!\d))[{delimiter}](?=[^\s\"])"
         ends_row = len(re.findall(separator, first)) >= columns - 1 - column
         rows = [line for line in below if len(re.findall(separator, line)) == columns - 1]
-        # In a row there is a number or a label. Lines of code, and of languages that have no blanks, may look
-        # like rows, too.
-        if recurring is not None:
-            rows = [row for row in rows
-                    if any(cell in recurring or cell.isdecimal() for cell in row.split(delimiter))]
         if columns > 1 and ends_row and rows and 2 * len(rows) >= len(below):
             raise ValueError(f"a quoted cell holds lines that look like rows: {rows[0][:60]!r}; {QUOTES}")
     # A separator inside a quotation has cut a cell in two: a cell opens the quotation, behind a blank or with

@@ -788,11 +788,14 @@ LOOKS = [
     ("torn.csv", "label,text,more\n" + "a,b,c\n" * 40 + "a,half a text\n", (41, 1),
      "torn.csv: 1 rows have fewer cells than the header, the first at {}/torn.csv:42; is a line broken"),
     ("frage.csv", '"Frage, Text";text;label\n1;a;x\n', (1, 1), "separated by ';'"),
+    ("excel_2.csv", "Frage, Text;text;label\n1;a;x\n", (1, 1), "separated by ';'"),
+    ("blank.csv", "text; label\na; x\n", (1, 1), "separated by ';'"),
+    ("bar.csv", "text, label, pos|neg\na, x, 1\n", (1, 1), "label 'x'"),
     ("squad.txt", json.dumps({"data": ROWS}, indent=1), (40, 2), ""),
     ("column.json", json.dumps({"data": [1, 2], "text": ["a", "b"], "label": ["x", "y"]}), (2, 2), ""),
     # Nothing is said of these.
     ("blanks.csv", 'label, "text"\npos, "bad ""movie"""\n"neg", good\n', (2, 2), None),
-    ("tight.csv", "label,text\n" + "".join(f'a,"no {i},\nx {i},y {i}"\n' for i in range(40)), (40, 1), None),
+    ("spoken.csv", 'label, text\npos, "Great" movie\n', (1, 1), None),
     ("thai.jsonl", jsonl(*stories(["\u0e14\u0e35", "\u0e15\u0e35"])), (40, 2), None),
     ("plain.jsonl", jsonl(*stories(["burn", "bum", "1", "l"])), (40, 4), None),
     ("stars.jsonl", jsonl(*stories(["1.0", "2.0"])), (40, 2), None),
@@ -881,6 +884,9 @@ def test_odd_but_good_input(tmp_path, tok):
     (tmp_path / "c.txt").write_text("\n".join(texts))
     data = load(str(tmp_path / "c.txt"), tok)
     assert data.kind == "text" and texts_of(data.corpus) == texts
+    # Lines that end alike, and have no labels.
+    (tmp_path / "code.txt").write_text("".join(f"x = {i}; y = 1;\nheadline {i};Reuters\n" for i in range(30)))
+    assert len(load(str(tmp_path / "code.txt"), tok).corpus) == 60
     with pytest.raises(UserError, match="no test split"):
         data["test"]
     # A label that only the cut part may have.

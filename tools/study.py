@@ -81,8 +81,8 @@ class Plan(DataFlags):
 class Study:
     """A plan that was read and checked, with the flags of learning and of playing, and the study's folder."""
     file: Path
-    text: str               # of the file, and when that was last changed, as it was read
-    changed: str
+    text: str               # what the file said when it was read
+    changed: str            # when it was last changed, by then
     plan: Plan
     learn: train_nmg.Config
     play: train_nmg.PlayConfig
@@ -510,8 +510,9 @@ def main(cfg: Config) -> None:
     failed = []
     for study, parts in zip(studies, opened, strict=True):
         failed += run(study, *parts)
-    found = {f"{study.file.stem}, {study.plan.primary}": show(study) for study in studies}
-    if len(studies) > 1:
+    played = [study for study in studies if study.log.exists()]
+    found = {f"{study.file.stem}, {study.plan.primary}": show(study) for study in played}
+    if len(found) > 1:
         show_primaries(found)
     if failed:
         raise UserError(f"{len(failed)} plays failed, and are missing above; the first: {failed[0]}")
