@@ -139,21 +139,7 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
     n = blank = 0
     short = []
     with error_context(path) as at:
-        first = next((line for _, line in lines(path) if line.strip()), "")
-        unquoted = re.sub(r'"[^"]*"', "", first)
-        # A comma before a blank belongs to a name, unless all separators of the header stand before blanks.
-        tight = re.findall(r"[,;\t|](?! )", unquoted)
-        separators = tight or re.findall(r"[,;\t|]", unquoted)
-        likely = max(",;\t|", key=separators.count)
-        # Excel writes what it calls csv with other separators.
-        is_likelier = separators.count(likely) >= max(1, unquoted.count(delimiter))
-        if delimiter not in separators and is_likelier:
-            print(f"{path}: its columns are separated by {likely!r}, not by {delimiter!r}", flush=True)
-            delimiter = likely
-        # With a blank behind each separator, the blanks and the quotes of cells would belong to the cells.
-        quoted = re.compile(rf'[{delimiter}] +"([^"]|"")*"\s*([{delimiter}]|$)')
-        spaced = delimiter not in tight and any(
-            quoted.search(line) for _, line in itertools.islice(lines(path), 1000))
+        delimiter, spaced = separator_of(path, delimiter)
         table = csv.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True,
                            skipinitialspace=spaced)
         # Blank lines may come first, and a line for Excel, such as sep=;
@@ -185,6 +171,26 @@ def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:
         if table.line_num - before - blank > 2 * n:
             print(f"WARNING: {path}: quoted cells run over several lines; if its texts have no line breaks, "
                   f"{QUOTES}", flush=True)
+
+
+def separator_of(path: Path, delimiter: str) -> tuple[str, bool]:
+    """What separates the columns of a table, by its header; `delimiter` where that says nothing else. And
+    whether blanks behind it belong to no cell."""
+    first = next((line for _, line in lines(path) if line.strip()), "")
+    unquoted = re.sub(r'"[^"]*"', "", first)
+    # A comma before a blank belongs to a name, unless all separators of the header stand before blanks.
+    tight = re.findall(r"[,;\t|](?! )", unquoted)
+    separators = tight or re.findall(r"[,;\t|]", unquoted)
+    likely = max(",;\t|", key=separators.count)
+    # Excel writes what it calls csv with other separators.
+    is_likelier = separators.count(likely) >= max(1, unquoted.count(delimiter))
+    if delimiter not in separators and is_likelier:
+        print(f"{path}: its columns are separated by {likely!r}, not by {delimiter!r}", flush=True)
+        delimiter = likely
+    # A quoted cell behind a blank: the blank and the quotes would belong to the cell.
+    quoted = re.compile(rf'[{delimiter}] +"([^"]|"")*"\s*([{delimiter}]|$)')
+    some = itertools.islice(lines(path), 1000)
+    return delimiter, delimiter not in tight and any(quoted.search(line) for _, line in some)
 
 
 def unique_names(header: list[str]) -> list[str]:
@@ -840,8 +846,8 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
         files = [path]
         if path.is_dir() and split:
             # In a folder that save_to_disk has made, other files say what these hold.
-            saved = (path / "state.json").exists()
-            files = sorted(path.glob("*.arrow" if saved else "*"))
+            is_saved = (path / "state.json").exists()
+            files = [file for file in sorted(path.iterdir()) if not is_saved or file.suffix == ".arrow"]
         for file in files:
             has_format = suffix_of(file) in READERS
             if split and has_format:
