@@ -349,6 +349,8 @@ def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]
     for part, share in cut.items():
         held_out = cut_docs(np.array([record["doc"] for record in train]), share)       # (N,)
         # A single document cannot be divided: then nothing is cut.
+        if held_out.all() and len({record["doc"] for record in train}) > 1:
+            raise UserError(f"--dev_share={share:g}: leaves nothing of train; it must be smaller")
         if not held_out.all():
             parts[part] = [record for record, out in zip(train, held_out, strict=True) if out]
             train = [record for record, out in zip(train, held_out, strict=True) if not out]

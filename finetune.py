@@ -81,6 +81,7 @@ def evaluate(cfg: EvaluationConfig, task: ModuleType) -> None:
         data["train"].limit_labels(cfg.labelled, cfg.seed)
     data.check_labels("train", cfg.split)
     train = task.pieces_of(data["train"], cfg.max_len).labelled_only()
+    check_classes(train)
     evaluated = task.pieces_of(data[cfg.split], cfg.max_len)
     print(f"--max_len={cfg.max_len} cuts {cut_share(train):.1%} of the texts of train, and "
           f"{cut_share(evaluated):.1%} of those of {cfg.split}.", flush=True)
@@ -147,6 +148,15 @@ def in_words(scores: dict[str, float], lines: list[dict], split: str, task: Modu
     return sentences
 
 
+def check_classes(train: Pieces) -> None:
+    """Raises UserError if all texts that are learned from are of one class (of a task that has classes)."""
+    split = train.split
+    if hasattr(split, "label") and len(set(split.label[train.text_ids])) == 1:
+        label = split.labels[split.label[train.text_ids[0]]]
+        raise UserError(f"all {len(train)} labelled texts of train have the label {label!r}; two labels are "
+                        "needed (more --labelled, or a smaller --dev_share)")
+
+
 def cut_share(pieces: Pieces) -> float:
     """The share of texts whose last token is in no piece."""
     texts = np.unique(pieces.text_ids)
@@ -202,9 +212,14 @@ def check_pretraining(pretraining: dict, cfg: EvaluationConfig, data: str) -> No
               "--dev_share, other columns or files?), so that it may have read texts of dev")
     if not cfg.labelled or pretraining["masker"] != "label":
         return
-    if (pretraining["labelled"], pretraining["seed"]) != (cfg.labelled, cfg.seed):
+    # Which texts are labelled depends on these, and on what is cut from train.
+    same_cut = pretraining["data"] == data
+    if pretraining.get("corpus"):
+        same_cut = same_name and pretraining.get("dev_share") == cfg.dev_share
+    if (pretraining["labelled"], pretraining["seed"]) != (cfg.labelled, cfg.seed) or not same_cut:
         raise UserError(f"--labelled={cfg.labelled}: the masks of this LM may have read other labels; "
-                        f"pre-train it with --labelled={cfg.labelled} --seed={cfg.seed}, too")
+                        f"pre-train it with --labelled={cfg.labelled} --seed={cfg.seed}, too, and with the "
+                        "same data and --dev_share")
 
 
 # ---------------------------------------------------------------- one line of results

@@ -506,6 +506,8 @@ def main(cfg: Config) -> None:
     data, lm, task = open_task(cfg)
     if cfg.out is None:
         cfg.out = f"runs/nmg-{Path(cfg.dataset).stem}-{Path(cfg.lm).name}-{cfg.seed}"
+    if "," in cfg.out:
+        raise UserError(f"--out={cfg.out}: must be without a comma, which separates the folders of policies")
     sources = {"data": data.checksum, "weights": weights_of(cfg.lm)}
     if cfg.plays:
         warn_of_other_runs(cfg, sources["data"], sources["weights"])

@@ -221,4 +221,7 @@ def load_policy(folder: str | Path) -> Policy:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:
         raise UserError(f"{folder}: no policy of train_nmg.py in this folder: policy.json or "
                         "policy.safetensors is missing, cut short, or written by other code") from e
+    if isinstance(policy, LinearPolicy) and not policy.weight.any():
+        print(f"WARNING: {folder}: this policy has learned nothing, as its players always scored alike; "
+              "tokens drawn from it are random, and those of its highest logits the first of each block")
     return policy

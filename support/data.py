@@ -266,9 +266,9 @@ def windows(split: Split, max_len: int, overlap: int, max_question: int) -> Piec
     room = max_len - question - len(special.prefix) - len(special.middle) - len(special.suffix)
     step = room - overlap
     if (step <= 0).any():
-        raise UserError(f"a window of {max_len} tokens leaves no room for a question of {max_question} and "
-                        f"an overlap of {overlap}; longer windows are needed (--max_len, in train_nmg.py "
-                        "--ft_max_len)")
+        raise UserError(f"a window of {max_len} tokens leaves no room for a question of {question.max()} "
+                        f"tokens and an overlap of {overlap}; longer windows are needed (--max_len, in "
+                        "train_nmg.py --ft_max_len)")
     tokens = np.diff(split.token_start)[split.question_text]                                    # (Q,)
     if not tokens.all():
         asked = split.questions[tokens.argmin()]

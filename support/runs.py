@@ -478,7 +478,12 @@ class Run:
         for name, value in self.settings.items():
             # In an unfinished run, a flag that the record lacks is an edit of the code, and the run goes on.
             is_new = name not in recorded and not self.done
-            if recorded.get(name) != value and name != self.longer and not is_new:
+            if recorded.get(name) == value or name == self.longer or is_new:
+                continue
+            # The settings of an earlier stage are too many to be shown.
+            if isinstance(value, dict):
+                changed.append(f"another {name}")
+            else:
                 changed.append(f"{name}={recorded.get(name)} there, {value} here")
         if changed:
             raise UserError(f"--out={self.folder}: holds another run ({', '.join(changed)}); remove it, "

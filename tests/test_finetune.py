@@ -1,6 +1,7 @@
 """EM and F1 against torchmetrics, predictions against brute force, and both scripts as a user runs them."""
 import functools
 import json
+import shutil
 import string
 from types import SimpleNamespace
 
@@ -419,6 +420,12 @@ def test_masks_that_read_more_labels_are_refused(lm_folder, cls_folder, tmp_path
         result = call("finetune_cls.py", *flags, f"--lm={masker}", "--epochs=1", *wanted, cwd=tmp_path)
         assert ("may have read other labels; pre-train it with" in result.stderr) == refused
         assert result.returncode == (2 if refused else 0)
+    # Of edited data other texts are drawn.
+    other = shutil.copytree(cls_folder, tmp_path / "other")
+    with open(next(other.glob("train*")), "a") as train:
+        train.write(json.dumps({"text": "one more", "label": "a"}) + "\n")
+    result = call("finetune_cls.py", f"--dataset={other}", "--lm=label", "--labelled=12", cwd=tmp_path)
+    assert result.returncode == 2 and "may have read other labels" in result.stderr
 
 
 def test_a_dev_split_that_pretraining_may_have_read_is_warned_of(tmp_path):

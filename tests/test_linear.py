@@ -47,4 +47,4 @@ def test_few_labels_are_drawn_by_seed(colors):
     assert np.isfinite(likelihoods).all()
     assert likelihoods[0] == likelihoods[1] != likelihoods[2]
     result = call("tools/linear.py", "--dataset=colors", "--labelled=1", cwd=colors)
-    assert result.returncode == 2 and "at least 2 classes" in result.stderr
+    assert result.returncode == 2 and "two labels are needed" in result.stderr

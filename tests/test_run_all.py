@@ -428,21 +428,22 @@ def test_the_finished_is_skipped_and_the_unfinished_is_run_again(stub, tmp_path)
     assert ran(SEEDS="0 1", MASKERS="none") == ["finetune_cls.py"]
 
 
-@pytest.mark.parametrize("changed", ["PRETRAIN_FLAGS", "FINETUNE_FLAGS", "NMG_FLAGS", "POLICIES"])
-def test_other_flags_need_another_folder(stub, changed):
+@pytest.mark.parametrize(("changed", "value"), [
+    ("PRETRAIN_FLAGS", "--lr=2"), ("FINETUNE_FLAGS", "--lr=2"), ("NMG_FLAGS", "--p=0.5"), ("POLICIES", "2")])
+def test_other_flags_need_another_folder(stub, changed, value):
     """The rows that are done there have those of before. Where rows were only listed, or no data could be
     read, the flags may be mended."""
     first = {"PRETRAIN_FLAGS": "--lr=1", "FINETUNE_FLAGS": "--lr=1", "NMG_FLAGS": "--p=1", "POLICIES": "1"}
     asked = stub | {"CLS": "good", "MASKERS": "none"} | first
     out = stub["OUT"]
-    assert run_all("--list", **asked | {changed: "2"}).returncode == 0
-    assert run_all(**asked | {changed: "2", "CLS": "unreadable"}).returncode == 1
+    assert run_all("--list", **asked | {changed: value}).returncode == 0
+    assert run_all(**asked | {changed: value, "CLS": "unreadable"}).returncode == 1
     assert run_all(**asked).returncode == 0
     for flags in ([], ["--list"]):
-        refused = run_all(*flags, **asked | {changed: "2"})
+        refused = run_all(*flags, **asked | {changed: value})
         assert refused.returncode == 2
         assert refused.stderr.startswith(f"error: {out}/settings has other flags: choose another OUT")
-    assert run_all("--list", **asked | {changed: "2", "OUT": f"{out}-other"}).returncode == 0
+    assert run_all("--list", **asked | {changed: value, "OUT": f"{out}-other"}).returncode == 0
 
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="flock is not installed")

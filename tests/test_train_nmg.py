@@ -364,6 +364,17 @@ def some_config(**flags):
     return Config(**known | flags)
 
 
+def test_a_policy_that_learned_nothing_is_told(tmp_path, capsys):
+    policy = LinearPolicy(8)
+    policy.save(tmp_path)
+    load_policy(tmp_path)
+    assert "this policy has learned nothing, as its players always scored" in capsys.readouterr().out
+    torch.nn.init.ones_(policy.weight)
+    policy.save(tmp_path)
+    load_policy(tmp_path)
+    assert not capsys.readouterr().out
+
+
 def test_an_inner_loop_trains_a_copy_on_its_own_masks(subtask, monkeypatch):
     """Each context under its own row of the mask in every epoch; what is fine-tuned is the adapted LM; the LM
     itself stays as it was."""

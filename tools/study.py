@@ -81,12 +81,12 @@ class Plan(DataFlags):
 class Study:
     """A plan that was read and checked, with the flags of learning and of playing, and the study's folder."""
     file: Path
-    text: str               # what the file said when it was read
-    changed: str            # when it was last changed, by then
     plan: Plan
     learn: train_nmg.Config
     play: train_nmg.PlayConfig
     folder: Path
+    text: str = ""          # what the file said when it was read
+    changed: str = ""       # when it was last changed, by then
 
     @property
     def log(self) -> Path:
@@ -128,7 +128,7 @@ def read_plan(file: Path, cfg: Config) -> Study:
     own = {"dataset": f"{file.stem}-new", "lm": plan.lm, "seed": 0, "metric": plan.metric}
     play_flags = parsed(train_nmg.PlayConfig, tables["play"], f"{file}, [play]", own)
     text = file.read_text(encoding="utf-8").strip()
-    study = Study(file, text, last_changed(file), plan, learn, play_flags, folder)
+    study = Study(file, plan, learn, play_flags, folder, text, last_changed(file))
     check_maskers(study)
     return study
 
