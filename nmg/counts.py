@@ -51,8 +51,8 @@ def label_information(split: Split, texts: tuple[int, ...]) -> np.ndarray:
     texts: whose labels are counted: the labelled examples of a sub-task; in meta-testing, those of train"""
     if hasattr(split, "label") and (split.label >= 0).any():
         label = np.repeat(split.label, np.diff(split.token_start))                              # (T,)
-    elif not hasattr(split, "answer"):
-        raise UserError("the score 'label' needs labels or questions in train, and these texts have neither")
+    elif not hasattr(split, "answer") or (split.answer < 0).all():
+        raise UserError("the score 'label' needs labels or answers in train, and these texts have neither")
     else:
         # Whether a token stands in an answer: answers add 1 where they begin, and take it away behind.
         starts = split.token_start[split.question_text]

@@ -86,7 +86,8 @@ class SubTaskSampler:
             train=self.draw_examples(rng, of_train, n_examples),
             val=self.draw_examples(rng, of_val, n_validation),
             seed=int(rng.integers(2**31)))
-        # A masker may read the labels that fine-tuning has, and never those of D_val.
+        # A masker may read the labels that fine-tuning has (all answers about its texts, also those that were
+        # not drawn), and never those of D_val.
         contexts.readable_labels = np.unique(subtask.train.text_ids)
         parts = {"contexts": subtask.contexts, "train": subtask.train, "val": subtask.val}
         for what, drawn in parts.items():

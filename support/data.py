@@ -61,7 +61,7 @@ class Split:
     labels: the names of the classes, sorted; none where there are no classes
     find_entities: split -> (T,) index of the named entity of each token, -1 where none; runs on first use
     train: the split of the same data set that training sees
-    labelled: the texts whose labels, or whose questions, may be used"""
+    labelled: the texts whose labels, or whose answers, may be used"""
 
     def __init__(self, folder: Path, special: SpecialTokens, labels: list[str], find_entities: Callable):
         self.folder = folder
@@ -80,7 +80,7 @@ class Split:
             self.labelled = self.labelled[self.label >= 0]
         if hasattr(self, "answer"):
             self.answer = self.answer.reshape(-1, 2)
-            self.labelled = np.unique(self.question_text)
+            self.labelled = np.unique(self.question_text[self.answer[:, 0] >= 0])
 
     def __len__(self) -> int:
         return len(self.doc)

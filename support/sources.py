@@ -451,8 +451,12 @@ def read_to_predict(path: Path, text: str, learned_text: str,
             if is_missing(row[name]):
                 yield None, asked
             elif kind == "qa":
-                # Its place is a name for a question without one.
-                yield qa_record({"id": at.where} | row, DataFlags(name)), asked
+                # Its place is a name for a question without one. Answers are not looked at.
+                questions = []
+                for qa in asked:
+                    known = {field: qa[field] for field in ("id", "qid", "guid", "question") if field in qa}
+                    questions.append({"id": at.where} | known)
+                yield qa_record({name: row[name], "qas": questions}, DataFlags(name)), asked
             else:
                 yield {"text": nonempty(row, name)}, asked
 
@@ -482,6 +486,8 @@ def is_rejected(row: dict, columns: DataFlags) -> bool:
 
 def record_of(row: dict, columns: DataFlags) -> dict | None:
     """The record of a row of a table, a paragraph of SQuAD, or a context of MRQA; None for an empty row."""
+    if all(map(is_missing, row.values())):
+        return None
     if "qas" in row or is_question(row, columns):
         record = qa_record(row, columns)
     elif columns.text not in row:

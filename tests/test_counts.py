@@ -333,7 +333,7 @@ def test_label_of_a_question_is_whether_a_token_stands_in_an_answer(qa_folder, t
 def test_label_needs_labels(tmp_path, tok):
     (tmp_path / "corpus.txt").write_text("\n".join(MARKED))
     split = data_prep.load(str(tmp_path / "corpus.txt"), tok).corpus
-    with pytest.raises(UserError, match="needs labels or questions in train"):
+    with pytest.raises(UserError, match="needs labels or answers in train"):
         SCORES["label"](batch_of(split))
 
 

@@ -924,6 +924,17 @@ def test_odd_but_good_questions(tmp_path, tok):
     data["data"][0]["paragraphs"].append({"context": TEXTS[1], "qas": []})
     write_json(tmp_path / "some/train.json", data)
     write_json(tmp_path / "some/dev.json", data)
+    # Empty rows, and answers that are not looked at.
+    rows = [FLAT | {"answers": 7}, dict.fromkeys(FLAT), FLAT | {"answers": {"text": [1]}, "title": 3.5}]
+    found = [record for record, _ in sources.read_to_predict(write_rows(tmp_path / "p.jsonl", rows), "text",
+                                                             "text", "qa")]
+    assert [len(record["qas"]) if record else 0 for record in found] == [1, 0, 1]
+    rows = [FLAT | {"answers": [FOUND]}, dict.fromkeys(FLAT)]
+    assert len([*sources.Source({"train": [write_rows(tmp_path / "e.jsonl", rows)]}).records("train")]) == 1
+    # Texts whose questions have no answer teach nothing.
+    unanswered = FLAT | {"context": "a dog", "id": "8", "answers": []}
+    data = load(str(write_rows(tmp_path / "u.jsonl", [unanswered, rows[0]])), tok)
+    assert data["train"].labelled.tolist() == [1]
     # Articles have numbers within a file, which say nothing about a corpus numbered by its owner.
     write_rows(tmp_path / "some/corpus.jsonl", [{"text": "a", "doc": 0}])
     data = load(str(tmp_path / "some"), tok)
