@@ -104,8 +104,7 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     splits = {split: Split(folder / split, special, meta["labels"], entities) for split in meta["splits"]}
     for split in splits.values():
         split.train = splits.get("train", split)
-    label_errors = {split: f"{name}, {split}: {problem}" for split, problem in meta["label_errors"].items()}
-    data = Data(name, meta["kind"], splits, key, meta["shared_doc_ids"], label_errors)
+    data = Data(name, meta["kind"], splits, key, meta["shared_doc_ids"], meta["label_errors"])
     print(f"{name} ({data.kind}) in {folder}")
     for split in splits:
         describe(split, splits[split], tokenizer.unk_token_id)
@@ -326,11 +325,11 @@ def visible(label: str) -> str:
     with the letters of ASCII in place of those that look the same."""
     characters = []
     for c in INVISIBLE.sub("", unicodedata.normalize("NFKC", label)):
-        alike = [other["c"] for other in confusables_data.get(c, []) if len(other["c"]) == 1]
-        # Readers of a script tell its letters apart.
-        alike = [other for other in alike if script_of(other) != script_of(c)]
-        # Labels of ASCII alone are told apart: 1 from l, and rn from m.
+        # Letters of ASCII are told apart: 1 from l, and rn from m.
         if not c.isascii():
+            alike = [other["c"] for other in confusables_data.get(c, []) if len(other["c"]) == 1]
+            # Readers of a script tell its letters apart.
+            alike = [other for other in alike if script_of(other) != script_of(c)]
             c = min([c, *alike], key=lambda c: (not c.isalpha(), c))
         characters.append(c)
     return " ".join("".join(characters).split())
@@ -348,9 +347,9 @@ def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]
     parts = {}
     for part, share in cut.items():
         held_out = cut_docs(np.array([record["doc"] for record in train]), share)       # (N,)
-        # A single document cannot be divided: then nothing is cut.
         if held_out.all() and len({record["doc"] for record in train}) > 1:
             raise UserError(f"--dev_share={share:g}: leaves nothing of train; it must be smaller")
+        # A single document cannot be divided: then nothing is cut.
         if not held_out.all():
             parts[part] = [record for record, out in zip(train, held_out, strict=True) if out]
             train = [record for record, out in zip(train, held_out, strict=True) if not out]

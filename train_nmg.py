@@ -22,6 +22,7 @@ contexts S', labelled examples D_tr' of D_tr, and validation examples D_val' of 
 """
 import copy
 import importlib
+import itertools
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -260,7 +261,7 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
     random; labels are not kept with plays. The rewards of an episode must sum to 0. An episode with larger
     rewards weighs more; a factor that all episodes have in common does not matter."""
     scores = np.array([play.scores[cfg.metric] for play in episode.plays.values()])
-    # Rewards of equal scores are exactly 0 now, and no rounding errors, from which a policy would learn.
+    # Equal scores now give rewards of exactly 0, without rounding errors, from which a policy would learn.
     scores = scores - scores[0]
     mean_of_others = (scores.sum() - scores) / (len(scores) - 1)
     return scores - mean_of_others
@@ -327,7 +328,8 @@ class Learner:
         """Learns from the plays of other runs, and from those that this run has in `folder` already. Returns
         the metrics of the latter."""
         if self.cfg.plays:
-            for episode in episodes_of_runs(self.cfg.plays, self.cfg.metric, lm.config.vocab_size):
+            episodes_of = episodes_of_runs(self.cfg.plays, self.cfg.metric, lm.config.vocab_size)
+            for episode in itertools.chain.from_iterable(episodes_of.values()):
                 self.learn(episode, encode(lm, episode))
         metrics = []
         for number, (episode, log) in enumerate(load_episodes(folder), 1):

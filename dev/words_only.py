@@ -6,6 +6,7 @@ that draws tokens from it. An experiment: what do plays teach beyond punctuation
         --masker=dev/words_only.py:scierc_words
 """
 import functools
+import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,8 @@ def main(cfg: Config) -> None:
     if run.done:
         return
     learner = train_nmg.Learner(lm.config.hidden_size, cfg)
-    for episode in episodes_of_runs(cfg.plays, cfg.metric, lm.config.vocab_size):
+    episodes_of = episodes_of_runs(cfg.plays, cfg.metric, lm.config.vocab_size)
+    for episode in itertools.chain.from_iterable(episodes_of.values()):
         # Punctuation counts neither as masked nor as what could have been masked.
         words = ~is_punct[episode.input_ids]
         episode.maskable &= words

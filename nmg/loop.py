@@ -33,7 +33,7 @@ def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iter
 
     length: (M,) tokens of each piece. Pieces are sorted by length within pools of about 32 batches, and
     then the batches are shuffled. With fewer than 48 batches there is a single pool: then, where lengths
-    differ, much the same pieces share a batch in every epoch, and the last, smaller one holds the longest."""
+    differ, much the same pieces share a batch in every epoch, and a smaller one holds the longest."""
     rng = rng_for(seed, "order")
     for epoch in range(epochs):
         order = np.arange(len(length), dtype=np.int32)

@@ -79,12 +79,12 @@ def load_episodes(folder: Path) -> list[tuple[Episode, dict]]:
     return [load_episode(file) for file in files_of(folder)]
 
 
-def episodes_of_runs(folders: str, metric: str, vocabulary_size: int) -> list[Episode]:
-    """All episodes of some runs, whose folders are separated by commas. Raises UserError if they cannot be
-    learned from, or if one is there twice, as in a run that was copied.
+def episodes_of_runs(folders: str, metric: str, vocabulary_size: int) -> dict[str, list[Episode]]:
+    """{folder: all episodes} of some runs, whose folders are separated by commas. Raises UserError if they
+    cannot be learned from, or if one is there twice, as in a run that was copied.
 
     metric: what is rewarded; vocabulary_size: of the LM, which is the one of these runs"""
-    episodes, seen = [], set()
+    episodes, seen = {}, set()
     for folder in folders.split(","):
         if runs.is_unfinished(folder):
             raise UserError(f"--plays={folder}: this run is not finished; start its command again, or copy "
@@ -106,7 +106,7 @@ def episodes_of_runs(folders: str, metric: str, vocabulary_size: int) -> list[Ep
                 raise UserError(f"--plays={folders}: {folder} holds plays that are in another of these "
                                 "folders, too, or twice in this one; each must be given once")
             seen.add(content)
-        episodes += found
+        episodes[folder] = found
     return episodes
 
 

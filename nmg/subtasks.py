@@ -49,9 +49,9 @@ class SubTaskSampler:
         self.val_docs = np.unique(train.doc[cut_docs(np.asarray(train.doc), val_share)])
         self.train_docs = np.setdiff1d(train.doc, self.val_docs)
         if not len(self.train_docs):
-            raise UserError(f"--dataset={data.name}: its train split has {len(self.val_docs)} documents "
-                            "(--doc=COLUMN), too few documents for a part to train on and a part to validate "
-                            "on; of several, a smaller --val_share leaves more")
+            raise UserError(f"--dataset={data.name}: too few documents ({len(self.val_docs)}, see --doc) for "
+                            "a part to train on and a part to validate on; with several, choose a smaller "
+                            "--val_share")
 
     def sample(self, rng: np.random.Generator, n_contexts: int, n_docs: int | None, n_examples: int,
                n_validation: int) -> SubTask:

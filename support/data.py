@@ -135,7 +135,7 @@ class Data:
                 hint = ""
                 if split == "test":
                     hint = "; or score another split with --split=dev (--predict=FILE needs no labels)"
-                raise UserError(f"{self.label_errors[split]}{hint}")
+                raise UserError(f"{self.name}, {split}: {self.label_errors[split]}{hint}")
 
     def scored_split(self, asked: str | None) -> str:
         """The split that is scored: the one that is asked for, or else test, or dev where there is no test.

@@ -120,6 +120,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     rows = [line.split("\t") for line in first if "\t" in line]
     columns = [*zip(*rows, strict=False)]
     behind = [line.rpartition(";")[2] for line in first if re.search(r";[^;\s][^;]*$", line)]
+    # What all lines end with, such as the name of a source, is no label.
     if len(set(behind)) > 1:
         columns.append(behind)
     is_table = any(2 * len(column) > len(first) and 5 * len(set(column)) <= len(column) for column in columns)
@@ -451,12 +452,9 @@ def read_to_predict(path: Path, text: str, learned_text: str,
             if is_missing(row[name]):
                 yield None, asked
             elif kind == "qa":
-                # Its place is a name for a question without one. Answers are not looked at.
-                questions = []
-                for qa in asked:
-                    known = {field: qa[field] for field in ("id", "qid", "guid", "question") if field in qa}
-                    questions.append({"id": at.where} | known)
-                yield qa_record({name: row[name], "qas": questions}, DataFlags(name)), asked
+                # Its place is a name for a question without one.
+                questions = [question_of({"id": at.where} | qa) | {"answers": []} for qa in asked]
+                yield {"text": nonempty(row, name), "qas": questions}, asked
             else:
                 yield {"text": nonempty(row, name)}, asked
 
@@ -575,17 +573,21 @@ def qa_record(row: dict, columns: DataFlags) -> dict:
     text = nonempty(row, context_of(row, columns.text))
     record = {"text": text, "qas": []}
     for qa in row.get("qas", [row]):
-        # MRQA has qid, KLUE guid.
-        name = next((name for name in ("qid", "guid") if name in qa), "id")
-        asked = {"id": str(qa[name]), "question": nonempty(qa, "question")}
         answers = mrqa_answers(qa, text) if "detected_answers" in qa else squad_answers(qa)
-        record["qas"].append(asked | answers)
+        record["qas"].append(question_of(qa) | answers)
     # Not "doc", as these numbers mean something else in another file.
     if isinstance(row.get("article"), int):
         record["article"] = row["article"]
     elif not is_missing(row.get("title")):
         record["article"] = doc_number(row["title"], "title")
     return record
+
+
+def question_of(qa: dict) -> dict:
+    """The id and the text of a question."""
+    # MRQA has qid, KLUE guid.
+    name = next((name for name in ("qid", "guid") if name in qa), "id")
+    return {"id": str(qa[name]), "question": nonempty(qa, "question")}
 
 
 def squad_answers(qa: dict) -> dict:
@@ -851,9 +853,10 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
         split = split_of(path.name)
         files = [path]
         if path.is_dir() and split:
-            # In a folder that save_to_disk has made, other files say what these hold.
-            is_saved = (path / "state.json").exists()
-            files = [file for file in sorted(path.iterdir()) if not is_saved or file.suffix == ".arrow"]
+            files = sorted(path.iterdir())
+            # The library `datasets` has saved this split alone.
+            if path / "state.json" in files:
+                files = find_splits(path)["train"]
         for file in files:
             has_format = suffix_of(file) in READERS
             if split and has_format:

@@ -735,7 +735,7 @@ BAD = [
     ("look1.jsonl", jsonl(*stories(["p\u043es", "pos"])), r"the labels 'pos' and 'p\u043es' look alike"),
     ("look3.jsonl", jsonl(*stories(["A1", "\uff21\uff11"])), "look alike"),
     ("emotions.txt", "".join(f"{row['text']};{row['label']}\n" for row in ROWS), LABELS_AND_TEXTS),
-    # Lines of a joined cell that end in a label that other rows have.
+    # Also in a file of which most rows are right.
     ("inches.csv", table(ROWS * 2) + '"a 12,neg\na river,pos\na 5",neg\n', "rows: 'a river,pos'"),
     ("pretty.jsonl", json.dumps(ROWS, indent=1), "a .jsonl file has one object on each line"),
     ("late.parquet", LATE.getvalue(), "late.parquet: date value out of range"),

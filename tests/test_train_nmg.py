@@ -555,6 +555,7 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     (tmp_path / "gap/plays/00002.npz").unlink()
     whole = (other / "plays/00001.npz").read_bytes()
     (tmp_path / "damaged/plays/00001.npz").write_bytes(whole[:-200])
+    # (With --out=gap, that run is begun again, and is then unfinished.)
     cases = {f"--episodes=0 --plays={tmp_path}/other/o --out=0": "holds another run (plays_checksum=",
              f"--episodes=0 --plays={other},gap": "gap holds plays that are in another of these folders, too",
              "--episodes=9 --out=gap": "gap/plays/00002.npz: is missing",

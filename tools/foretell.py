@@ -105,11 +105,12 @@ def main(cfg: Config) -> None:
     if cfg.metric is None:
         cfg.metric = "accuracy"
     cfg.judged_by = ",".join(dict.fromkeys((cfg.judged_by or cfg.metric).split(",")))
-    # A run must not be judged by plays that have taught its policy.
-    episodes_of_runs(",".join(folders).replace("+", ","), cfg.metric, lm.config.vocab_size)
+    # No play is there twice, so that no run is judged by plays that have taught its policy.
+    of_single = episodes_of_runs(",".join(folders).replace("+", ","), cfg.metric, lm.config.vocab_size)
     episodes_of = {}
     for folder in folders:
-        episodes_of[folder] = episodes_of_runs(folder.replace("+", ","), cfg.metric, lm.config.vocab_size)
+        joined = [of_single[single] for single in folder.split("+")]
+        episodes_of[folder] = [*itertools.chain.from_iterable(joined)]
     # All are checked before the first is read by the LM, which takes longest.
     for folder, episodes in episodes_of.items():
         plays = [*itertools.chain.from_iterable(episode.plays.values() for episode in episodes)]
