@@ -1,0 +1,36 @@
+"""Writes a data set for the whole text of SciERC: train as it is, and as test those texts of dev and test that
+the policies of SciERC have not learned from (they played in half of the documents of all three splits).
+
+    python dev/whole_scierc.py --plan=results/plans/scierc-words.toml --lm=MINILM --out=runs/data/scierc-whole
+"""
+import json
+import sys
+from pathlib import Path
+
+import fire
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from support import sources
+from tools import study
+
+
+def main(plan: str, lm: str, out: str, dataset: str = "scierc") -> None:
+    read = study.read_plan(Path(plan), study.Config(plan=plan, lm=lm, dataset=dataset))
+    study.divide(read)
+    new = {record["text"] for record in sources.find_source(f"{read.file.stem}-new").records("train")}
+    source = sources.find_source(dataset)
+    scored = [*source.records("dev"), *source.records("test")]
+    splits = {
+        "train": [*source.records("train")],
+        "test": [record for record in scored if record["text"] in new],
+    }
+    Path(out).mkdir(parents=True, exist_ok=True)
+    for split, records in splits.items():
+        lines = [json.dumps({"text": record["text"], "label": record["label"]}) for record in records]
+        Path(out, f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+        print(split, len(lines))
+
+
+if __name__ == "__main__":
+    fire.Fire(main)
