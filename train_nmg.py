@@ -234,9 +234,10 @@ def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch
 
         sharpness (min(w · h standardised in its block, clip) + or - exploration x random direction)
 
-    Learner and opponent explore in opposite directions, so that one of them is likely to beat the other. The
-    direction is meant to outweigh the policy: its standard deviation is `exploration` (2) times that of the
-    policy's own logits before they are clipped. In the paper's form there is no direction, and both draw
+    Learner and opponent explore in opposite directions, so that one of them is likely to beat the other. What
+    they mask is decided by the direction more than by the policy: its standard deviation is `exploration` (2)
+    times that of the policy's own logits before they are clipped. A run plays in order to learn; what it
+    learns, the policy, masks without a direction. In the paper's form there is no direction, and both draw
     uniformly at first, as random always does."""
     if cfg.paper and episode < cfg.uniform_episodes:
         # Without a policy, `act` draws uniformly.
@@ -258,8 +259,8 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
     """(P,): for each play of an episode its score minus the mean score of the others.
 
     A reward of your own goes here: it sees the tokens and masks (M, L) and all scores of all players, also of
-    random; labels are not kept with plays. The rewards of an episode must sum to 0. An episode with larger
-    rewards weighs more; a factor that all episodes have in common does not matter."""
+    random; labels are not kept with plays. An episode with larger rewards weighs more; a factor that all
+    episodes have in common does not matter."""
     scores = np.array([play.scores[cfg.metric] for play in episode.plays.values()])
     # Equal scores now give rewards of exactly 0, without rounding errors, from which a policy would learn.
     scores = scores - scores[0]
@@ -271,13 +272,12 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
 
 def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch.Tensor:
     """(H,): the sum of R (h_a - mean h of the block's maskable tokens) over all players and the tokens a that
-    each of them masked, where R is the player's reward. It points to the states of tokens that good players
-    masked.
+    each of them masked, where R is the player's reward minus the mean reward of the episode. It points to the
+    states of tokens that good players masked; a token that all players masked counts for nothing.
 
     This is the gradient of the sum of R log π(a) at w = 0, the uniform policy, where it is always taken,
     however much has been learned by then: π is the softmax of w · h over the maskable tokens of a block. (It
-    is that of single draws; tokens are drawn without replacement.) A token that all players masked counts for
-    nothing, as the rewards sum to 0.
+    is that of single draws; tokens are drawn without replacement.)
 
     There are no importance weights: actions are weighted by their rewards alone, whatever policy drew them
     (as in reward-weighted regression, Peters and Schaal 2007). That teaches much only if the players draw
@@ -286,11 +286,8 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
     that they mask."""
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, M, L)
     of_plays = rewards(episode, cfg)                                                            # (P,)
-    if abs(of_plays.sum()) > 1e-6 * abs(of_plays).max() + 1e-9:
-        raise UserError(f"the rewards of an episode are {of_plays} (train_nmg.rewards); they must sum to 0, "
-                        "as a token that all players masked must count for nothing")
-    # The sum of the rewards of those who masked a token, (M, L).
-    R = np.tensordot(of_plays, masks, 1)
+    # The sum over those who masked a token, (M, L); the mean reward is the baseline.
+    R = np.tensordot(of_plays - of_plays.mean(), masks, 1)
     gradient = torch.zeros(states[0][0].shape[1])
     for block in R.any(1).nonzero()[0]:
         hidden, maskable = states[block]                                                        # (L, H), (L,)
@@ -301,7 +298,8 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
 
 class Learner:
     """The policy, by which learner and opponent both play. (paper_form.Agents is its counterpart in the
-    paper's form.)
+    paper's form, and an example of how networks learn. `meta_train` and `finish` ask for policies, resume,
+    learn and about.)
 
     w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
     So the policy is always one step away from the uniform one. How long that step is does not matter, as

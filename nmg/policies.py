@@ -1,6 +1,6 @@
 """Policies, which say for each token how much it should be masked: the linear one, how its logits are
 sharpened before tokens are drawn, and `encode` and `policy_forward`, which run it over all blocks of a
-sub-task. Last come the paper's network and the files of policies, policy.json and policy.safetensors.
+sub-task. Last come the files of policies, policy.json and policy.safetensors, and the paper's network.
 """
 import json
 from collections.abc import Callable, Iterator
@@ -161,7 +161,29 @@ def policy_forward(policy: Policy, states: list[State]) -> torch.Tensor:
     return logits
 
 
-# ---------------------------------------------------------------- the paper's network, and files
+# ---------------------------------------------------------------- files, and the paper's network
+
+def load_policy(folder: str | Path) -> Policy:
+    """The policy of a folder. Raises UserError if there is none, or if the run that makes it, or makes it
+    longer, is not finished."""
+    if runs.is_unfinished(folder):
+        raise UserError(f"{folder}: the run that learns this policy is not finished; start its command again")
+    try:
+        settings = json.loads((Path(folder) / "policy.json").read_text())
+        weights = load_file(Path(folder) / "policy.safetensors")
+        # Older policies do not say their class: all were networks.
+        classes = {"LinearPolicy": LinearPolicy, "PaperPolicy": PaperPolicy}
+        policy = classes[settings.get("class", "PaperPolicy")](settings["hidden_size"])
+        policy.load_state_dict(weights)
+        policy.sharpness, policy.clip = settings.get("sharpness"), settings.get("clip")
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:
+        raise UserError(f"{folder}: no policy of train_nmg.py in this folder: policy.json or "
+                        "policy.safetensors is missing, cut short, or written by other code") from e
+    if isinstance(policy, LinearPolicy) and not policy.weight.any():
+        print(f"WARNING: {folder}: this policy has learned nothing, as its players always scored alike; "
+              "tokens drawn from it are random, and those of its highest logits the first of each block")
+    return policy
+
 
 class PaperPolicy(Policy):
     """The paper's network: BERT's self-attention sublayer (attention, residual, LayerNorm; no dropout), then
@@ -203,25 +225,3 @@ class PaperPolicy(Policy):
         values = self.value_head(mean).squeeze(-1)
         check_finite(values, "the values of the policy")
         return values
-
-
-def load_policy(folder: str | Path) -> Policy:
-    """The policy of a folder. Raises UserError if there is none, or if the run that makes it, or makes it
-    longer, is not finished."""
-    if runs.is_unfinished(folder):
-        raise UserError(f"{folder}: the run that learns this policy is not finished; start its command again")
-    try:
-        settings = json.loads((Path(folder) / "policy.json").read_text())
-        weights = load_file(Path(folder) / "policy.safetensors")
-        # Older policies do not say their class: all were networks.
-        classes = {"LinearPolicy": LinearPolicy, "PaperPolicy": PaperPolicy}
-        policy = classes[settings.get("class", "PaperPolicy")](settings["hidden_size"])
-        policy.load_state_dict(weights)
-        policy.sharpness, policy.clip = settings.get("sharpness"), settings.get("clip")
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:
-        raise UserError(f"{folder}: no policy of train_nmg.py in this folder: policy.json or "
-                        "policy.safetensors is missing, cut short, or written by other code") from e
-    if isinstance(policy, LinearPolicy) and not policy.weight.any():
-        print(f"WARNING: {folder}: this policy has learned nothing, as its players always scored alike; "
-              "tokens drawn from it are random, and those of its highest logits the first of each block")
-    return policy
