@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 # All processes of a run share a cache, which is not that of the user.
 os.environ.setdefault("NMG_TEST_CACHE", tempfile.mkdtemp(prefix="nmg-test-"))
@@ -64,19 +65,15 @@ def patch_devices(monkeypatch, name: str, function: Callable) -> None:
 def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
     """The same in this process, without the seconds that importing torch takes. "tools/x.py" is tools.x."""
     out, err, code = io.StringIO(), io.StringIO(), 0
-    argv, place = sys.argv, os.getcwd()
+    argv = [script, *flags]
     module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
-    sys.argv = [script, *flags]
-    os.chdir(cwd)
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+          mock.patch.object(sys, "argv", argv)):
+        try:
             runs.start(module.main, module.Config, tiny_values_of(module), getattr(module, "PRESETS", None))
-    except SystemExit as e:
-        code = e.code or 0
-    finally:
-        sys.argv = argv
-        os.chdir(place)
-    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
+        except SystemExit as e:
+            code = e.code or 0
+    return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
 
 def succeed(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
@@ -137,8 +134,7 @@ SPECIAL = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "se
 
 
 def fast_tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
-    """A fast tokenizer of one of the three families: "wordpiece", "bpe", or "unigram"; or "characters", which
-    has no pre-tokenizer and drops what it does not know.
+    """A fast tokenizer of one of the three families: "wordpiece", "bpe", or "unigram".
 
     WordPiece has a fixed vocabulary (short words whole, long ones in letters); the others are trained on
     TEXTS, which breaks ties anew in every process."""
@@ -156,9 +152,6 @@ def fast_tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, initial_alphabet=alphabet)
         tok.train_from_iterator(TEXTS, trainer)
-    elif kind == "characters":
-        known = [*special, *sorted(set("".join(TEXTS)))]
-        tok = Tokenizer(models.BPE({piece: i for i, piece in enumerate(known)}, []))
     else:
         tok = Tokenizer(models.Unigram())
         tok.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -214,10 +207,9 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.fixture
-def lm_folder(tmp_path):
+def lm_folder(tmp_path, tok):
     """A Hugging Face folder with a small BERT and its tokenizer."""
     folder = tmp_path / "lm"
-    tok = fast_tokenizer("wordpiece")
     random_lm("bert", len(tok), 0.1).save_pretrained(folder)
     tok.save_pretrained(folder)
     return folder

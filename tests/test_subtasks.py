@@ -16,12 +16,13 @@ from support.data import blocks, collate
 from support.runs import UserError
 
 
-def load_rows(path, rows):
-    return load(str(write_rows(path, rows)), toy.tokenizer())
+def labelled_texts(n):
+    return [{"text": f"alpha {i} beta", "label": "xyz"[i % 3]} for i in range(n)]
 
 
-def sampler_of(data, val_share, max_len=64):
-    return SubTaskSampler(data, finetune_cls, max_len, max_len, val_share)
+def sampler_of(path, val_share):
+    """A sampler of a data set, by its name or its path."""
+    return SubTaskSampler(load(str(path), toy.tokenizer()), finetune_cls, 64, 64, val_share)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -35,19 +36,17 @@ def test_no_document_is_on_both_sides(seed, tmp_path):
         rows.append({"text": f"<< {a} >> binds [[ {b} ]] in {i % 40} ways", "label": rng.choice("xyz")})
     for row in rows[:60]:
         rows.append({"text": re.sub("<< | >>", "", row["text"]), "label": "x"})
-    data = load_rows(tmp_path / "t.jsonl", rows)
-    subtask = sampler_of(data, 0.2).sample(np.random.default_rng(seed), 30, None, 20, 1000)
-    train = data["train"]
+    sampler = sampler_of(write_rows(tmp_path / "t.jsonl", rows), 0.2)
+    subtask = sampler.sample(np.random.default_rng(seed), 30, None, 20, 1000)
+    train = subtask.train.split
     plain = np.array([re.sub(r"[<>\[\] ]", "", train.text(i)) for i in range(len(train))])
     assert not set(plain[subtask.contexts.text_ids]) & set(plain[subtask.val.text_ids])
-    assert not set(subtask.contexts.doc) & set(subtask.val.doc)
 
 
 def test_examples_of_texts_are_the_contexts_themselves(tmp_path, capsys):
     """So many contexts as were asked for, and at most so many examples, all about these contexts. If all
     sub-tasks would have the same, it is said once."""
-    rows = [{"text": f"alpha {i} beta", "label": "xyz"[i % 3]} for i in range(150)]
-    sampler = sampler_of(load_rows(tmp_path / "t.jsonl", rows), 0.2)
+    sampler = sampler_of(write_rows(tmp_path / "t.jsonl", labelled_texts(150)), 0.2)
     subtask = sampler.sample(np.random.default_rng(0), 30, None, 20, 7)
     assert len(np.unique(subtask.contexts.text_ids)) == 30
     assert len(subtask.train) == 20 and len(subtask.val) == 7
@@ -63,11 +62,9 @@ def test_examples_of_texts_are_the_contexts_themselves(tmp_path, capsys):
 def test_questions_are_those_on_the_contexts(tmp_path, qa_folder):
     """Articles are whole on one side; all windows of a question come together."""
     article = json.loads((qa_folder / "train.json").read_text())["data"][0]
-    (tmp_path / "articles").mkdir()
     articles = [article | {"title": str(i)} for i in range(10)]
-    (tmp_path / "articles/train.json").write_text(json.dumps({"data": articles}))
-    data = load(str(tmp_path / "articles"), toy.tokenizer())
-    sampler = SubTaskSampler(data, finetune_qa, 64, 96, 0.3)
+    file = write_rows(tmp_path / "articles.json", [{"data": articles}])
+    sampler = SubTaskSampler(load(str(file), toy.tokenizer()), finetune_qa, 64, 96, 0.3)
     subtask = sampler.sample(np.random.default_rng(0), 20, None, 5, 7)
     assert not set(subtask.contexts.doc) & set(sampler.val_docs)
     assert set(subtask.val.doc) <= set(sampler.val_docs)
@@ -82,8 +79,8 @@ def test_questions_are_those_on_the_contexts(tmp_path, qa_folder):
 def test_a_corpus_of_the_same_documents():
     """The toy world: unlabelled contexts of validation names are in it, their labelled sentences are not, and
     no test or dev name at all. The same random stream draws the same sub-task."""
-    world = load("toycls", toy.tokenizer())
-    sampler, train = sampler_of(world, 0.5), world["train"]
+    sampler = sampler_of("toycls", 0.5)
+    train = sampler.examples.split
     drawn = [sampler.sample(np.random.default_rng(seed), 96, 13, 1000, 1000) for seed in (1, 1, 2)]
     # Also after another sub-task was drawn.
     for subtask in drawn:
@@ -99,18 +96,16 @@ def test_a_corpus_of_the_same_documents():
         ids = [getattr(subtask, part).text_ids for subtask in drawn]
         assert np.array_equal(ids[0], ids[1]) and not np.array_equal(ids[0], ids[2])
     assert drawn[0].seed == drawn[1].seed != drawn[2].seed
-    # Without a sub-task, all labels; the corpus knows them as those of its training split.
-    assert len(collate(blocks(train, 64), np.arange(4)).readable_labels) == len(train)
-    assert world.corpus.train is train and world["test"].train is train
+    # Without a sub-task, all labels of the training split, also where the corpus is read.
+    corpus = sampler.contexts.split
+    assert len(collate(blocks(corpus, 64), np.arange(4)).readable_labels) == len(train) < len(corpus)
 
 
 def test_a_corpus_whose_documents_are_not_those_of_train(tmp_path):
     """Without `doc` nothing joins them: contexts come from the whole corpus, examples from all of train."""
-    for split, n in (("train", 40), ("test", 4)):
-        rows = [{"text": f"{split} alpha {i} beta", "label": "xy"[i % 2]} for i in range(n)]
-        write_rows(tmp_path / f"{split}.jsonl", rows)
+    write_rows(tmp_path / "train.jsonl", labelled_texts(40))
     write_rows(tmp_path / "corpus.jsonl", [{"text": f"gamma {i} delta"} for i in range(100)])
-    sampler = sampler_of(load(str(tmp_path), toy.tokenizer()), 0.25)
+    sampler = sampler_of(tmp_path, 0.25)
     subtask = sampler.sample(np.random.default_rng(0), 60, None, 1000, 1000)
     assert len(subtask.contexts) == 60 and max(subtask.contexts.text_ids) > 40
     assert set(subtask.train.doc) == set(sampler.train_docs)
@@ -119,27 +114,18 @@ def test_a_corpus_whose_documents_are_not_those_of_train(tmp_path):
 
 def test_what_has_nothing_to_mask_is_no_context(tmp_path):
     """A text of characters that the tokenizer drops would have a policy over nothing."""
-    rows = []
-    for i in range(40):
-        rows.append({"text": "\u200b" if i % 2 else f"alpha {i}", "label": "xy"[i // 2 % 2]})
-    data = load_rows(tmp_path / "t.jsonl", rows)
-    contexts = sampler_of(data, 0.25).contexts
-    assert 0 < len(contexts) < len(data["train"])
+    rows = labelled_texts(40)
+    for row in rows[::2]:
+        row["text"] = "\u200b"
+    contexts = sampler_of(write_rows(tmp_path / "t.jsonl", rows), 0.25).contexts
+    assert 0 < len(contexts) < len(contexts.split)
     assert collate(contexts, np.arange(len(contexts))).maskable.any(1).all()
-
-
-def test_one_document_cannot_be_cut(tmp_path):
-    rows = [{"text": f"alpha {i}", "label": "xy"[i % 2], "doc": 3} for i in range(9)]
-    with pytest.raises(UserError, match="too few documents"):
-        sampler_of(load_rows(tmp_path / "t.jsonl", rows), 0.3)
 
 
 def test_a_sub_task_without_a_part_says_so(tmp_path):
     """Here no document of the corpus is one of train."""
-    rows = [{"text": f"alpha {i}", "label": "xy"[i % 2], "doc": i} for i in range(40)]
-    write_rows(tmp_path / "train.jsonl", rows)
-    rows = [{"text": f"beta {i}", "doc": 1000 + i} for i in range(40)]
-    write_rows(tmp_path / "corpus.jsonl", rows)
-    sampler = sampler_of(load(str(tmp_path), toy.tokenizer()), 0.25)
+    write_rows(tmp_path / "train.jsonl", [row | {"doc": i} for i, row in enumerate(labelled_texts(40))])
+    write_rows(tmp_path / "corpus.jsonl", [{"text": f"beta {i}", "doc": 1000 + i} for i in range(40)])
+    sampler = sampler_of(tmp_path, 0.25)
     with pytest.raises(UserError, match="drew nothing for its part 'contexts'"):
         sampler.sample(np.random.default_rng(0), 60, None, 1000, 1000)

@@ -38,15 +38,11 @@ def test_tags_and_entities(ner):
 
 @pytest.mark.slow
 @pytest.mark.training
-def test_a_policy_is_learned_for_a_third_kind_of_task(ner, tmp_path, monkeypatch):
-    flags = ["--dataset=conll", "--contexts=60", "--docs=60", "--ft_epochs=6", "--ft_lr=2e-3", "--out=o"]
-    summary = ner.summary
-    # Its score is a number of numpy, with which a finished run is made longer all the same.
-    monkeypatch.setattr(ner, "summary", lambda lines: {"f1": np.float32(summary(lines)["f1"])})
-    for episodes in (1, 2):
-        succeed("train_nmg.py", *flags, f"--episodes={episodes}", cwd=tmp_path)
-    rows = runs.read_rows(tmp_path / "o/metrics.jsonl")
-    assert [row["episode"] for row in rows] == [1, 2] and rows[0]["learner_f1"] > 50
+def test_a_policy_is_learned_for_a_third_kind_of_task(ner, tmp_path):
+    succeed("train_nmg.py", "--dataset=conll", "--contexts=60", "--docs=60", "--ft_epochs=6",
+            "--ft_lr=2e-3", "--episodes=1", "--out=o", cwd=tmp_path)
+    [row] = runs.read_rows(tmp_path / "o/metrics.jsonl")
+    assert row["learner_f1"] > 50
 
 
 @pytest.mark.training

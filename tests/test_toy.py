@@ -8,7 +8,7 @@ from conftest import succeed
 
 import data_prep
 from pretrain import held_out_loss
-from support import models, toy
+from support import toy
 from support.models import load_lm
 from tools.make_tiny import general_blocks, untrained
 
@@ -25,9 +25,8 @@ def test_no_name_is_in_two_splits(task):
     for split, records in world.items():
         docs[split] = {record["doc"] for record in records}
         names[split] = new & set(words_of(" ".join(record["text"] for record in records)))
-    assert not docs["train"] & docs["dev"]
-    assert not docs["train"] & docs["test"] and not docs["dev"] & docs["test"]
     assert docs["train"] | docs["dev"] | docs["test"] == docs["corpus"]
+    assert len(docs["train"]) + len(docs["dev"]) + len(docs["test"]) == len(docs["corpus"])
     assert not names["train"] & names["test"] and names["test"] <= names["corpus"] == new
 
 
@@ -80,32 +79,12 @@ def test_it_is_the_same_everywhere():
     assert toy.classification() == toy.classification()
     assert toy.question_answering() == toy.question_answering()
     assert toy.general_text()[:9] == toy.general_text()[:9] != toy.general_text(1)[:9]
-    one, two = untrained().state_dict(), untrained().state_dict()
-    assert all((one[name] == two[name]).all() for name in one)
 
 
 def test_every_word_is_one_token():
     tok = toy.tokenizer()
     for word in [*toy.ALL_FILLERS, *toy.ALL_ATTRIBUTES, *toy.ALL_NAMES, "which", "one", "is"]:
         assert tok.tokenize(word) == [word]
-    corpus = data_prep.load("toycls", tok).corpus
-    assert (np.diff(corpus.token_start) == 9).all() and tok.unk_token_id not in corpus.input_ids
-
-
-def test_the_tokenizer_of_the_lm_is_that_of_the_world():
-    kept = models.load_tokenizer(str(toy.TINY))
-    assert kept.backend_tokenizer.to_str() == toy.tokenizer().backend_tokenizer.to_str()
-    assert kept.special_tokens_map == toy.tokenizer().special_tokens_map
-    assert load_lm("tiny").config.vocab_size == len(kept)
-
-
-def test_every_word_is_of_one_kind():
-    kinds, vocabulary = toy.kind_of_token(), toy.tokenizer()
-    assert sum(len(words) for words in toy.KINDS.values()) == (kinds >= 0).sum()
-    for i, words in enumerate(toy.KINDS.values()):
-        assert (kinds[vocabulary.convert_tokens_to_ids(words)] == i).all()
-    words = vocabulary.convert_ids_to_tokens(np.flatnonzero(toy.informative()))
-    assert sorted(words) == sorted(toy.ATTRIBUTES[0])
 
 
 def test_the_kinds_are_equally_frequent():
@@ -126,7 +105,7 @@ def test_the_lm_can_be_made_again(tmp_path, monkeypatch):
     general_text = toy.general_text
     monkeypatch.setattr(toy, "general_text", lambda seed: general_text(seed)[:600])
     succeed("tools/make_tiny.py", "--out=again", cwd=tmp_path)
-    for file in ("config.json", "tokenizer.json"):
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "again" / file).read_text() == (toy.TINY / file).read_text()
     lms = [load_lm("tiny"), load_lm(str(tmp_path / "again")), untrained()]
     pieces = general_blocks(1)
