@@ -29,23 +29,17 @@ class Config:
     out: str | None = None
     count: int = 3                  # flags of a fork, which runs.py does not know
     weight: float = 0.5
-    weights: list[float] | None = None
 
 
 @pytest.mark.parametrize(("args", "expected"), [
-    ([], {}),
-    (["--lm=bert", "--p=0.2", "--seed=3"], {"lm": "bert", "p": 0.2, "seed": 3}),
-    (["--lm", "bert", "--p", "0.2", "--seed", "3"], {"lm": "bert", "p": 0.2, "seed": 3}),
+    (["--lm=bert", "--p=0.2", "--remask=False"], {"lm": "bert", "p": 0.2, "remask": False}),
+    (["--lm", "bert", "--p", "0.2", "--remask"], {"lm": "bert", "p": 0.2, "remask": True}),
     (["--p=None", "--epochs", "None"], {"p": None, "epochs": None}),
-    (["--remask", "--seed=1"], {"remask": True, "seed": 1}),
-    (["--remask=False"], {"remask": False}),
     # what looks like another type stays the text that it is
-    (["--lm=007"], {"lm": "007"}),
-    (["--lm=None"], {"lm": "None"}),
+    (["--lm=007", "--masker=None"], {"lm": "007", "masker": "None"}),
     # FOLDER/ is FOLDER, but / stays /
     (["--out=runs/x/", "--lm=/"], {"out": "runs/x", "lm": "/"}),
     # ~ is the home directory where a path begins, and nowhere else
-    (["--out=~/x/", "--lm", "~"], {"out": "/home/me/x", "lm": "/home/me"}),
     (["--masker=nmg:~/x", "--lm=~/a,~/b"], {"masker": "nmg:/home/me/x", "lm": "/home/me/a,/home/me/b"}),
     (["--out=x~/~y", "--lm=./~"], {"out": "x~/~y", "lm": "./~"}),
     # a flag of one's own may have any value
@@ -57,25 +51,22 @@ def test_flags(args, expected, monkeypatch):
 
 
 @pytest.mark.parametrize(("args", "said"), [
-    (["--mask=random"], "unknown flag --mask; did you mean 'masker'? Allowed: count, epochs, lm, lr, masker"),
-    (["random"], "'random' is not a flag: write --name=value"),
-    # Where Fire has flags of its own, and another call.
-    (["--seed=1", "--", "--p=0.9"], "'--' alone is not a flag, and none may stand behind it"),
-    (["--completion"], "unknown flag --completion; Allowed"),
+    (["--mask=random"], "--mask; did you mean 'masker'.* Allowed: count, epochs, lm"),
+    (["random"], "'random' is not a flag"),
+    # Fire has flags of its own behind this.
+    (["--seed=1", "--", "--p=0.9"], "'--' alone is not a flag"),
     (["--lm="], "--lm= needs a value"),
-    (["--seed=1.5"], "--seed takes int, not '1.5'"),
-    (["--seed"], "--seed needs a value: --seed=..."),
-    (["--remask=perhaps"], "--remask takes True or False, not 'perhaps'"),
-    (["--p=0"], "--p=0: a share must be above 0 and at most 1"),
+    (["--seed=1.5"], "--seed takes int"),
+    (["--seed"], "--seed needs a value"),
+    (["--remask=perhaps"], "--remask takes True or False"),
+    (["--p=0"], "--p=0: a share"),
     (["--epochs=0"], "--epochs=0: must be 1 or more"),
     (["--seed=-1"], "--seed=-1: must be 0 or more"),
     (["--lr=inf"], "--lr=inf: must be a finite number"),
-    (["--weights=1,2"], "--weights: a flag must be a bool, int, float or str"),
 ])
 def test_wrong_flags(args, said):
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=said):
         parse_flags(Config, args)
-    assert said in str(error.value)
 
 
 def test_the_toy_worlds_values_are_those_of_flags_that_are_not_given(tmp_path, capsys):
@@ -101,10 +92,9 @@ def test_settings_without_the_folders_of_a_machine(value, expected):
 def test_what_an_lm_was_made_from(tmp_path):
     """Also where the folders between are gone."""
     (tmp_path / "own").mkdir()
-    for lm, base in (("tiny", "tiny"), ("a/b", "a/b"), (str(tmp_path / "own"), ".../own")):
-        assert runs.base_of(lm) == base
-        Run(tmp_path / base[-3:], {"lm": ".../gone"}).finish(base_model=runs.base_of(lm))
-        assert runs.base_of(str(tmp_path / base[-3:])) == base
+    Run(tmp_path / "next", {"lm": ".../gone"}).finish(base_model="a/b")
+    for lm, base in (("a/b", "a/b"), (tmp_path / "own", ".../own"), (tmp_path / "next", "a/b")):
+        assert runs.base_of(str(lm)) == base
 
 
 def test_a_preset_comes_after_what_is_given_and_before_the_toy_worlds(capsys):
@@ -150,21 +140,16 @@ def test_a_terminal_that_is_not_utf_8_shows_names_in_another_way(monkeypatch):
 
 
 def test_a_defect_of_the_program_keeps_its_traceback(monkeypatch):
-    """Also where a fork opens a file that is not there."""
-    def broken(cfg):
-        raise FileNotFoundError
-
     monkeypatch.setattr(sys, "argv", ["x.py"])
     with pytest.raises(FileNotFoundError):
-        runs.start(broken, Config)
+        runs.start(lambda cfg: open("nowhere"), Config)
 
 
-@pytest.mark.parametrize("script", ["pretrain.py", "finetune_cls.py", "finetune_qa.py", "train_nmg.py"])
-def test_every_script_has_help(script, tmp_path):
+def test_a_script_has_help(tmp_path):
     """Its docstring, all flags with their advice, and the toy world's values."""
-    shown = succeed(script, "--lm=broken", "--help", cwd=tmp_path)
-    assert f"python {script} --" in shown.stdout and "seed: int = 0" in shown.stdout
-    assert "With --lm=tiny: --" in shown.stdout
+    shown = succeed("pretrain.py", "--lm=broken", "--help", cwd=tmp_path)
+    for part in ("python pretrain.py --", "seed: int = 0", "With --lm=tiny: --"):
+        assert part in shown.stdout
     assert not list(tmp_path.iterdir())
 
 
@@ -193,13 +178,10 @@ def test_atomic_write_of_a_folder_begins_anew(tmp_path):
 
 
 def test_a_link_stays_a_link(tmp_path):
-    """Its target gets the content, also where it is a link itself, or not there yet."""
-    (tmp_path / "second").symlink_to("target")
-    (tmp_path / "first").symlink_to(tmp_path / "second")
-    for rows in ([{"a": 1}], [{"a": 2}]):
-        runs.write_rows(tmp_path / "first", rows)
-        assert runs.read_rows(tmp_path / "target") == rows
-    assert names(tmp_path) == ["first", "second", "target"] and (tmp_path / "first").is_symlink()
+    """Its target gets the content."""
+    (tmp_path / "link").symlink_to("target")
+    runs.write_rows(tmp_path / "link", [{"a": 1}])
+    assert runs.read_rows(tmp_path / "target") == [{"a": 1}] and (tmp_path / "link").is_symlink()
 
 
 def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
@@ -217,46 +199,25 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
 
 
 def test_only_files_are_written_over(tmp_path):
-    (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for name in ("folder", "pipe"):
-        with pytest.raises(UserError, match=f"{name}: cannot be written to .it is no regular file"):
-            runs.write_rows(tmp_path / name, [])
-    assert names(tmp_path) == ["folder", "pipe"]
+    with pytest.raises(UserError, match="pipe: cannot be written to"):
+        runs.write_rows(tmp_path / "pipe", [])
+    assert (tmp_path / "pipe").is_fifo()
 
 
-def test_rows_that_are_none(tmp_path):
-    """Not text; not to be read; a line separator within a text is none of the file."""
-    (tmp_path / "binary").write_bytes(b"\x80\x02")
+def test_rows_of_a_file(tmp_path):
+    """A line separator within a text is none of the file."""
     (tmp_path / "rows").write_text('{"a": "x\u2028y"}\r\n{"a": 1}', encoding="utf-8")
     assert runs.read_rows(tmp_path / "rows") == [{"a": "x\u2028y"}, {"a": 1}]
     assert runs.read_rows(tmp_path / "nowhere") == []
     (tmp_path / "list").write_text('{"a": 1}\n[2]')
-    for name, said in (("binary", "binary: cannot be read as text"), (".", "cannot be read as text"),
-                       ("list", "list:2: not a JSON object; mend or remove this line")):
-        with pytest.raises(UserError, match=said):
-            runs.read_rows(tmp_path / name)
+    with pytest.raises(UserError, match="list:2: not a JSON object"):
+        runs.read_rows(tmp_path / "list")
 
 
 # ---------------------------------------------------------------- the folder of a run
 
 SETTINGS = {"seed": 0, "lm": ".../lm", "overlaps": (1, 2)}
-
-
-def test_a_run_from_its_start_to_its_end(tmp_path, capsys):
-    run = Run(tmp_path / "runs/o", SETTINGS)
-    assert not run.done and names(run.folder) == [".lock", "started.json"]
-    # What a killed process left is removed at the end.
-    (run.folder / ".model.partial").mkdir()
-    run.finish(loss=0.5)
-    assert names(run.folder) == ["run.json"]
-    finished = runs.read_run(run.folder)
-    assert finished["settings"] == SETTINGS | {"overlaps": [1, 2]} and finished["loss"] == 0.5
-    assert {"python", "torch", "transformers"} <= set(finished["versions"])
-    assert "already done" not in capsys.readouterr().out
-    assert Run(tmp_path / "runs/o", SETTINGS).done
-    said = capsys.readouterr().out
-    assert f"already done: {tmp_path}/runs/o" in said and "WARNING" not in said
 
 
 @pytest.mark.parametrize(("name", "text", "said"), [
@@ -283,12 +244,10 @@ def test_a_record_that_is_not_ours_is_refused(name, text, said, tmp_path):
     ("finished", {}, {"clip": 0.2}, "(clip=None there, 0.2 here)"),
     # A flag that may grow.
     ("stopped", {"episodes": 2}, {"episodes": 3}, "goes on"),
-    ("finished", {"episodes": 3}, {"episodes": 1}, "holds a run with --episodes=3, which cannot be made"),
-    ("finished", {"episodes": 3}, {"episodes": 3}, "done"),
+    ("finished", {"episodes": 3}, {"episodes": 1}, "cannot be made shorter"),
     ("finished", {"episodes": 3}, {"episodes": 5, "clip": 0.2}, "goes on"),
     ("finished", {"episodes": 3}, {"episodes": 5, "seed": 1}, "(seed=0 there, 1 here)"),
-    ("no checkpoint", {"episodes": 3}, {"episodes": 5}, "its checkpoint is gone, so that it cannot be made "
-     "longer; choose another folder, or --episodes=3"),
+    ("no checkpoint", {"episodes": 3}, {"episodes": 5}, "its checkpoint is gone"),
     # A run of length 0 has none.
     ("no checkpoint", {"episodes": 0}, {"episodes": 1}, "goes on"),
     # Killed while it was made longer: what lies there is between two lengths.
@@ -308,20 +267,23 @@ def test_what_a_command_finds_in_its_folder(state, before, now, expected, tmp_pa
     if state == "killed longer":
         Run(folder, SETTINGS | {"episodes": 4}, longer).lock.release()
         assert runs.read_run(folder) == {}
-    if expected not in ("done", "goes on"):
+    if expected != "goes on":
         with pytest.raises(UserError, match=re.escape(expected)):
             Run(folder, SETTINGS | now, longer)
         return
-    kept = run.checkpoint.exists()
+    # What a killed process left.
+    (folder / ".model.partial").mkdir()
+    left = {"run.json"}
+    # Only a run that may grow needs it any more.
+    if longer and run.checkpoint.exists():
+        left.add("checkpoint.pt")
     run = Run(folder, SETTINGS | now, longer)
-    assert run.done == (expected == "done")
-    if not run.done:
-        assert json.loads((folder / "started.json").read_text())["settings"] == run.settings
-        run.finish()
-        assert runs.read_run(folder)["settings"] == run.settings
-        # Only a run that may grow needs it any more.
-        assert run.checkpoint.exists() == bool(longer and kept)
-        assert Run(folder, SETTINGS | now, longer).done
+    assert not run.done
+    assert json.loads((folder / "started.json").read_text())["settings"] == run.settings
+    run.finish()
+    assert runs.read_run(folder)["settings"] == run.settings
+    assert {*names(folder)} == left
+    assert Run(folder, SETTINGS | now, longer).done
 
 
 def test_a_run_that_another_process_has_just_finished_stays(tmp_path, monkeypatch):
@@ -350,59 +312,32 @@ def test_edited_code_goes_on_with_a_warning_that_names_both_commits(tmp_path, mo
 
 
 def test_an_edit_changes_the_commit(tmp_path, monkeypatch):
-    """As a repository of its own shows: the same commit, edited in two ways."""
-    def git(*args):
-        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@y", *args], cwd=tmp_path, check=True,
-                       capture_output=True)
-
-    def commit_with(file, text):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(text)
-        return runs.commit.__wrapped__()
-
-    git("init")
+    """As a repository of its own shows: the same commit, edited in two ways, and with a new file."""
+    (tmp_path / "nmg").mkdir()
     (tmp_path / "x.py").write_text("a = 1\n")
-    git("add", ".")
-    git("commit", "-m", "first")
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@y"]
+    for command in (["init"], ["add", "."], ["commit", "-m", "first"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True, capture_output=True)
     monkeypatch.setattr(runs, "__file__", str(tmp_path / "support/runs.py"))
-    first = commit_with("x.py", "a = 1\n")
-    # An edit, another one, and a file that git does not know yet.
-    edited = [commit_with("x.py", "a = 2\n"), commit_with("x.py", "a = 3\n"), commit_with("nmg/y.py", "")]
-    assert len({first, *edited}) == 4
-    assert all(commit.startswith(f"{first}-edited-") for commit in edited)
+    first, edited = runs.commit.__wrapped__(), set()
+    for file, text in (("x.py", "a = 2\n"), ("x.py", "a = 3\n"), ("nmg/y.py", "")):
+        (tmp_path / file).write_text(text)
+        edited.add(runs.commit.__wrapped__())
+    assert len(edited) == 3 and all(commit.startswith(f"{first}-edited-") for commit in edited)
 
 
 def test_only_an_empty_folder_is_taken(tmp_path):
-    for name in ("thesis.tex", "checkpoint.pt"):
-        folder = tmp_path / name.partition(".")[0]
-        folder.mkdir()
-        (folder / name).touch()
-        with pytest.raises(UserError, match="exists and is no run of this script"):
-            Run(folder, SETTINGS)
-        assert names(folder) == [name]
-        (folder / name).unlink()
-        # Hidden files are our own: another process has just begun, or was killed.
-        (folder / ".started.json.partial").touch()
-        assert not Run(folder, SETTINGS).done
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"--out=.*cannot be written to"):
-        Run(tmp_path / "file", SETTINGS)
-
-
-def test_only_the_first_process_of_torchrun_writes(tmp_path, monkeypatch):
-    """Also beside the first, which holds the lock."""
-    monkeypatch.setenv("RANK", "1")
-    assert not Run(tmp_path / "o", SETTINGS).done and not list(tmp_path.iterdir())
-    monkeypatch.setenv("RANK", "0")
-    first = Run(tmp_path / "o", SETTINGS)
-    monkeypatch.setenv("RANK", "1")
-    assert not Run(tmp_path / "o", SETTINGS).done
-    first.finish()
-    assert Run(tmp_path / "o", SETTINGS).done
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError, match="exists and is no run of this script"):
+        Run(tmp_path, SETTINGS)
+    assert names(tmp_path) == ["thesis.tex"]
+    (tmp_path / "thesis.tex").unlink()
+    # Hidden files are our own: another process has just begun, or was killed.
+    (tmp_path / ".started.json.partial").touch()
+    assert not Run(tmp_path, SETTINGS).done
 
 
 def test_settings_are_all_flags_but_those_named():
-    cfg = Config(seed=4, out="runs/x")
-    settings = runs.settings_of(cfg, without=("remask",), data="ab12")
-    assert "out" not in settings and "remask" not in settings
-    assert settings["seed"] == 4 and settings["data"] == "ab12" and settings["p"] is None
+    settings = runs.settings_of(Config(seed=4, out="runs/x"), without=("remask",), data="ab12")
+    assert settings.keys() == vars(Config()).keys() - {"out", "remask"} | {"data"}
+    assert settings["seed"] == 4 and settings["data"] == "ab12"

@@ -11,20 +11,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import spacy
-import torch
-from conftest import call, fast_tokenizer, random_lm, squad, succeed, write_rows
+from conftest import call, squad, succeed, write_rows
 from scipy import stats
 
 import data_prep
 import maskers
 import pretrain
-from nmg.policies import PaperPolicy
+from nmg.policies import PaperPolicy, random_policy
 from support import models, runs, toy
 from support.data import Pieces, blocks
 from tools import show_masks, toy_compare
-
-PNG = b"\x89PNG"
-
 
 # ---------------------------------------------------------------- show_masks
 
@@ -34,12 +30,7 @@ HOSTILE = ["</script><img src=x onerror=alert(1)> on the <b>mat</b> & \"dogs\" d
 
 @pytest.fixture
 def policy(tmp_path):
-    """A policy for hidden states of size 32, with weights so wide that probabilities differ."""
-    torch.manual_seed(0)
-    net = PaperPolicy(32)
-    for weight in net.parameters():
-        torch.nn.init.normal_(weight, std=0.5)
-    net.save(tmp_path / "policy")
+    random_policy(32, 0, "test").save(tmp_path / "policy")
     return f"nmg:{tmp_path / 'policy'}"
 
 
@@ -83,11 +74,6 @@ def corpus_blocks(dataset: Path, lm: Path) -> Pieces:
     return blocks(data_prep.load(str(dataset), models.load_tokenizer(str(lm))).corpus, 66)
 
 
-def corpus_of(tmp_path: Path, texts: list[str]) -> Path:
-    write_rows(tmp_path / "data" / "corpus.jsonl", [{"text": text} for text in texts])
-    return tmp_path / "data"
-
-
 def test_masks_are_those_of_pretraining(qa_folder, lm_folder, policy, tmp_path):
     """The characters of their tokens, block by block."""
     names = ["punct", policy, "whole"]
@@ -114,28 +100,16 @@ def test_masks_are_those_of_pretraining(qa_folder, lm_folder, policy, tmp_path):
     assert most_blocks > 1
 
 
-def test_the_pieces_of_a_word_are_one_mark(lm_folder, tmp_path):
-    folder = corpus_of(tmp_path, ["electroencephalographic cats"])
-    show(folder, lm_folder, tmp_path / "out", maskers="random", p=1.0)
-    assert (tmp_path / "out/masks.html").read_text().count("<mark>") == 2
-
-
-def test_a_hostile_text_stays_a_text(tmp_path):
-    """As a context, a question and an answer. A page needs nothing from elsewhere."""
-    tokenizer = fast_tokenizer("bpe")
-    random_lm("bert", len(tokenizer)).save_pretrained(tmp_path / "lm")
-    tokenizer.save_pretrained(tmp_path / "lm")
-    pages, tags = {}, {}
-    for name, texts in {"harmless": ["the cat", "the mat"], "hostile": HOSTILE}.items():
-        data = squad(texts, texts)
-        for paragraph, text in zip(data["data"][0]["paragraphs"], texts, strict=True):
-            paragraph["qas"][0]["question"] = text
-        (tmp_path / f"{name}.json").write_text(json.dumps(data))
-        contexts = show(tmp_path / f"{name}.json", tmp_path / "lm", tmp_path / name, split="train")
-        pages[name] = (tmp_path / name / "masks.html").read_text()
-        tags[name] = [tag for tag in re.findall("<[^>]*>", pages[name]) if "mark" not in tag]
-    assert not re.search(r"https?:|@import|url\(|src=|href=|script", pages["harmless"])
-    assert tags["harmless"] == tags["hostile"] and len(tags["hostile"]) > 20
+def test_a_hostile_text_stays_a_text(lm_folder, tmp_path):
+    """As a context, a question and an answer."""
+    data = squad(HOSTILE, HOSTILE)
+    for paragraph, text in zip(data["data"][0]["paragraphs"], HOSTILE, strict=True):
+        paragraph["qas"][0]["question"] = text
+    (tmp_path / "qa.json").write_text(json.dumps(data))
+    contexts = show(tmp_path / "qa.json", lm_folder, tmp_path / "out", split="train")
+    tags = set(re.findall(r"<(\w+)", (tmp_path / "out/masks.html").read_text()))
+    assert tags == {"meta", "title", "style", "h1", "p", "h2", "dl", "dt", "dd", "mark"}
+    assert len(contexts) == len(HOSTILE)
     for context in contexts:
         for characters in context.shown.values():
             text = text_of(characters)
@@ -147,7 +121,7 @@ def test_parts_of_speech_against_a_naive_count(lm_folder, policy, pipeline, tmp_
     texts = [sentence.format(i) for i in range(9)]
     # Several blocks, one of which ends within "don't".
     texts.append("  " + " ".join(texts))
-    folder = corpus_of(tmp_path, texts)
+    folder = write_rows(tmp_path / "data/corpus.jsonl", [{"text": text} for text in texts]).parent
     show(folder, lm_folder, tmp_path / "out", maskers=f"random,{policy}", p=0.3, contexts=10, seed=1,
          spacy_model=str(pipeline))
     printed = capsys.readouterr().out
@@ -177,7 +151,7 @@ def test_parts_of_speech_against_a_naive_count(lm_folder, policy, pipeline, tmp_
         [line] = [line for line in printed.splitlines() if line.startswith(f"{name} ") and "NOUN" in line]
         expected = [f"{tag} {100 * count[tag] / total:.1f} %" for tag in (*top, "other")]
         assert line.removeprefix(name).strip().split("  ") == expected
-    assert (tmp_path / "out" / "parts_of_speech.png").read_bytes()[:4] == PNG
+    assert (tmp_path / "out" / "parts_of_speech.png").exists()
 
 
 def test_the_tokens_that_are_masked_most():
@@ -233,11 +207,8 @@ def test_show_masks_on_the_toy_world(lm_folder, tmp_path):
     # A standardized indicator of the share q is sqrt((1 - q) / q) at a mark; two of nine tokens are marks.
     q = 1 / (1 + mean**2)
     assert q == pytest.approx(2 / 9, abs=0.01)
-    spacy.blank("en").to_disk(tmp_path / "blank")
-    for flags, said in ((["--spacy_model=blank"], "this pipeline tells no parts of speech"),
-                        (["--maskers=oracle", f"--lm={lm_folder}"], "toy world only")):
-        result = call("tools/show_masks.py", *flags, cwd=tmp_path)
-        assert result.returncode == 2 and said in result.stderr
+    result = call("tools/show_masks.py", "--maskers=oracle", f"--lm={lm_folder}", cwd=tmp_path)
+    assert result.returncode == 2 and "toy world only" in result.stderr
 
 
 # ---------------------------------------------------------------- toy_compare
@@ -266,18 +237,17 @@ def test_what_nmg_learned_is_compared_by_seed(tmp_path, monkeypatch):
     monkeypatch.setattr(toy_compare, "score_on_test",
                         lambda data, masker, seed: seed + points[masker.partition(":")[0]])
     monkeypatch.setattr(toy_compare, "shares_of_kinds",
-                        lambda data, masker: np.array([60, 10, 10, 10, len(masker), 0, 0, 0, 0]))
+                        lambda data, masker: np.array([60, 10, 10, 10, 10, 0, 0, 0, 0]))
     result = succeed("tools/toy_compare.py", "--seed=7", "--seeds=2", "--out=toy.png", cwd=tmp_path)
-    names = ["random", "NMG, drawn", "NMG, greedy", "oracle"]
-    lines = result.stdout.split("among the masked, %\n")[1].splitlines()
-    assert [re.split(r"  | \d", line)[0] for line in lines[:4]] == names
+    table = result.stdout.split("among the masked, %\n")[1]
     # The mean, each seed, and their shares of informative words.
-    assert lines[0].split()[1:] == ["7.50", "7.00", "8.00", "60", "60"]
-    assert [line.split()[-5] for line in lines[1:4]] == ["8.50", "9.50", "10.50"]
-    masks = "It masks attributes 60 % of the time; they are 11 % of the text."
-    for seed, line in zip((7, 8), lines[-2:], strict=True):
-        assert line == f"seed {seed}: the learner won {seed}, lost 0, tied 0 against random. {masks}"
-    assert (tmp_path / "toy.png").read_bytes()[:4] == PNG
+    for name, cells in (("random", "7.50 7.00 8.00 60 60"), ("NMG, drawn", "8.50 8.00 9.00 60 60"),
+                        ("NMG, greedy", "9.50 9.00 10.00 60 60"), ("oracle", "10.50 10.00 11.00 60 60")):
+        assert f"{name} {cells}\n" in re.sub(" +", " ", table)
+    for seed in (7, 8):
+        assert f"seed {seed}: the learner won {seed}, lost 0, tied 0 against random" in table
+    assert table.count("It masks attributes 60 % of the time; they are 11 % of the text.") == 2
+    assert (tmp_path / "toy.png").exists()
 
 
 # ---------------------------------------------------------------- general_words
