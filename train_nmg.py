@@ -121,8 +121,6 @@ class Config(PlayConfig):
                                     # episodes at most. A finished run can be made longer
     plays: str | None = None        # folders of other runs, comma-separated: their plays teach, too
     self_play: bool = True          # False: the learner competes with random only (Table 3)
-    save_every: int = 10            # episodes between pictures (with --paper: and checkpoints); sooner if
-                                    # five minutes have passed
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
     # without --paper
     clip: float | None = CLIP       # logits are standardised in each block, and clipped at so many standard
@@ -347,8 +345,7 @@ class Learner:
 
 # ---------------------------------------------------------------- the outer loop
 
-# With slow episodes there are a picture (and with --paper a checkpoint) at least as often, in seconds.
-SAVE_SECONDS = 300
+PICTURE_SECONDS = 60    # between two pictures of a run
 
 
 def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], task: ModuleType,
@@ -387,7 +384,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
     if len(metrics) > cfg.episodes:
         raise UserError(f"--episodes={cfg.episodes}: {folder} holds {len(metrics)} already; give more")
     bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not is_main)
-    saved = time.monotonic()
+    drawn = time.monotonic()
 
     for number in bar:
         started = time.monotonic()
@@ -425,15 +422,13 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
             metrics.append(log | {"seconds": time.monotonic() - started})
             save_episode(file_of(folder, number + 1), episode, metrics[-1])
             runs.write_rows(folder / "metrics.jsonl", metrics)
+            if cfg.paper:
+                learner.save_checkpoint(folder / "checkpoint.pt", learners_weights, metrics)
             bar.set_postfix_str(f"learner {won_lost(metrics)}")
-            is_due = (number + 1) % cfg.save_every == 0 or time.monotonic() - saved >= SAVE_SECONDS
-            if is_due or number + 1 == cfg.episodes:
-                saved = time.monotonic()
+            if time.monotonic() - drawn >= PICTURE_SECONDS:
+                drawn = time.monotonic()
                 curves(metrics, folder / "curves.png")
-                if cfg.paper:
-                    learner.save_checkpoint(folder / "checkpoint.pt", learners_weights, metrics)
-    # A run that was killed after its last episode may lack the picture.
-    if is_main and metrics and not len(bar):
+    if is_main and metrics:
         curves(metrics, folder / "curves.png")
     return learner
 
@@ -514,7 +509,7 @@ def main(cfg: Config) -> None:
         sources["plays_checksum"] = [checksum_of_plays(Path(folder)) for folder in cfg.plays.split(",")]
     # A killed run may go on with other values of the flags that are left out; a finished one may be made
     # longer. (A preset is known by its values, and flags of the other form are not read.)
-    without = ("save_every", "micro_batch", "preset", *unread_flags(cfg))
+    without = ("micro_batch", "preset", *unread_flags(cfg))
     settings = runs.settings_of(cfg, without, **sources)
     checkpoint = "checkpoint.pt" if cfg.paper else "plays"
     run = Run(cfg.out, settings, longer="episodes", checkpoint=checkpoint)

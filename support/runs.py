@@ -46,7 +46,7 @@ AT_LEAST_ZERO = {
 AT_LEAST_ONE = {
     "batch_size", "contexts", "docs", "epochs", "eval_every", "examples", "ft_epochs", "ft_max_len",
     "labelled", "max_len", "max_steps", "micro_batch", "minibatch", "mlm_epochs", "policies", "random_every",
-    "replay_size", "save_every", "seeds", "updates_per_episode", "validation"}
+    "replay_size", "seeds", "updates_per_episode", "validation"}
 # Which files of the repository a run is made by.
 CODE = ("*.py", "nmg/*.py", "support/*.py", "tools/*.py")
 # What would be lost if a run with other flags began in the folder of one that was stopped.
