@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from torchmetrics.text import SQuAD
-from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
+from transformers import AutoModelForQuestionAnswering
 
 import finetune
 import finetune_cls
@@ -217,12 +217,11 @@ def test_the_share_of_answers_that_are_too_long(tmp_path, tok, capsys, monkeypat
     (tmp_path / "train.json").write_text(json.dumps(squad(contexts, answers)))
     split = load(str(tmp_path / "train.json"), tok, dev_share=None)["train"]
     capsys.readouterr()
-    for max_answer, share in ((34, "50.00%"), (35, "25.00%"), (45, "25.00%"), (46, None)):
+    half, quarter = "WARNING: 50.00%", "WARNING: 25.00%"
+    for max_answer, said in ((34, half), (35, quarter), (45, quarter), (46, "")):
         monkeypatch.setattr(finetune_qa, "MAX_ANSWER", max_answer)
         finetune_qa.pieces_of(split, 200)
-        printed = capsys.readouterr().out
-        said = f"{share} of the answers of train are longer than {max_answer} tokens and can never be found"
-        assert (said in printed) if share else printed == ""
+        assert capsys.readouterr().out.partition(" of the answers of train are longer")[0] == said
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -325,8 +324,8 @@ def loss_fn(model, tensors):
     assert result.returncode == 2 and "the loss of the copy" in result.stderr, result.stderr
 
 
-@pytest.mark.parametrize(("kind", "texts"), [("cls", 24), ("qa", 12)])
-def test_stages_of_a_seed_use_the_same_labels(kind, texts, lm_folder, folder_of, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", TASKS)
+def test_stages_of_a_seed_use_the_same_labels(kind, lm_folder, folder_of, tmp_path, monkeypatch):
     """--labelled: of so many texts, which the seed alone decides; masks that read labels read no others."""
     used = []
 
@@ -346,65 +345,40 @@ def test_stages_of_a_seed_use_the_same_labels(kind, texts, lm_folder, folder_of,
             result = call(*stage, *flags, "--labelled=7", f"--seed={seed}", f"--out={stage[0]}{seed}",
                           cwd=tmp_path)
             assert "stop" in result.stderr, result.stderr
-        too_many = call(*stage, *flags, "--labelled=1000", "--out=all", cwd=tmp_path)
-        assert f"--labelled=1000: train has {texts} labelled texts" in too_many.stderr
     assert used[:2] == used[2:] and used[0] != used[1]
     assert [len(set(texts)) for texts in used] == [7] * 4
+    too_many = call(f"finetune_{kind}.py", *flags, "--labelled=1000", "--out=all", cwd=tmp_path)
+    assert "--labelled=1000: train has" in too_many.stderr
 
 
-@pytest.mark.parametrize("kind", TASKS)
-def test_a_test_file_without_labels_is_not_scored(kind, lm_folder, folder_of, tmp_path):
+def spoil(kind, folder, split):
+    """Takes the label of a text away, or moves an answer to where it does not stand."""
     if kind == "cls":
-        rows = [{"text": f"text {i}", "label": label} for i, label in enumerate([None, [], None])]
-        write_rows(folder_of[kind] / "test.jsonl", rows)
-        said = "test: there is no label, in the row with the text 'text 0'"
+        rows = runs.read_rows(folder / f"{split}.jsonl")
+        del rows[1]["label"]
+        write_rows(folder / f"{split}.jsonl", rows)
     else:
-        asked = squad(TEXTS[:3], ["cat", "ones", "much"])
-        for paragraph in asked["data"][0]["paragraphs"]:
-            del paragraph["qas"][0]["answers"]
-        (folder_of[kind] / "test.json").write_text(json.dumps(asked))
-        said = "has no answer"
-    command = [f"finetune_{kind}.py", f"--dataset={folder_of[kind]}", f"--lm={lm_folder}", "--epochs=1",
-               "--max_len=32"]
-    prepare = ["data_prep.py", *command[1:3]]
-    for refused in (command, prepare):
-        result = call(*refused, cwd=tmp_path)
+        asked = json.loads((folder / f"{split}.json").read_text())
+        asked["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 1
+        (folder / f"{split}.json").write_text(json.dumps(asked))
+
+
+@pytest.mark.parametrize(("kind", "said"), [
+    ("cls", "there is no label"), ("qa", "does not stand at offset 1")])
+def test_labels_are_needed_only_where_they_are_used(kind, said, lm_folder, folder_of, tmp_path):
+    """Those of a test file where it is scored, and those of train in all but pre-training."""
+    script, data = f"finetune_{kind}.py", [f"--dataset={folder_of[kind]}", f"--lm={lm_folder}"]
+    spoil(kind, folder_of[kind], "test")
+    for command in (["data_prep.py", *data], [script, *data, "--max_len=32", "--epochs=1"]):
+        result = call(*command, cwd=tmp_path)
         assert result.returncode == 2 and said in result.stderr and "--split=dev" in result.stderr
-    succeed(*prepare, "--split=dev", cwd=tmp_path)
-    succeed(*command, "--split=dev", cwd=tmp_path)
-    assert len(runs.read_rows(tmp_path / "results.jsonl")) == 1
-
-
-def test_fine_tuning_needs_labels_and_pre_training_does_not(lm_folder, folder_of, tmp_path):
-    rows = runs.read_rows(folder_of["cls"] / "train.jsonl")
-    del rows[1]["label"]
-    write_rows(folder_of["cls"] / "train.jsonl", [*rows, {"text": "a list", "label": ["x", "y"]}])
-    asked = json.loads((folder_of["qa"] / "train.json").read_text())
-    asked["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 1
-    (folder_of["qa"] / "train.json").write_text(json.dumps(asked))
-    for kind, said in (("cls", "train: there is no label, in the row with the text"),
-                       ("qa", "does not stand at offset 1 of its context")):
-        flags = (f"--dataset={folder_of[kind]}", f"--lm={lm_folder}", "--max_len=32")
-        for masker in ("random", "label"):
-            succeed("pretrain.py", *flags, f"--masker={masker}", "--max_steps=1", f"--out={kind}-{masker}",
-                    cwd=tmp_path)
-        for script in (f"finetune_{kind}.py", "train_nmg.py"):
-            result = call(script, *flags, cwd=tmp_path)
-            assert result.returncode == 2 and said in result.stderr
-
-
-def test_a_table_of_other_columns_from_file_to_results(lm_folder, tmp_path):
-    """Through every stage by the same flags."""
-    table = pd.DataFrame({"review": TEXTS * 5, "stars": [1, 5] * 10, "user": np.arange(20) // 2})
-    table.to_csv(tmp_path / "t.csv", index=False)
-    flags = ("--dataset=t.csv", "--text=review", "--label=stars", "--doc=user", "--dev_share=0.2")
-    small = ("--max_len=32", "--epochs=1")
-    succeed("pretrain.py", *flags, *small, f"--lm={lm_folder}", "--out=lm2", cwd=tmp_path)
-    succeed("finetune_cls.py", *flags, *small, "--lm=lm2", cwd=tmp_path)
-    succeed("train_nmg.py", *flags[:4], "--val_share=0.2", f"--lm={lm_folder}", "--episodes=1", "--out=nmg",
-            cwd=tmp_path)
-    [row] = runs.read_rows(tmp_path / "results.jsonl")
-    assert row["examples"] == 4 and row["config"]["label"] == "stars"
+        succeed(*command, "--split=dev", cwd=tmp_path)
+    spoil(kind, folder_of[kind], "train")
+    for masker in ("random", "label"):
+        succeed("pretrain.py", *data, f"--masker={masker}", "--max_len=32", "--max_steps=1", cwd=tmp_path)
+    for command in ([script, "--split=dev"], ["train_nmg.py"]):
+        result = call(*command, *data, "--max_len=32", cwd=tmp_path)
+        assert result.returncode == 2 and said in result.stderr
 
 
 def test_masks_that_read_more_labels_are_refused(lm_folder, cls_folder, tmp_path):
@@ -429,23 +403,28 @@ def test_masks_that_read_more_labels_are_refused(lm_folder, cls_folder, tmp_path
 
 
 def test_a_dev_split_that_pretraining_may_have_read_is_warned_of(tmp_path):
-    """Where train was cut in another way for the LM. A test file is the same, however train is cut."""
-    rows = [{"text": f"text {i} of many", "label": "ab"[i % 2]} for i in range(40)]
+    """Where train was cut in another way for the LM. A test file is the same, however train is cut. Also of
+    data with other columns, which all stages read by the same flags."""
+    rows = [{"review": f"text {i} of many", "stars": 1 + 4 * (i % 2), "user": i // 2} for i in range(40)]
+    columns = ["--text=review", "--label=stars", "--doc=user"]
     for file in ("my.jsonl", "my/train.jsonl", "my/test.jsonl"):
         write_rows(tmp_path / file, rows)
     for data in ("my.jsonl", "my"):
-        succeed("pretrain.py", f"--dataset={data}", "--max_steps=1", f"--out=of-{data}", cwd=tmp_path)
+        succeed("pretrain.py", f"--dataset={data}", *columns, "--max_steps=1", f"--out=of-{data}",
+                cwd=tmp_path)
     for data, dev_share, warned in (("my.jsonl", 0.1, False), ("my.jsonl", 0.5, True), ("my", 0.5, False)):
-        scored = succeed("finetune_cls.py", f"--dataset={data}", f"--lm=of-{data}", "--epochs=1",
+        scored = succeed("finetune_cls.py", f"--dataset={data}", *columns, f"--lm=of-{data}", "--epochs=1",
                          f"--dev_share={dev_share}", cwd=tmp_path)
         assert ("was prepared in another way for the pre-training" in scored.stdout) == warned
+    assert runs.read_rows(tmp_path / "results.jsonl")[0]["examples"] == 4
+    succeed("train_nmg.py", "--dataset=my", *columns, "--val_share=0.2", "--episodes=1", cwd=tmp_path)
 
 
 # ---------------------------------------------------------------- the scripts
 
-@pytest.mark.parametrize(("kind", "auto_class"), [
-    ("cls", AutoModelForSequenceClassification), ("qa", AutoModelForQuestionAnswering)])
-def test_a_row_twice_is_the_same(kind, auto_class, tmp_path, lm_folder, folder_of):
+@pytest.mark.parametrize(("kind", "metrics", "answer"), [
+    ("cls", ["accuracy"], "predicted"), ("qa", ["em", "f1"], "answer")])
+def test_a_row_twice_is_the_same(kind, metrics, answer, tmp_path, lm_folder, folder_of):
     """Prepare, mask, pre-train, fine-tune, score: two runs in two places agree in every byte of their
     predictions; a third in the same place does nothing. The line of results is the mean of
     predictions.jsonl, which the saved model makes again."""
@@ -467,19 +446,12 @@ def test_a_row_twice_is_the_same(kind, auto_class, tmp_path, lm_folder, folder_o
                          "examples": len(lines), "predictions": "o/predictions.jsonl"}
     assert len(row["held_out_loss"]) == 2 and row["config"]["max_len"] == 66 and "torch" in row["versions"]
 
-    model = auto_class.from_pretrained(tmp_path / "one/o").eval()
+    model = module.AUTO_CLASS.from_pretrained(tmp_path / "one/o").eval()
     test = load(str(folder_of[kind]), fast_tokenizer("wordpiece"))["test"]
     again = module.predictions(model, module.pieces_of(test, 66))
-    if kind == "cls":
-        assert row["metrics"] == ["accuracy", "macro_f1"]
-        assert row["accuracy"] == 100 * np.mean([line["gold"] == line["predicted"] for line in lines])
-        assert [line["predicted"] for line in again] == [line["predicted"] for line in lines]
-        assert [line["text"] for line in lines] == list(range(9))
-    else:
-        assert row["em"] == pytest.approx(100 * np.mean([line["em"] for line in lines]))
-        assert row["f1"] == pytest.approx(100 * np.mean([line["f1"] for line in lines]))
-        assert [line["answer"] for line in again] == [line["answer"] for line in lines]
-        assert [line["id"] for line in lines] == [question["id"] for question in test.questions]
+    assert [line[answer] for line in again] == [line[answer] for line in lines]
+    for metric in metrics:
+        assert row[metric] == pytest.approx(100 * np.mean([line[metric] for line in lines]))
 
     again = call(*finetune, cwd=tmp_path / "two")
     assert "already done" in again.stdout
@@ -515,11 +487,10 @@ def test_new_rows_are_predicted(suffix, classifier, cls_folder, tmp_path):
     place with its own columns."""
     texts = [row["text"] for row in runs.read_rows(cls_folder / "test.jsonl")]
     # The column of the texts is the one that the model was fine-tuned on.
-    column = {".csv": "text", ".jsonl": "body"}[suffix]
     run = runs.read_run(classifier)
-    run["settings"]["text"] = column
+    run["settings"]["text"] = "body"
     (classifier / "run.json").write_text(json.dumps(run))
-    rows = [{"id": f"0{i}", column: text, "note": 'a, "b"'} for i, text in enumerate([*texts, " ", texts[0]])]
+    rows = [{"id": f"0{i}", "body": text, "note": 'a, "b"'} for i, text in enumerate([*texts, " ", texts[0]])]
     if suffix == ".csv":
         pd.DataFrame(rows).to_csv(tmp_path / "new.csv", index=False)
     else:
@@ -530,25 +501,17 @@ def test_new_rows_are_predicted(suffix, classifier, cls_folder, tmp_path):
     out = tmp_path / f"new.predicted{suffix}"
     read = functools.partial(pd.read_csv, dtype={"id": str}) if suffix == ".csv" else runs.read_rows
     found = pd.DataFrame(read(out))
-    assert found[["id", column, "note"]].to_dict("records") == rows
+    assert found[["id", "body", "note"]].to_dict("records") == rows
     scored = runs.read_rows(classifier / "predictions.jsonl")
     gold = [line["predicted"] for line in scored]
     assert found["predicted"].dropna().tolist() == [*gold, gold[0]] and found["predicted"].isna()[9]
     # A small model may predict one label for all texts, but no two of its probabilities are the same.
     for i, line in enumerate(scored):
         assert float(found.loc[i, f"p_{line['gold']}"]) == pytest.approx(np.exp(line["likelihood"]), abs=1e-5)
-    # A file without that column may have its texts in the usual one.
+    # Flags that are given count, also with the values of their defaults (66 is all that the LM takes).
     write_rows(tmp_path / "usual.jsonl", [{"text": text} for text in texts])
-    succeed("finetune_cls.py", "--predict=usual.jsonl", f"--lm={classifier}", "--text=text", cwd=tmp_path)
-    assert [row["predicted"] for row in runs.read_rows(tmp_path / "usual.predicted.jsonl")] == gold
-    # A list becomes JSON in a table.
-    write_rows(tmp_path / "tagged.jsonl", [{"text": texts[0], "tags": ["a", 'b"']}])
-    flags = ["--predict=tagged.jsonl", "--text=text", "--out=tagged.csv"]
-    succeed("finetune_cls.py", *flags, f"--lm={classifier}", cwd=tmp_path)
-    assert json.loads(pd.read_csv(tmp_path / "tagged.csv")["tags"][0]) == ["a", 'b"']
-    # A flag that is given counts, also one that has the value of its default (66 is all that the LM takes).
-    longer = succeed("finetune_cls.py", f"--predict=new{suffix}", f"--lm={classifier}", "--max_len=256",
-                     "--out=longer.jsonl", cwd=tmp_path)
+    longer = succeed("finetune_cls.py", "--predict=usual.jsonl", f"--lm={classifier}", "--text=text",
+                     "--max_len=256", cwd=tmp_path)
     assert "cut to 66 tokens" in longer.stdout
     # Nothing is written over, and no column is.
     for flags, said in (([], "is there already"), ([f"--predict={out}"], "has a column 'predicted' already"),
@@ -558,69 +521,54 @@ def test_new_rows_are_predicted(suffix, classifier, cls_folder, tmp_path):
 
 
 def test_new_questions_are_answered(lm_folder, qa_folder, tmp_path):
+    """Those of test again, as they are and in rows; also with the contexts in a column that --text names,
+    beside one that is called context."""
     succeed("finetune_qa.py", f"--dataset={qa_folder}", f"--lm={lm_folder}", "--max_len=48", "--epochs=1",
             "--out=o", cwd=tmp_path)
     lines = runs.read_rows(tmp_path / "o/predictions.jsonl")
     asked = json.loads((qa_folder / "test.json").read_text())["data"][0]["paragraphs"]
-    rows = [{"mine": 7, "id": "a", "context": part["context"], "question": part["qas"][0]["question"]}
-            for part in asked]
+    # A question needs no name.
+    rows = [{"mine": 7, "context": part["context"], "question": part["qas"][0]["question"]} for part in asked]
+    titled = [row | {"passage": row["context"], "context": "a title"} for row in rows]
     write_rows(tmp_path / "flat.jsonl", rows)
-    for file, own in ((qa_folder / "test.json", {"id": "q1"}), ("flat.jsonl", rows[1])):
-        succeed("finetune_qa.py", f"--predict={file}", "--lm=o", "--out=p.jsonl", cwd=tmp_path)
+    write_rows(tmp_path / "titled.jsonl", titled)
+    for file, flags, own in ((qa_folder / "test.json", [], {"id": "q1"}), ("flat.jsonl", [], rows[1]),
+                             ("titled.jsonl", ["--text=passage"], titled[1])):
+        succeed("finetune_qa.py", f"--predict={file}", *flags, "--lm=o", "--out=p.jsonl", cwd=tmp_path)
         found = runs.read_rows(tmp_path / "p.jsonl")
         assert [row["predicted"] for row in found] == [line["answer"] for line in lines]
         assert [row["score"] for row in found] == pytest.approx([line["score"] for line in lines], abs=1e-4)
         assert all(0 < row["probability"] < 1 for row in found)
         assert found[1] == found[1] | own
         (tmp_path / "p.jsonl").unlink()
-    # The column that --text names, also beside one that is called context.
-    titled = [row | {"passage": row["context"], "context": "a title"} for row in rows]
-    write_rows(tmp_path / "titled.jsonl", titled)
-    flags = ["--predict=titled.jsonl", "--text=passage", "--out=t.jsonl"]
-    succeed("finetune_qa.py", *flags, "--lm=o", cwd=tmp_path)
-    assert [row["predicted"] for row in runs.read_rows(tmp_path / "t.jsonl")] == [
-        line["answer"] for line in lines]
     # A row without a context stays, and has no answer.
     write_rows(tmp_path / "blank.jsonl", [rows[0], rows[1] | {"context": " "}])
     succeed("finetune_qa.py", "--predict=blank.jsonl", "--lm=o", "--out=b.jsonl", cwd=tmp_path)
     assert [row["predicted"] is None for row in runs.read_rows(tmp_path / "b.jsonl")] == [False, True]
-    # A question needs no name.
-    nameless = [{"context": row["context"], "question": row["question"]} for row in rows]
-    write_rows(tmp_path / "no_id.jsonl", nameless)
-    succeed("finetune_qa.py", "--predict=no_id.jsonl", "--lm=o", "--out=n.jsonl", cwd=tmp_path)
-    assert len(runs.read_rows(tmp_path / "n.jsonl")) == len(rows)
     # A context of which the tokenizer keeps nothing.
-    write_rows(tmp_path / "none.jsonl", [rows[0], rows[1] | {"id": "b", "context": "\u200b"}])
+    write_rows(tmp_path / "none.jsonl", [rows[0], rows[1] | {"context": "\u200b"}])
     result = call("finetune_qa.py", "--predict=none.jsonl", "--lm=o", cwd=tmp_path)
-    assert result.returncode == 2 and "question 'b': the tokenizer drops every character" in result.stderr
-
-
-@pytest.mark.parametrize(("script", "flags", "said"), [
-    ("finetune_qa.py", ["--lm=model"], "--lm=model: is a BertForSequenceClassification, and --predict needs "
-     "a fine-tuned model (...ForQuestionAnswering)"),
-    ("finetune_cls.py", ["--lm=model", "--text=body"], "new.csv:2: the field 'body' is missing"),
-    ("finetune_cls.py", ["--lm=model", "--predict=no.csv"], "--predict=no.csv: no such file"),
-])
-def test_what_cannot_predict(script, flags, said, classifier, tmp_path):
-    (tmp_path / "new.csv").write_text("text\na b\n")
-    result = call(script, "--predict=new.csv", *flags, cwd=tmp_path)
-    assert result.returncode == 2 and said in result.stderr and result.stderr.count("\n") == 1
-    assert not (tmp_path / "new.predicted.csv").exists()
+    assert result.returncode == 2 and "the tokenizer drops every character" in result.stderr
 
 
 def test_a_model_that_can_be_shared(classifier, cls_folder, tmp_path):
-    """No file of it says where things lie; its card tells what was scored. As an LM it lends its encoder."""
+    """No file of it says where things lie; its card tells what was scored. As an LM it lends its encoder;
+    for another task it is none."""
     for file in classifier.glob("*.json*"):
         assert str(tmp_path) not in file.read_text(), file
     config = json.loads((classifier / "config.json").read_text())
     assert config["problem_type"] == "single_label_classification"
     assert config["label2id"] == {"cat": 0, "dog": 1, "long": 2, "short": 3}
-    card = ModelCard.load(classifier / "README.md").text
-    assert "# lm, fine-tuned on data" in card and "Scores on test (9 examples), in percent: accuracy" in card
-    assert "F1 by label: cat " in card and "--dataset=.../data" in card
+    card = ModelCard.load(classifier / "README.md")
+    assert "# lm, fine-tuned on data" in card.text and "--dataset=.../data" in card.text
+    assert "Scores on test (9 examples), in percent: accuracy" in card.text
+    # What lies on this machine is nothing on the hub.
+    assert card.data.base_model is None and card.data.datasets is None
     more = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={classifier}", "--max_len=24",
                 "--epochs=1", "--out=o", cwd=tmp_path)
     assert "NEWLY INITIALISED" in more.stdout and ", classifier.bias)" in more.stdout
+    result = call("finetune_qa.py", f"--predict={cls_folder}/test.jsonl", f"--lm={classifier}", cwd=tmp_path)
+    assert result.returncode == 2 and "is a BertForSequenceClassification" in result.stderr
 
 
 @pytest.mark.slow
@@ -634,18 +582,18 @@ def test_two_processes_give_one_result(tmp_path, lm_folder, cls_folder):
     assert result.stdout.count("Scores on test (9 examples)") == 1
 
 
-def test_predictions_of_ones_own_task_must_be_finite(lm_folder, cls_folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("value", [float("nan"), -float("inf")])
+def test_predictions_of_ones_own_task_must_be_finite(value, lm_folder, cls_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(finetune_cls, "finetune", lambda *_, **__: None)
-    monkeypatch.setattr(finetune_cls, "predictions", lambda model, pieces: [{"error": float("nan")}])
+    monkeypatch.setattr(finetune_cls, "predictions", lambda model, pieces: [{"name": "nan", "error": value}])
     result = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={lm_folder}", cwd=tmp_path)
-    assert result.returncode == 2 and "error: predictions: error is nan; a smaller" in result.stderr
+    assert result.returncode == 2 and f"predictions: error is {value}" in result.stderr
 
 
 # ---------------------------------------------------------------- one line of results
 
 def test_results_that_are_there_stay(tmp_path):
-    """Each settings once; a blank line is none, and nothing is glued to a line without newline. A broken line
-    is told before training."""
+    """Each settings once; a blank line is none, and nothing is glued to a line without newline."""
     results = tmp_path / "results.jsonl"
     results.write_text('\n{"seed": 7}')
     # Rows of other names are other lines, or run_all.sh would not find theirs.
@@ -657,6 +605,3 @@ def test_results_that_are_there_stay(tmp_path):
             run.finish(scores={"accuracy": 50.0}, examples=8, held_out_loss=[3.0, 2.5], seconds={"train": 1})
         finetune.add_result(results, run, row)
     assert [line["seed"] for line in runs.read_rows(results)] == [7, 1, 2, 1]
-    results.write_text('{"seed": 0}\n{"half a li\n')
-    with pytest.raises(UserError, match=r"--results=.*results.jsonl:2: not a JSON object"):
-        finetune.check_results(results)

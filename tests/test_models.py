@@ -1,7 +1,6 @@
 """LMs as people have them: weights, settings, tokenizers that do not fit, damaged folders, special tokens."""
 import io
 import json
-import os
 import re
 import shutil
 
@@ -10,16 +9,15 @@ import pytest
 import sentencepiece
 import torch
 import transformers
-from conftest import TEXTS, call, fast_tokenizer, random_lm, same, weights
+from conftest import TEXTS, fast_tokenizer, random_lm, same, weights
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 
 import data_prep
-import finetune_cls
 import train_nmg
-from support import devices, models, runs
+from support import models, runs
 from support.models import special_tokens_of
 from support.runs import UserError
 
@@ -35,6 +33,12 @@ def as_pickle(folder, content):
     """Replaces the weights of a folder by a pytorch_model.bin."""
     (folder / "model.safetensors").unlink()
     torch.save(content, folder / "pytorch_model.bin")
+
+
+def add_tokens(folder):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["covid-19", "sars-cov-2"])
+    tokenizer.save_pretrained(folder)
 
 
 def saved(folder):
@@ -131,21 +135,12 @@ def test_a_checksum_is_that_of_the_whole_lm(lm_folder):
 
 SMALL = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
          "intermediate_size": 8, "max_position_embeddings": 64, "pad_token_id": 0}
+
+
 def lm_of(kind, folder, **config):
     config = transformers.CONFIG_MAPPING[kind](**config)
     transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
     return models.load_lm(str(folder))
-
-
-def test_x_mod_is_computed_in_fp32(tmp_path, monkeypatch):
-    """As its code fails in half precision. Of LMs of which we do not know that, one is told."""
-    monkeypatch.setattr(devices, "has_bf16", lambda: True)
-    devices.use_fast_path(True)
-    config = SMALL | {"languages": ["en_XX"], "default_language": "en_XX"}
-    lm_of("xmod", tmp_path, **config)
-    monkeypatch.setattr(devices, "NO_AUTOCAST", {})
-    with pytest.raises(UserError, match=r"cannot be trained on text here: .*--fast=False may"):
-        lm_of("xmod", tmp_path, **config)
 
 
 def test_a_trial_changes_nothing(tmp_path):
@@ -196,12 +191,7 @@ def test_a_fine_tuned_model_fetches_no_code_and_has_one_label(tmp_path, capsys):
 
 @pytest.mark.parametrize(("change", "said"), [
     (lambda folder: (folder / "model.safetensors").write_text(LFS),
-     r"cannot be opened: .* \(if a file of it is cut short, or a pointer of Git LFS, fetch it again\)"),
-    (lambda folder: [prefixed(folder), os.truncate(folder / "pytorch_model.bin", 9999)],
-     "cannot be opened: .*if a file of it is cut short"),
-    (lambda folder: as_pickle(folder, random_lm("bert")), "Weights only load failed"),
-    (lambda folder: (folder / "model.safetensors").unlink(), "no file named model.safetensors"),
-    (lambda folder: edit_config(folder, model_type="gpt2"), "Unrecognized .* AutoModelForMaskedLM"),
+     "cannot be opened: .*a pointer of Git LFS, fetch it again"),
     (lambda folder: edit_config(folder, model_type="own", auto_map={"AutoConfig": "own.Own"}),
      "contains custom code"),
     # transformers would open the LM beside an adapter without it.
@@ -214,6 +204,7 @@ def test_a_fine_tuned_model_fetches_no_code_and_has_one_label(tmp_path, capsys):
     (lambda folder: [file.unlink() for file in folder.glob("*token*")], "its tokenizer knows no words"),
     (lambda folder: edit_config(folder, quantization_config={"quant_method": "bitsandbytes"}),
      "its weights are quantized"),
+    (add_tokens, r"2 tokens that the LM has no embedding for .*call resize_token_embeddings\(112\)"),
     # weights that do not fit
     (prefixed, "37 of the encoder's 37 weights are not in its file: bert.embeddings.word_embeddings.weight; "
                "in the file stands module."),
@@ -222,9 +213,8 @@ def test_a_fine_tuned_model_fetches_no_code_and_has_one_label(tmp_path, capsys):
     (lambda folder: edit_config(folder, vocab_size=130),
      r"bert.embeddings.word_embeddings.weight has the shape \(110, 32\) in the file, and \(130, 32\) by"),
     # LMs whose code fails
-    (lambda folder: lm_of("fnet", folder, **SMALL), "FNetForMaskedLM takes no attention mask, so that"),
-    (lambda folder: lm_of("xmod", folder, **SMALL),
-     "cannot be trained on text here: Input language unknown.*; another config.json or"),
+    (lambda folder: lm_of("fnet", folder, **SMALL), "FNetForMaskedLM takes no attention mask"),
+    (lambda folder: lm_of("xmod", folder, **SMALL), "cannot be trained on text here: Input language unknown"),
 ])
 def test_a_folder_that_cannot_be_opened_is_one_sentence(change, said, lm_folder):
     with pytest.raises(UserError, match=said) as error:
@@ -264,45 +254,18 @@ def test_folders_with_a_sentencepiece_model(kind, tmp_path):
     assert len(split.input_ids) > 8 and special_ids.isdisjoint(split.input_ids.tolist())
 
 
-@pytest.mark.parametrize("script", ["pretrain.py", "finetune_cls.py", "finetune_qa.py", "train_nmg.py"])
-def test_a_lm_is_looked_at_before_data_are_read(script, tmp_path, lm_folder):
-    """Its tokens, and its weights."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(lm_folder)
-    prefixed(lm_folder)
-    result = call(script, "--dataset=nowhere.csv", f"--lm={lm_folder}", cwd=tmp_path)
-    assert result.returncode == 2 and "weights are not in its file" in result.stderr
-    tokenizer.add_tokens(["covid-19", "sars-cov-2"])
-    tokenizer.save_pretrained(lm_folder)
-    result = call(script, "--dataset=nowhere.csv", f"--lm={lm_folder}", cwd=tmp_path)
-    assert result.returncode == 2
-    assert "2 tokens that the LM has no embedding for (covid-19, sars-cov-2)" in result.stderr
-    assert f"call resize_token_embeddings({len(tokenizer)})" in result.stderr
-
-
-def word_level(vocabulary, **options):
-    backend = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    options = {"pad_token": "[PAD]", "mask_token": "[MASK]"} | options
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **options)
-
-
 def test_a_vocabulary_with_gaps(tmp_path):
     """Its ids go higher than it has tokens."""
     vocabulary = {"[PAD]": 0, "[UNK]": 1, "[MASK]": 4, "a": 10, "b": 20, "c": 30}
-    tokenizer = word_level(vocabulary, unk_token="[UNK]")
+    backend = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]",
+                                                     pad_token="[PAD]", mask_token="[MASK]")
     special = special_tokens_of(tokenizer)
     assert special.vocabulary_size == 31
     assert special.ordinary_ids.tolist() == [10, 20, 30]
     (tmp_path / "c.txt").write_text("a b c d")
     assert data_prep.load(str(tmp_path / "c.txt"), tokenizer).corpus.input_ids.tolist() == [10, 20, 30, 1]
-
-
-def test_a_text_that_the_tokenizer_does_not_know_is_named():
-    """Where it has no unknown token; what it knows, it reads."""
-    encode = data_prep.text_encoder(word_level({"[PAD]": 0, "[MASK]": 1, "a": 2}, name_or_path="protein"))
-    assert [ids.tolist() for ids, _ in encode(["a", "a a"])] == [[2], [2, 2]]
-    with pytest.raises(UserError, match=r"--lm=protein: its tokenizer cannot encode the text 'a x' \(.*unk"):
-        encode(["a", "a x", "y"])
 
 
 CLS, SEP = ("[CLS]", 2), ("[SEP]", 3)
@@ -311,9 +274,7 @@ CLS, SEP = ("[CLS]", 2), ("[SEP]", 3)
 @pytest.mark.parametrize(("processor", "unused"), [
     (None, "no cls_token [CLS] and no sep_token [SEP] around"),
     (processors.TemplateProcessing("[CLS] $A", "[CLS] $A $B:1", [CLS]), "no sep_token [SEP] around"),
-    (processors.TemplateProcessing("$A [SEP]", "$A [SEP] $B [SEP]", [SEP]), "no cls_token [CLS] around"),
     (processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A $B [SEP]", [CLS, SEP]), "no sep_token [SEP] "),
-    (processors.BertProcessing(SEP, CLS), None),
     (processors.RobertaProcessing(SEP, CLS), None),
     # XLNet's
     (processors.TemplateProcessing("$A [SEP] [CLS]", "$A [SEP] $B [SEP] [CLS]", [CLS, SEP]), None),
@@ -336,14 +297,6 @@ def test_a_lm_with_one_token_type_gets_none(types, lm_folder):
     edit_config(lm_folder, type_vocab_size=types)
     tokenizer = models.load_tokenizer(str(lm_folder))
     assert not special_tokens_of(tokenizer).pair_types and "token_type_ids" not in tokenizer("a", "a")
-
-
-def test_the_positions_of_i_bert():
-    """A class of its own holds them; the first stands behind the padding index."""
-    config = transformers.IBertConfig(**SMALL | {"max_position_embeddings": 20, "pad_token_id": 1})
-    lm = transformers.IBertForMaskedLM(config).eval()
-    assert models.max_len_of(lm, 100) == 18
-    lm(input_ids=torch.full((1, 18), 7))
 
 
 # ---------------------------------------------------------------- special tokens
@@ -372,24 +325,12 @@ def test_special_tokens_written_in_a_text_are_text(kind, tmp_path):
     assert tokenizer("[SEP]", add_special_tokens=False)["input_ids"] == [tokenizer.sep_token_id]
 
 
-@pytest.mark.parametrize(("lm", "dataset", "said", "base"), [
-    ("a/b", "hf:c/d:sst2", "# a/b, fine-tuned on c/d\n", "a/b"),
-    # What lies on this machine is nothing on the hub.
-    ("lm", "x/my.csv", "# lm, fine-tuned on my.csv\n", None),
-])
-def test_a_card_names_what_the_hub_has(lm, dataset, said, base, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "lm").mkdir()
-    cfg = finetune_cls.Config(lm=lm, dataset=dataset)
-    models.write_card(tmp_path, "finetune_cls.py", cfg, "fine-tuned", "Scores", library_name="transformers")
-    card = ModelCard.load(tmp_path / "README.md")
-    assert said in card.text and f"--lm={lm} " in card.text
-    assert (card.data.base_model, card.data.datasets) == (base, base and ["c/d"])
-
-
-def test_the_command_of_a_card_makes_the_same_again(tmp_path):
+def test_a_card_names_what_the_hub_has_and_the_command_that_makes_the_same(tmp_path):
     """None is said where it is not the default."""
-    cfg = runs.parse_flags(train_nmg.Config, ["--clip=None", "--lm=a/b"])
-    models.write_card(tmp_path, "train_nmg.py", cfg, "learned", "")
-    said = re.search("python train_nmg.py (.*)", (tmp_path / "README.md").read_text())[1]
+    cfg = runs.parse_flags(train_nmg.Config, ["--clip=None", "--lm=a/b", "--dataset=hf:c/d:sst2"])
+    models.write_card(tmp_path, "train_nmg.py", cfg, "learned", "", library_name="transformers")
+    card = ModelCard.load(tmp_path / "README.md")
+    assert "# a/b, learned on c/d\n" in card.text
+    assert (card.data.base_model, card.data.datasets) == ("a/b", ["c/d"])
+    said = re.search("python train_nmg.py (.*)", card.text)[1]
     assert "--clip=None" in said and runs.parse_flags(train_nmg.Config, said.split()) == cfg
