@@ -30,7 +30,7 @@ from tqdm import tqdm
 from nmg.counts import WORD
 from support import runs, toy
 from support.data import ARRAYS, Data, Split, cut_docs, offsets_of
-from support.models import encode_texts, load_tokenizer, special_tokens_of
+from support.models import load_tokenizer, special_tokens_of
 from support.runs import UserError
 from support.sources import CACHE, SPLITS, DataFlags, Source, error_context, find_source, make_once
 
@@ -439,7 +439,7 @@ def text_encoder(tokenizer) -> Callable[[list[str]], list[tuple[np.ndarray, Enco
         id_in_text[tokenizer.convert_tokens_to_ids(special)] = tokenizer.unk_token_id
 
     def encode(texts: list[str]) -> list[tuple[np.ndarray, Encoding]]:
-        encodings = encode_texts(backend, texts, tokenizer.name_or_path)
+        encodings = backend.encode_batch(texts, add_special_tokens=False)
         return [(id_in_text[np.array(encoding.ids, int)], encoding) for encoding in encodings]
 
     return encode

@@ -4,8 +4,6 @@
 
 With --predict it does not train: it predicts rows without labels with a fine-tuned model.
 """
-import csv
-import itertools
 import json
 import sys
 import tempfile
@@ -15,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pandas as pd
 
 import data_prep
 from nmg import loop
@@ -346,15 +345,10 @@ def write_predicted(out: Path, rows: list[dict]) -> None:
     if not delimiter:
         runs.write_rows(out, plain)
         return
-    names = dict.fromkeys(itertools.chain(*plain))
-    how = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
-    with runs.atomic_write(out) as partial, open(partial, "w", **how) as f:
-        table = csv.DictWriter(f, names, delimiter=delimiter, lineterminator="\n")
-        table.writeheader()
-        # A cell that holds a list or an object has it as JSON.
-        for row in plain:
-            lists = {name: json.dumps(value) for name, value in row.items() if isinstance(value, list | dict)}
-            table.writerow(row | lists)
+    # As objects, so that whole numbers stay whole where a cell is empty.
+    table = pd.DataFrame(plain, dtype=object)
+    with runs.atomic_write(out) as partial:
+        table.to_csv(partial, sep=delimiter, index=False, lineterminator="\n", errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 
 from support.checkpoints import load_checkpoint, save_checkpoint
 from support.data import Batch, Pieces, collate
-from support.devices import autocast, check_gpus, device, precision_of, rank_and_world, to_device
+from support.devices import autocast, device, precision_of, rank_and_world, to_device
 from support.rng import rng_for, torch_seed
 from support.runs import UserError, is_main_process
 
@@ -169,7 +169,6 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, n
     model.to(device()).train()
     module = LossOf(model, loss_fn)
     if world > 1:
-        check_gpus()
         module = DistributedDataParallel(module, static_graph=True, forward_sync_buffers=False)
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=True)

@@ -11,7 +11,6 @@ from transformers import AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from support import fast_cpu
-from support.runs import UserError
 
 FAST = False                    # set by use_fast_path
 NO_AUTOCAST = {"deberta", "xmod"}   # model types whose code fails in half precision
@@ -121,13 +120,3 @@ def all_gather(value: object) -> list:
     if len(values) > 1:
         dist.all_gather_object(values, value)
     return values
-
-
-def check_gpus() -> None:
-    """Raises UserError if processes that share batches would also share a GPU."""
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    gpus = torch.cuda.device_count()
-    if device().type == "cuda" and processes > gpus:
-        raise UserError(f"torchrun --nproc_per_node={processes}: this machine has {gpus} GPU(s), and each "
-                        "process that shares in a batch needs its own; only the plays of train_nmg.py can "
-                        "share one")

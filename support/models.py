@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from huggingface_hub import ModelCard, ModelCardData
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 from transformers.utils import find_adapter_config_file, logging
@@ -165,21 +165,6 @@ def warn_of_missing_ends(name: str, tokenizer) -> None:
     if missing:
         print(f"WARNING: {name}: its tokenizer puts no {' and no '.join(missing)} around texts, although it "
               "has one; if the LM was trained with it, its tokenizer.json lacks a post-processor")
-
-
-def encode_texts(backend: Tokenizer, texts: list[str], name: str) -> list[Encoding]:
-    """The texts without special tokens around them. Raises UserError, which names the text that fails."""
-    try:
-        return backend.encode_batch(texts, add_special_tokens=False)
-    except Exception:
-        for text in texts:
-            try:
-                backend.encode(text, add_special_tokens=False)
-            except Exception as e:
-                raise UserError(f"--lm={name}: its tokenizer cannot encode the text {text[:60]!r} ({e}); "
-                                "remove what it does not know from the texts, or use an LM whose tokenizer "
-                                "has an unknown token") from e
-        raise
 
 
 def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
@@ -413,13 +398,9 @@ def with_head(lm: torch.nn.Module, auto_class: type, seed: int, **config: object
     Its head is fresh, and so is BERT's pooler, which a masked LM does not have. config: what the task changes
     in the LM's config, such as num_labels."""
     changed = type(lm.config).from_dict(lm.config.to_dict() | config)
-    try:
-        # On the device "meta" a model has shapes and no weights, which costs next to nothing.
-        with torch.device("meta"):
-            model_class = type(auto_class.from_config(changed, trust_remote_code=False))
-    except ValueError as e:
-        raise UserError(f"the LM is a {type(lm).__name__}: transformers has no model of its kind for "
-                        f"this task ({auto_class.__name__})") from e
+    # On the device "meta" a model has shapes and no weights, which costs next to nothing.
+    with torch.device("meta"):
+        model_class = type(auto_class.from_config(changed, trust_remote_code=False))
     # from_pretrained initializes the weights that it is not given, on the CPU. Of the encoder we give it only
     # the shapes (each a single 0, expanded). The weights are copied where they are, so none leaves a GPU.
     encoder, shapes = {}, {}

@@ -122,6 +122,12 @@ def test_what_has_nothing_to_mask_is_no_context(tmp_path):
     assert collate(contexts, np.arange(len(contexts))).maskable.any(1).all()
 
 
+def test_one_document_cannot_be_cut(tmp_path):
+    rows = [row | {"doc": 3} for row in labelled_texts(9)]
+    with pytest.raises(UserError, match="too few documents"):
+        sampler_of(write_rows(tmp_path / "t.jsonl", rows), 0.3)
+
+
 def test_a_sub_task_without_a_part_says_so(tmp_path):
     """Here no document of the corpus is one of train."""
     write_rows(tmp_path / "train.jsonl", [row | {"doc": i} for i, row in enumerate(labelled_texts(40))])

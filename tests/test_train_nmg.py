@@ -427,8 +427,10 @@ def value_of(agent, memory):
 
 
 def test_an_agent_learns_the_value_of_a_context():
-    """Its mean reward, here; replay keeps the values before the update."""
+    """Its mean reward, here; replay keeps the values before the update. An empty replay teaches nothing."""
     agent, memory = small_agent(1e-2)
+    nothing = agent.learn(memory, np.random.default_rng(0), Config(updates_per_episode=3))
+    assert nothing == {"policy_loss": 0, "value_loss": 0}
     actions = np.zeros(12, paper_form.ACTION)
     actions["block"], actions["position"] = np.arange(12) % 3, np.arange(12) // 3
     actions["R"] = np.where(np.arange(12) % 3, 1, -1)
