@@ -117,18 +117,6 @@ def lines_of(log_probs: np.ndarray, pieces: Pieces) -> list[dict]:
     return lines
 
 
-def outputs(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
-    """The predicted label of every text, and the probability of each label, in the order of the texts."""
-    names = pieces.split.labels
-    lines = []
-    for p in np.exp(log_probs_of(model, pieces)[np.argsort(pieces.text_ids)]):
-        line = {"predicted": names[p.argmax()]}
-        for i, name in enumerate(names):
-            line[f"p_{name}"] = round(float(p[i]), 6)
-        lines.append(line)
-    return lines
-
-
 def summary(lines: list[dict]) -> dict[str, float]:
     """Accuracy (which is micro F1) and macro F1 of all predictions, in percent."""
     correct = [line["gold"] == line["predicted"] for line in lines]
@@ -148,6 +136,18 @@ def f1_by_label(lines: list[dict]) -> dict[str, float]:
 
 
 # ---------------------------------------------------------------- the script
+
+def outputs(model: torch.nn.Module, pieces: Pieces) -> list[dict]:
+    """The predicted label of every text, and the probability of each label, in the order of the texts."""
+    names = pieces.split.labels
+    lines = []
+    for p in np.exp(log_probs_of(model, pieces)[np.argsort(pieces.text_ids)]):
+        line = {"predicted": names[p.argmax()]}
+        for i, name in enumerate(names):
+            line[f"p_{name}"] = round(float(p[i]), 6)
+        lines.append(line)
+    return lines
+
 
 def main(cfg: Config) -> None:
     evaluate(cfg, sys.modules[__name__])

@@ -94,6 +94,35 @@ def pick(score: np.ndarray, batch: Batch, budget: np.ndarray) -> np.ndarray:
     return mask & (score > -np.inf)
 
 
+def maskable_scores(score: np.ndarray, batch: Batch) -> np.ndarray:
+    """The scores (B, L), -inf where nothing may be masked. Raises UserError if one of the others is NaN."""
+    score = np.where(batch.maskable, score, -np.inf)
+    if np.isnan(score).any():
+        raise UserError("a masker's score of a token is NaN; is it the log of a negative number?")
+    return score
+
+
+def fixed(masks: np.ndarray) -> Masker:
+    """A masker that repeats what was chosen before: masks (M, L) bool, a row for each block, in order. L is
+    the length of the longest block; a batch of shorter blocks has fewer columns."""
+    def repeat(batch, budget, rng, lm=None):
+        return masks[batch.indices, :batch.input_ids.shape[1]]
+    return repeat
+
+
+def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: RowRandom, mask_id: int,
+            ordinary_ids: np.ndarray) -> np.ndarray:
+    """BERT's 80/10/10: of the masked tokens 80 % become [MASK], 10 % a random ordinary token, 10 % stay.
+
+    Held-out loss is measured with it, too: after an edit, old and new losses are not comparable."""
+    u = rng.random(input_ids.shape)
+    random_ids = ordinary_ids[(rng.random(input_ids.shape) * len(ordinary_ids)).astype(np.int64)]
+    replaced = np.where(u < 0.8, mask_id, np.where(u < 0.9, random_ids, input_ids))
+    return np.where(mask, replaced, input_ids)
+
+
+# ---------------------------------------------------------------- the maskers (section 4.1, baselines)
+
 def pick_units(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray) -> np.ndarray:
     """As `pick`, but tokens of one unit are masked together or not at all, by the highest of their scores. A
     unit that no longer fits into the budget is passed over for the next that does.
@@ -117,14 +146,6 @@ def pick_units(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.nda
     return per_unit(taken, unit) & batch.maskable
 
 
-def maskable_scores(score: np.ndarray, batch: Batch) -> np.ndarray:
-    """The scores (B, L), -inf where nothing may be masked. Raises UserError if one of the others is NaN."""
-    score = np.where(batch.maskable, score, -np.inf)
-    if np.isnan(score).any():
-        raise UserError("a masker's score of a token is NaN; is it the log of a negative number?")
-    return score
-
-
 def units_of(ids: np.ndarray) -> np.ndarray:
     """(B, L) for each token the column where its word or entity starts; a token with id -1 is its own unit.
 
@@ -141,27 +162,6 @@ def per_unit(numbers: np.ndarray, unit: np.ndarray) -> np.ndarray:
         (`units_of`), or for spans the number of the span"""
     return np.take_along_axis(numbers, unit, 1)
 
-
-def fixed(masks: np.ndarray) -> Masker:
-    """A masker that repeats what was chosen before: masks (M, L) bool, a row for each block, in order. L is
-    the length of the longest block; a batch of shorter blocks has fewer columns."""
-    def repeat(batch, budget, rng, lm=None):
-        return masks[batch.indices, :batch.input_ids.shape[1]]
-    return repeat
-
-
-def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: RowRandom, mask_id: int,
-            ordinary_ids: np.ndarray) -> np.ndarray:
-    """BERT's 80/10/10: of the masked tokens 80 % become [MASK], 10 % a random ordinary token, 10 % stay.
-
-    Held-out loss is measured with it, too: after an edit, old and new losses are not comparable."""
-    u = rng.random(input_ids.shape)
-    random_ids = ordinary_ids[(rng.random(input_ids.shape) * len(ordinary_ids)).astype(np.int64)]
-    replaced = np.where(u < 0.8, mask_id, np.where(u < 0.9, random_ids, input_ids))
-    return np.where(mask, replaced, input_ids)
-
-
-# ---------------------------------------------------------------- the maskers (section 4.1, baselines)
 
 @register
 def none(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray:

@@ -124,6 +124,8 @@ def pretrain(model: torch.nn.Module, pieces: Pieces, masker: maskers.Masker, *, 
     return fit(model, pieces.length, make_batch, mlm_loss, seed=seed, desc=desc, **training)
 
 
+# ---------------------------------------------------------------- the script
+
 @torch.no_grad()
 def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
     """Mean MLM loss on up to 1,000 blocks under random masks, p = 0.15; the same masks in every run.
@@ -144,8 +146,6 @@ def held_out_loss(model: torch.nn.Module, pieces: Pieces) -> float:
     loop.check_numbers({"its loss": loss}, "the LM")
     return loss
 
-
-# ---------------------------------------------------------------- the script
 
 def policy_settings(cfg: Config) -> dict:
     """The settings with which the policy of --masker was learned, or the last of several. Warns where one is
