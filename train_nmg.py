@@ -189,7 +189,8 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
     """(M, L): what a step in a random direction adds to the logits of each token. These are the logits of a
     linear policy with random weights, scaled to mean 0 and standard deviation 1 in each block; 0 at tokens
-    that must not be masked, whose logits stay -inf. Adding them to a linear policy's logits is much like changing its weights."""
+    that must not be masked, whose logits stay -inf. Adding them to a linear policy's logits is much like
+    changing its weights."""
     hidden, _ = states[0]
     other = random_policy(hidden.shape[1], seed, f"direction {episode}")
     direction = standardized(policy_forward(other.to(device()), states).cpu().numpy())
