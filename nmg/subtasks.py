@@ -37,8 +37,11 @@ class SubTaskSampler:
 
     def __init__(self, data: Data, task: ModuleType, max_len: int, ft_max_len: int, val_share: float):
         train, corpus = data["train"], data.corpus
-        self.same_texts = corpus is train
-        self.same_documents = data.shared_doc_ids
+        self.kind = "independent"
+        if corpus is train:
+            self.kind = "same_texts"
+        elif data.shared_doc_ids:
+            self.kind = "same_documents"
         self.examples = task.pieces_of(train, ft_max_len)
         self.warned = False
         contexts = blocks(corpus, max_len)
@@ -59,11 +62,11 @@ class SubTaskSampler:
         labelled examples."""
         # The texts of the contexts, and which pieces, (M,) bool, may be drawn for D_tr' and for D_val'.
         doc = self.examples.doc
-        if self.same_texts:
+        if self.kind == "same_texts":
             texts = self.draw_texts(rng, self.train_docs, n_contexts, n_docs)
             of_train = np.isin(self.examples.text_ids, texts)
             of_val = np.isin(doc, self.val_docs)
-        elif self.same_documents:
+        elif self.kind == "same_documents":
             n_train_docs = n_val_docs = None
             if n_docs:
                 n_train_docs = max(1, n_docs // 2)
