@@ -187,7 +187,7 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 
 @torch.no_grad()
 def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
-    """(M, L): what a step in a random direction adds to the logits of each token. These are the logits of a
+    """(M, L): what a step in a random direction adds to the logit of each token. These are the logits of a
     linear policy with random weights, scaled to mean 0 and standard deviation 1 in each block; 0 at tokens
     that must not be masked, whose logits stay -inf. Adding them to a linear policy's logits is much like
     changing its weights."""
@@ -199,19 +199,19 @@ def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray
 
 @torch.no_grad()
 def act(policy: Policy | None, states: list[State], batch: Batch, rng: RowRandom, p: float,
-        shift: np.ndarray | None = None) -> Play:
+        direction: np.ndarray | None = None) -> Play:
     """Masks the blocks of a batch (M, L). Tokens are drawn without replacement: from the policy (section
     3.2), or uniformly without one.
 
-    shift: (M, L), added to the policy's logits: the player tries another policy in this episode (parameter
-        space noise, Plappert et al. 2018)"""
+    direction: (M, L), added to the policy's logits, in their standard deviations: the player tries another
+        policy in this episode (parameter space noise, Plappert et al. 2018)"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     if policy is not None:
         logits = policy_forward(policy, states).cpu().numpy()
         logits = sharpened(logits, policy.sharpness, policy.clip)
     entropy = float(entr(softmax(logits, 1)).sum(1).mean())
-    if shift is not None:
-        logits = logits + shift
+    if direction is not None:
+        logits = logits + policy.sharpness * direction
     # The highest logits after Gumbel noise are draws from their softmax, without replacement.
     mask = maskers.pick(logits + rng.gumbel(logits.shape), batch, maskers.budget_of(batch, p))
     return Play(mask, entropy)
@@ -241,14 +241,14 @@ def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch
     if cfg.paper and episode < cfg.uniform_episodes:
         # Without a policy, `act` draws uniformly.
         policies = {}
-    shifts = {}
+    directions = {}
     if not cfg.paper:
-        shift = cfg.exploration * cfg.sharpness * random_direction(states, cfg.seed, episode)     # (M, L)
-        shifts = {"learner": shift, "opponent": -shift}
+        direction = cfg.exploration * random_direction(states, cfg.seed, episode)               # (M, L)
+        directions = {"learner": direction, "opponent": -direction}
     plays = {}
     for name in players_of(episode, cfg):
         row_random = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
-        plays[name] = act(policies.get(name), states, batch, row_random, cfg.p, shifts.get(name))
+        plays[name] = act(policies.get(name), states, batch, row_random, cfg.p, directions.get(name))
     return plays
 
 

@@ -18,7 +18,7 @@ from support.runs import UserError, atomic_write, checksum, digest
 class Play:
     """What one player did in an episode, and how it did."""
     mask: np.ndarray                    # (M, L) bool
-    entropy: float      # of its policy without a shift, or of uniform draws; mean over blocks, in nats
+    entropy: float      # of its policy without a direction, or of uniform draws; mean over blocks, in nats
     # On D_val', by metric; higher is better.
     scores: dict[str, float] = field(default_factory=dict)
 
