@@ -118,10 +118,17 @@ known NMG_FLAGS "$NMG_FLAGS" train_nmg.py
 for row in "${rows[@]}"; do known MASKERS "${row//,/ }" pretrain.py; done
 qa_lms=${LMS:-bert-base-uncased distilbert-base-uncased} cls_lms=${LMS:-bert-base-uncased}
 
+# NAME: as it is, or its beginning and a checksum, where a file could not be called like this
+short() {
+    local name=$1
+    # In bytes, of which a letter has up to four.
+    [ "$(printf %s "$name" | wc -c)" -le 200 ] || name=${name:0:45}-$(cksum <<< "$name" | cut -d " " -f 1)
+    echo "$name"
+}
 # DATASET LM: both in the name of a folder. Whole paths, with - for /, as x/data and y/data are two data sets
 place_of() {
     local name="$1-$2"
-    echo "${name//[\/,:]/-}"
+    short "${name//[\/,:]/-}"
 }
 # LMS DATASETS: the place of each pair, and the pair
 places() {
@@ -200,7 +207,7 @@ table() {
             script=tools/linear.py
         fi
         place=$(place_of "$data" "$lm")
-        name=$place-${row//[\/,:]/-}-$seed
+        name=$(short "$place-${row//[\/,:]/-}-$seed")
         # Finished are those that have also added their line of results.
         if [ -e $OUT/score-$name/run.json ] && grep -qsF "score-$name/" $OUT/results.jsonl; then
             continue

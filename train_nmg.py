@@ -203,8 +203,8 @@ def act(policy: Policy | None, states: list[State], batch: Batch, rng: RowRandom
     """Masks the blocks of a batch (M, L). Tokens are drawn without replacement: from the policy (section
     3.2), or uniformly without one.
 
-    direction: (M, L), added to the policy's logits, in their standard deviations: the player tries another
-        policy in this episode (parameter space noise, Plappert et al. 2018)"""
+    direction: (M, L), in standard deviations of the policy's logits, to which it is added: the player tries
+        another policy in this episode (parameter space noise, Plappert et al. 2018)"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     if policy is not None:
         logits = policy_forward(policy, states).cpu().numpy()
@@ -233,11 +233,11 @@ def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch
 
         sharpness (min(w · h standardised in its block, clip) + or - exploration x random direction)
 
-    Learner and opponent explore in opposite directions, so that one of them is likely to beat the other. What
-    they mask is decided by the direction more than by the policy: its standard deviation is `exploration` (2)
-    times that of the policy's own logits before they are clipped. A run plays in order to learn; what it
-    learns, the policy, masks without a direction. In the paper's form there is no direction, and both draw
-    uniformly at first, as random always does."""
+    Learner and opponent explore in opposite directions, so that one of them is likely to beat the other.
+    While a run learns, the direction decides more than the policy what is masked: its standard deviation is
+    `exploration` (2) times that of the policy's logits before they are clipped. A learned policy, used as a
+    masker, has no direction. In the paper's form there is none, and both draw uniformly at first, as random
+    always does."""
     if cfg.paper and episode < cfg.uniform_episodes:
         # Without a policy, `act` draws uniformly.
         policies = {}
@@ -258,11 +258,10 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
     """(P,): for each play of an episode its score minus the mean score of the others.
 
     A reward of your own goes here: it sees the tokens and masks (M, L) and all scores of all players, also of
-    random; labels are not kept with plays. An episode with larger rewards weighs more; a factor that all
-    episodes have in common does not matter."""
+    random; labels are not kept with plays. Only differences within an episode count: `policy_gradient`
+    subtracts their mean. An episode with larger differences weighs more; a factor that all episodes have in
+    common does not matter."""
     scores = np.array([play.scores[cfg.metric] for play in episode.plays.values()])
-    # Equal scores now give rewards of exactly 0, without rounding errors, from which a policy would learn.
-    scores = scores - scores[0]
     mean_of_others = (scores.sum() - scores) / (len(scores) - 1)
     return scores - mean_of_others
 
@@ -285,6 +284,8 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
     that they mask."""
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, M, L)
     of_plays = rewards(episode, cfg)                                                            # (P,)
+    # Equal rewards become exactly 0, without rounding errors, from which a policy would learn.
+    of_plays = of_plays - of_plays[0]
     # The sum over those who masked a token, (M, L); the mean reward is the baseline.
     R = np.tensordot(of_plays - of_plays.mean(), masks, 1)
     gradient = torch.zeros(states[0][0].shape[1])
@@ -296,9 +297,9 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
 
 
 class Learner:
-    """The policy, by which learner and opponent both play. (paper_form.Agents is its counterpart in the
-    paper's form, and an example of how networks learn. `meta_train` and `finish` ask for policies, resume,
-    learn and about.)
+    """The policy, by which learner and opponent both play. A class of your own needs what `meta_train` and
+    `finish` call: policies, resume, learn and about. For networks that learn see paper_form.Agents, its
+    counterpart with --paper.
 
     w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
     So the policy is always one step away from the uniform one. How long that step is does not matter, as
@@ -346,7 +347,7 @@ class Learner:
 
 # ---------------------------------------------------------------- the outer loop
 
-PICTURE_SECONDS = 60    # between two pictures of a run
+SAVE_SECONDS = 300      # between two pictures of a run, and with --paper two checkpoints, which are large
 
 
 def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], task: ModuleType,
@@ -385,7 +386,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
     if len(metrics) > cfg.episodes:
         raise UserError(f"--episodes={cfg.episodes}: {folder} holds {len(metrics)} already; give more")
     bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not is_main)
-    drawn = time.monotonic()
+    saved = time.monotonic()
 
     for number in bar:
         started = time.monotonic()
@@ -423,12 +424,13 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
             metrics.append(log | {"seconds": time.monotonic() - started})
             save_episode(file_of(folder, number + 1), episode, metrics[-1])
             runs.write_rows(folder / "metrics.jsonl", metrics)
-            if cfg.paper:
-                learner.save_checkpoint(folder / "checkpoint.pt", learners_weights, metrics)
             bar.set_postfix_str(f"learner {won_lost(metrics)}")
-            if time.monotonic() - drawn >= PICTURE_SECONDS:
-                drawn = time.monotonic()
+            is_due = time.monotonic() - saved >= SAVE_SECONDS
+            if is_due:
+                saved = time.monotonic()
                 curves(metrics, folder / "curves.png")
+            if cfg.paper and (is_due or number + 1 == cfg.episodes):
+                learner.save_checkpoint(folder / "checkpoint.pt", learners_weights, metrics)
     if is_main and metrics:
         curves(metrics, folder / "curves.png")
     return learner

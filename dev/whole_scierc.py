@@ -22,7 +22,7 @@ def main(plan: str, lm: str, out: str, dataset: str = "scierc") -> None:
     source = sources.find_source(dataset)
     scored = [*source.records("dev"), *source.records("test")]
     splits = {
-        "train": [*source.records("train")],
+        "train": list(source.records("train")),
         "test": [record for record in scored if record["text"] in new],
     }
     Path(out).mkdir(parents=True, exist_ok=True)

@@ -93,7 +93,7 @@ def test_pre_training_reads_train_and_corpus(numbered, tmp_path, tok):
     train, corpus = [data_prep.text_to_read(data, read) for read in ("train", "corpus")]
     assert train is data["train"] and corpus is data["corpus"]
     both = data_prep.text_to_read(data, "both")
-    assert both.train is train
+    assert both.train is train and data_prep.what_to_read(data) == "both"
     assert texts_of(both) == [*texts_of(train), *texts_of(corpus)]
     assert words_under(both) == [*words_under(train), *words_under(corpus)]
     assert both.input_ids.tolist() == [*train.input_ids, *corpus.input_ids]

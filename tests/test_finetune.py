@@ -513,6 +513,11 @@ def test_new_rows_are_predicted(suffix, classifier, cls_folder, tmp_path):
     longer = succeed("finetune_cls.py", "--predict=usual.jsonl", f"--lm={classifier}", "--text=text",
                      "--max_len=256", cwd=tmp_path)
     assert "cut to 66 tokens" in longer.stdout
+    # A list becomes JSON in a table.
+    write_rows(tmp_path / "tagged.jsonl", [{"text": texts[0], "tags": ["a", 'b"']}])
+    succeed("finetune_cls.py", "--predict=tagged.jsonl", "--text=text", "--out=tagged.csv",
+            f"--lm={classifier}", cwd=tmp_path)
+    assert json.loads(pd.read_csv(tmp_path / "tagged.csv")["tags"][0]) == ["a", 'b"']
     # Nothing is written over, and no column is.
     for flags, said in (([], "is there already"), ([f"--predict={out}"], "has a column 'predicted' already"),
                         (["--out=p.parquet"], "predictions are written as .csv, .tsv or .jsonl")):

@@ -123,6 +123,8 @@ def test_seeds_take_turns_with_policies():
     # In the toy world all rows have as many epochs. A row that is not learned is called like those that are.
     ({"LMS": "tiny", "MASKERS": "nmg:a"}, [" --masker=nmg:a --seed=0 --out="]),
     ({"MASKERS": "difference:a/b"}, [" --masker=difference:a/b --seed=0 --out="]),
+    # A file whose name is too long for the system ends with a checksum.
+    ({"CLS": 30 * "scratch/" + "my.csv", "MASKERS": "none"}, ["--row=none", f"score-{5 * 'scratch-'}scrat-"]),
     ({"MASKERS": "linear"}, ["/tools/linear.py --dataset=my.csv --lm=x --seed=0 ", "--row=linear "]),
 ])
 def test_the_command_of_a_row(env, parts):

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import call, kill_when, names, random_lm, same, succeed, torchrun, weights
+from conftest import ROOT, call, kill_when, names, random_lm, same, succeed, torchrun, weights
 
 import data_prep
 import finetune_cls
@@ -39,6 +39,11 @@ SHORT = ["--contexts=24", "--docs=6", "--episodes=4", "--mlm_epochs=1", "--ft_ep
 SMALL = [*SHORT, "--random_every=2"]
 PAPER = [*SHORT, "--paper=True", "--updates_per_episode=4", "--minibatch=16", "--replay_size=60"]
 FORMS = {"default": SMALL, "paper": PAPER}
+# The script, where each episode is as slow as the time between two checkpoints.
+OFTEN = """import train_nmg
+train_nmg.SAVE_SECONDS = 0
+train_nmg.runs.start(train_nmg.main, train_nmg.Config, tiny=train_nmg.toy.TRAIN_NMG)
+"""
 PLAYERS = ["random", "opponent", "learner"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -106,9 +111,19 @@ def test_rewards_are_scores_minus_those_of_the_others(names):
     scores = [71.5, 64.25, 80.0][:len(names)]
     for i, reward in enumerate(rewards_for(scores)):
         assert reward == pytest.approx(scores[i] - np.delete(scores, i).mean())
-    # Who scores alike earns exactly nothing: three times 72.3 is not quite 216.9 in floating point.
+
+
+def test_who_scores_alike_teaches_nothing(contexts):
+    """Whatever the score is: three times 72.3 is not quite 216.9 in floating point."""
+    batch, states = contexts
+    rng = np.random.default_rng(0)
     for score in [72.3, 64.1, 99.7, -1.2345678]:
-        assert not rewards_for([score] * len(names)).any()
+        plays = {}
+        for name in PLAYERS:
+            mask = rng.random(batch.maskable.shape) < 0.3
+            plays[name] = Play(mask & batch.maskable, 0.0, {"em": score})
+        episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
+        assert not train_nmg.policy_gradient(episode, states, Config(metric="em")).any()
 
 
 # ---------------------------------------------------------------- losses and actions
@@ -497,6 +512,10 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     for flags, said in cases.items():
         result = call("train_nmg.py", *SMALL, *flags.split(), cwd=tmp_path)
         assert result.returncode == 2 and said in result.stderr
+    # The paper's form goes on from a checkpoint alone, and would remove them.
+    result = call("train_nmg.py", *PAPER, "--out=half", cwd=tmp_path)
+    assert result.returncode == 2 and "holds another run (" in result.stderr
+    assert len(names(tmp_path / "half/plays")) == 4
 
 
 # ---------------------------------------------------------------- whole episodes
@@ -504,8 +523,11 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
 @pytest.mark.parametrize(("continual", "expected"), [(True, [0, 0, 0, 1, 1, 1, 2, 2, 2]), (False, [0] * 9)])
 def test_what_an_episode_of_the_paper_hands_on(continual, expected, cls_folder, lm_folder, tmp_path,
                                                monkeypatch, capsys):
-    """Whose LM an episode starts from (the one that the learner of the last has adapted), seeds, flags."""
-    starts, subtasks = [], []
+    """Whose LM an episode starts from (the one that the learner of the last has adapted), seeds, flags. Where
+    episodes are slow, each draws its picture."""
+    starts, subtasks, drawn = [], [], []
+    monkeypatch.setattr(train_nmg, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(train_nmg, "curves", lambda metrics, file: drawn.append(len(metrics)))
 
     def inner_loop(lm, subtask, mask, task, cfg):
         assert vars(cfg) == vars(cfg) | flags
@@ -523,7 +545,7 @@ def test_what_an_episode_of_the_paper_hands_on(continual, expected, cls_folder, 
              "metric": "likelihood", "continual": continual, "updates_per_episode": 1}
     train_nmg.main(Config(out=str(tmp_path / "o"), **flags))
     assert "WARNING: in each episode of this run all players had the same score" in capsys.readouterr().out
-    assert starts == expected
+    assert starts == expected and drawn == [1, 2, 3, 3]
     seeds = [subtask.seed for subtask in subtasks]
     assert seeds[0] == seeds[1] == seeds[2] and len(set(seeds)) == 3
     # The sub-tasks that were asked for.
@@ -615,6 +637,8 @@ def test_killed_at_any_moment_it_ends_the_same(form, finished, tmp_path):
     refused."""
     log, rng, refused = tmp_path / "o/metrics.jsonl", random.Random(0), []
     command = ["train_nmg.py", *FORMS[form], "--out=o"]
+    # With a checkpoint of the paper's form after each episode.
+    (tmp_path / "often.py").write_text(OFTEN)
 
     def ready(episodes):
         if len(runs.read_rows(log)) < episodes:
@@ -625,7 +649,8 @@ def test_killed_at_any_moment_it_ends_the_same(form, finished, tmp_path):
         return True
 
     for episodes in (1, 3):
-        kill_when(lambda n=episodes: ready(n), *command, cwd=tmp_path, OMP_NUM_THREADS="1")
+        kill_when(lambda n=episodes: ready(n), str(tmp_path / "often.py"), *command[1:], cwd=tmp_path,
+                  OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
         assert not (tmp_path / "o/run.json").exists()
     assert refused[0].returncode == 2 and "another process is at work on it" in refused[0].stderr
     fewer = call(*command, "--episodes=1", cwd=tmp_path)
@@ -689,3 +714,10 @@ def test_switches(flags, players, tmp_path):
     [row] = runs.read_rows(folder / "metrics.jsonl")
     assert [name for name in row if name.endswith("_score")] == [f"{player}_score" for player in players]
     assert np.isfinite(list(row.values())).all()
+
+
+def test_a_learning_rate_of_the_policy_without_sense(tmp_path):
+    """All weights are finite after a step; no output is, and no policy is saved."""
+    result = call("train_nmg.py", *PAPER, "--episodes=1", "--rl_lr=1e30", "--out=o", cwd=tmp_path)
+    assert result.returncode == 2 and "became infinite or NaN; a smaller learning rate" in result.stderr
+    assert not (tmp_path / "o/policy.safetensors").exists() and not (tmp_path / "o/metrics.jsonl").exists()

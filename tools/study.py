@@ -439,10 +439,11 @@ def take_over_plays(study: Study, settings: dict) -> None:
 
 
 def differences(before: dict, now: dict) -> str:
-    """What differs between the settings of two plays, as text; empty if nothing does."""
+    """What differs between the settings of two plays, as text; empty if nothing does. Flags that the code
+    no longer has are left out."""
     before, now = report.flat(before), report.flat(now)
     found = []
-    for name in before | now:
+    for name in now:
         if before.get(name) != now.get(name):
             found.append(f"{name}={before.get(name)} there, {now.get(name)} here")
     return ", ".join(found)
