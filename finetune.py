@@ -345,9 +345,11 @@ def write_predicted(out: Path, rows: list[dict]) -> None:
     if not delimiter:
         runs.write_rows(out, plain)
         return
-    # As objects, so that whole numbers stay whole where a cell is empty; lists and objects as JSON.
+    # A cell that holds a list or an object has it as JSON.
+    for row in plain:
+        row |= {name: json.dumps(value) for name, value in row.items() if isinstance(value, list | dict)}
+    # As objects, so that whole numbers stay whole where a cell is empty.
     table = pd.DataFrame(plain, dtype=object)
-    table = table.map(lambda cell: json.dumps(cell) if isinstance(cell, list | dict) else cell)
     with runs.atomic_write(out) as partial:
         table.to_csv(partial, sep=delimiter, index=False, lineterminator="\n", errors="backslashreplace")
 

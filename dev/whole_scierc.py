@@ -1,5 +1,6 @@
 """Writes a data set for the whole text of SciERC: train as it is, and as test those texts of dev and test
-that its policies have not learned from (they played in half of the documents of all three splits).
+that its policies have not learned from (they played in half of the documents of all three splits). As there
+is no dev, scripts cut a tenth of train off as dev.
 
     python dev/whole_scierc.py --plan=results/plans/scierc-words.toml --lm=MINILM --out=runs/data/scierc-whole
 """
