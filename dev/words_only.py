@@ -77,5 +77,14 @@ def scierc_words(batch: Batch, lm=None) -> np.ndarray:
     return sharpened(logits, policy.sharpness, policy.clip)
 
 
+def half_random(batch: Batch, budget: np.ndarray, rng: maskers.RowRandom, lm=None) -> np.ndarray:
+    """Half of the tokens are drawn from the policy, the others at random. Of an odd budget, chance decides
+    who gets the last token."""
+    chance = rng.random((len(budget), 1))[:, 0]
+    from_policy = scierc_words(batch, np.floor(budget / 2 + chance).astype(np.int64), rng, lm)
+    # The random tokens come after all that the policy chose.
+    return maskers.pick(from_policy + rng.random(from_policy.shape), batch, budget)
+
+
 if __name__ == "__main__":
     runs.start(main, Config)
