@@ -298,8 +298,8 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
 
 class Learner:
     """The policy, by which learner and opponent both play. A class of your own needs what `meta_train` and
-    `finish` call: policies, resume, learn and about. For networks that learn see paper_form.Agents, its
-    counterpart with --paper.
+    `finish` call: policies, resume, learn, save_checkpoint and about. For networks that learn see
+    paper_form.Agents, its counterpart with --paper.
 
     w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
     So the policy is always one step away from the uniform one. How long that step is does not matter, as
@@ -338,6 +338,9 @@ class Learner:
             metrics.append(log)
         return metrics
 
+    def save_checkpoint(self, folder: Path, lm: torch.nn.Module, metrics: list[dict]) -> None:
+        """Nothing is written: the plays, which `meta_train` saves, are all that `resume` needs."""
+
     def about(self) -> str:
         """What is printed at the end and stands in the card of the policy."""
         return (f"Do the {len(self.gradients)} episodes that taught it agree on what to mask? p = "
@@ -347,14 +350,23 @@ class Learner:
 
 # ---------------------------------------------------------------- the outer loop
 
-SAVE_SECONDS = 300      # between two pictures of a run, and with --paper two checkpoints, which are large
+SAVE_SECONDS = 300      # between two checkpoints of a run, which are large with --paper, and two pictures
+
+
+def sample_subtask(sampler: SubTaskSampler, number: int, cfg: Config) -> SubTask:
+    """That of an episode, whose seed depends on its number."""
+    rng = rng_for(cfg.seed, f"sub-task {number}")
+    return sampler.sample(rng, cfg.contexts, cfg.docs, cfg.examples, cfg.validation)
 
 
 def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], task: ModuleType,
-                cfg: Config) -> dict[str, torch.Tensor] | None:
-    """Runs the inner loop of every player and fills in `scores` of its play; under torchrun each process runs
-    some of them. Returns the weights of the LM that the learner pre-trained, for continual adaptation."""
+                cfg: Config) -> None:
+    """Runs the inner loop of every player and fills in `scores` of its play. With --paper and continual
+    adaptation `lm` becomes the one that the learner pre-trained: the next episode starts from it.
+
+    Under torchrun each process runs some of the players. They get the plays of the first process."""
     rank, world = rank_and_world()
+    plays = broadcast(plays)
     players = [*plays]
     my_scores, learners_weights = {}, None
     # Process i plays the players i, i + world, ...
@@ -365,75 +377,72 @@ def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], t
     for scores_of_process in all_gather(my_scores):
         for name, scores in scores_of_process.items():
             plays[name].scores = scores
-    return broadcast(learners_weights, source=players.index("learner") % world)
+    learners_weights = broadcast(learners_weights, source=players.index("learner") % world)
+    if learners_weights:
+        lm.load_state_dict(learners_weights)
 
 
 def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
                task: ModuleType) -> "Learner | paper_form.Agents":
     """Algorithm 1. Writes metrics.jsonl, curves.png and the plays to `folder`; returns what learned, with its
-    policies.
-
-    Under torchrun each process runs the inner loops of some players. The first process also does everything
-    else; the policies of the others learn nothing from the episodes that are played now."""
-    is_main = runs.is_main_process()
+    policies. Under torchrun this is the first process; `help_to_play` is what the others do."""
     form = paper_form.Agents if cfg.paper else Learner
     learner = form(lm.config.hidden_size, cfg)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     metrics = learner.resume(folder, lm)
-    if is_main and (metrics or (folder / "metrics.jsonl").exists()):
+    if metrics or (folder / "metrics.jsonl").exists():
         # After a kill, the file may have more or less than was saved.
         runs.write_rows(folder / "metrics.jsonl", metrics)
     if len(metrics) > cfg.episodes:
         raise UserError(f"--episodes={cfg.episodes}: {folder} holds {len(metrics)} already; give more")
-    bar = tqdm(range(len(metrics), cfg.episodes), unit="episode", disable=not is_main)
+    bar = tqdm(range(len(metrics), cfg.episodes), unit="episode")
     saved = time.monotonic()
 
     for number in bar:
         started = time.monotonic()
         # 1. Sample a sub-task T' = {S', D_tr', D_val'}, much smaller than the task.
-        subtask_rng = rng_for(cfg.seed, f"sub-task {number}")
-        subtask = sampler.sample(subtask_rng, cfg.contexts, cfg.docs, cfg.examples, cfg.validation)
+        subtask = sample_subtask(sampler, number, cfg)
 
         # 2. The players mask the same contexts.
-        plays = {}
-        if is_main:
-            batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))             # (M, L)
-            states = encode(lm, batch)
-            plays = mask_contexts(learner.policies, states, batch, number, cfg)
-        plays = broadcast(plays)
+        batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))                 # (M, L)
+        states = encode(lm, batch)
+        plays = mask_contexts(learner.policies, states, batch, number, cfg)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
-        learners_weights = run_players(lm, subtask, plays, task, cfg)
+        run_players(lm, subtask, plays, task, cfg)
 
-        if is_main:
-            # 4. and 5. What was masked is rewarded by how its player did against the others, and the policy
-            #    learns from this episode and all before it.
-            episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
-            learned = learner.learn(episode, states)
-
-        # With --paper, continual adaptation: the next episode starts from the LM of the learner.
-        if learners_weights:
-            lm.load_state_dict(learners_weights)
+        # 4. and 5. What was masked is rewarded by how its player did against the others, and the policy
+        #    learns from this episode and all before it.
+        episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
+        learned = learner.learn(episode, states)
 
         # 6. Log and save. `score` is the metric that was rewarded; after it come all of them, by name.
-        if is_main:
-            log = {"episode": number + 1} | learned
-            for name, play in plays.items():
-                log |= {f"{name}_score": play.scores[cfg.metric], f"{name}_entropy": play.entropy}
-                log |= {f"{name}_{metric}": score for metric, score in play.scores.items()}
-            metrics.append(log | {"seconds": time.monotonic() - started})
-            save_episode(file_of(folder, number + 1), episode, metrics[-1])
-            runs.write_rows(folder / "metrics.jsonl", metrics)
-            bar.set_postfix_str(f"learner {won_lost(metrics)}")
-            is_due = time.monotonic() - saved >= SAVE_SECONDS
-            if is_due:
-                saved = time.monotonic()
-                curves(metrics, folder / "curves.png")
-            if cfg.paper and (is_due or number + 1 == cfg.episodes):
-                learner.save_checkpoint(folder / "checkpoint.pt", learners_weights, metrics)
-    if is_main and metrics:
+        log = {"episode": number + 1} | learned
+        for name, play in plays.items():
+            log |= {f"{name}_score": play.scores[cfg.metric], f"{name}_entropy": play.entropy}
+            log |= {f"{name}_{metric}": score for metric, score in play.scores.items()}
+        metrics.append(log | {"seconds": time.monotonic() - started})
+        save_episode(file_of(folder, number + 1), episode, metrics[-1])
+        runs.write_rows(folder / "metrics.jsonl", metrics)
+        bar.set_postfix_str(f"learner {won_lost(metrics)}")
+        if time.monotonic() - saved >= SAVE_SECONDS:
+            saved = time.monotonic()
+            learner.save_checkpoint(folder, lm, metrics)
+            curves(metrics, folder / "curves.png")
+    learner.save_checkpoint(folder, lm, metrics)
+    if metrics:
         curves(metrics, folder / "curves.png")
     return learner
+
+
+def help_to_play(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task: ModuleType) -> None:
+    """What the other processes of torchrun do while the first is in `meta_train`: they run the inner loops of
+    some players."""
+    form = paper_form.Agents if cfg.paper else Learner
+    done = len(form(lm.config.hidden_size, cfg).resume(folder, lm))
+    sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
+    for number in range(done, cfg.episodes):
+        run_players(lm, sample_subtask(sampler, number, cfg), {}, task, cfg)
 
 
 # ---------------------------------------------------------------- the script
@@ -518,9 +527,11 @@ def main(cfg: Config) -> None:
     run = Run(cfg.out, settings, longer="episodes", checkpoint=checkpoint)
     if run.done:
         return
+    if not runs.is_main_process():
+        help_to_play(cfg, run.folder, data, lm, task)
+        return
     learner = meta_train(cfg, run.folder, data, lm, task)
-    if runs.is_main_process():
-        finish(learner, run, cfg)
+    finish(learner, run, cfg)
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ class Agent:
 
 class Agents:
     """Learner and opponent, which are two policies, with the states that their replay needs. As
-    train_nmg.Learner it has `policies`, `resume`, `learn` and `about`; and a checkpoint."""
+    train_nmg.Learner it has `policies`, `resume`, `learn`, `save_checkpoint` and `about`."""
 
     def __init__(self, hidden_size: int, cfg: Any):
         self.cfg = cfg
@@ -231,21 +231,20 @@ class Agents:
     def about(self) -> str:
         return "It is in the paper's form, which has learned nothing in any task tried so far."
 
-    def save_checkpoint(self, file: Path, adapted_lm: dict[str, torch.Tensor] | None,
-                        metrics: list[dict]) -> None:
-        """All that the next episode depends on.
-
-        adapted_lm: with continual adaptation, the weights of the LM"""
+    def save_checkpoint(self, folder: Path, lm: torch.nn.Module, metrics: list[dict]) -> None:
+        """All that the next episode depends on, in checkpoint.pt."""
         # Metrics go through JSON, as in metrics.jsonl: numbers of numpy, which a fork may log, could not be
         # read again.
-        state = {"lm": adapted_lm, "states": self.states_of, "metrics": json.loads(json.dumps(metrics)),
+        state = {"lm": None, "states": self.states_of, "metrics": json.loads(json.dumps(metrics)),
                  "agents": {}}
+        if self.cfg.continual:
+            state["lm"] = lm.state_dict()
         for name, agent in self.agents.items():
             # Replay is saved as a tensor of bytes, since torch.load with weights_only reads no numpy arrays.
             state["agents"][name] = {"policy": agent.policy.state_dict(),
                                      "optimizer": agent.optimizer.state_dict(),
                                      "replay": torch.from_numpy(agent.replay.view(np.uint8))}
-        save_state(file, state)
+        save_state(folder / "checkpoint.pt", state)
 
     def load_checkpoint(self, file: Path, lm: torch.nn.Module) -> list[dict]:
         """Restores a checkpoint, if there is one; returns the metrics of the episodes that were done."""
