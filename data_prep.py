@@ -377,7 +377,7 @@ def plain(text: str) -> str:
 
 def write_split(records: Iterable[dict], tokenizer, folder: Path, fields: set[str], labels: list[str],
                 what: str, own_arrays: Callable | None = None) -> str | None:
-    """Tokenises the records, 1,000 at a time, and appends them to the arrays of a Split. Returns the first
+    """Tokenizes the records, 1,000 at a time, and appends them to the arrays of a Split. Returns the first
     reason why labels or answers cannot be used; None where all can.
 
     fields: "label" and "qas", where they are to be written; own_arrays: as in Source"""
@@ -488,7 +488,7 @@ def words_of_tokens(text: str, offsets: np.ndarray) -> tuple[np.ndarray, np.ndar
     # The first and the last unit of each token. A token of a blank, or of nothing, belongs to what follows.
     first = np.minimum(np.searchsorted(stop, begin, "right"), len(stop) - 1)
     last = np.maximum(first, np.searchsorted(start, end) - 1)
-    # Characters that have no token, as a normaliser drops them (accents) or composes them (Korean letters in
+    # Characters that have no token, as a normalizer drops them (accents) or composes them (Korean letters in
     # parts, marks of half-width kana), belong to the token before them in their word, else to the one behind.
     # For example, the tokens cafe (characters 0 to 4) and ##s (5 to 6) leave out an accent between them: then
     # cafe ends at 5.

@@ -406,7 +406,7 @@ def split_names(names: str) -> list[str]:
 
 def logits_of(policies: list[Policy]) -> Callable[[Batch, Callable], np.ndarray]:
     """The logits of a policy, as a function of a batch and an LM. Those of several policies are the mean of
-    their standardised logits, so that each has the same weight."""
+    their standardized logits, so that each has the same weight."""
     if len(policies) == 1:
         return policies[0].logits
 
@@ -421,7 +421,7 @@ def sharpened_logits_of(policies: list[Policy]) -> Callable[[Batch, Callable], n
     are several, by the defaults."""
     logits = logits_of(policies)
     sharpness, clip = policies[0].sharpness, policies[0].clip
-    # A mean of standardised logits is flatter than each of them, too flat to be drawn from as it is.
+    # A mean of standardized logits is flatter than each of them, too flat to be drawn from as it is.
     if len(policies) > 1 and sharpness is None:
         sharpness, clip = SHARPNESS, CLIP
 

@@ -13,7 +13,8 @@ against the others, and the policy learns from this episode and all before it.
 
 Self-play: the learner and the opponent are one policy that explores in opposite directions. In each episode a
 random direction is added to the policy's logits for the learner and subtracted for the opponent, so that
-their scores show which way is better. A third player masks at random in some episodes, as a control.
+their scores show which way is better. In some episodes a third player masks at random: as a control, and its
+plays teach, too.
 (The paper's form, --paper, has two networks, which explore and learn otherwise: nmg/paper_form.py.)
 
 Shapes: M blocks of text to mask (a context is one block or more), B rows of a forward pass, L tokens each
@@ -77,9 +78,9 @@ PLAYERS = ("random", "opponent", "learner")
 class PlayConfig(DataFlags):
     """The flags of a play (one player masks, an LM is trained, it is scored): the task, a sub-task of it, and
     the inner loop. Some files in tools/ have the same flags."""
-    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in support/toy.py. None is filled in
-    # by open_task with the value for classification (cls) or question answering (qa): INNER_LOOP in
-    # finetune_cls.py or finetune_qa.py, and Data.block_len for max_len.
+    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in support/toy.py. Where a comment
+    # names values for classification (cls) and question answering (qa), open_task fills in the one for the
+    # task: INNER_LOOP in finetune_cls.py or finetune_qa.py, and Data.block_len for max_len.
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot scierc acl_arc scicite toycls toyqa,
                                     # hf:REPO of the hub, or a path (data_prep.py)
@@ -123,14 +124,13 @@ class Config(PlayConfig):
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
     # without --paper
-    clip: float | None = CLIP       # logits are standardised in each block, and clipped at so many standard
+    clip: float | None = CLIP       # logits are standardized in each block, and clipped at so many standard
                                     # deviations above the mean, so that all good tokens are drawn alike;
                                     # None: they are not clipped
     sharpness: float = SHARPNESS    # what logits are multiplied by then, before tokens are drawn
-    exploration: float = 2.0        # weight of the random direction beside the policy's logits: its standard
-                                    # deviation is exploration x sharpness. In a simulation 4 taught as
-                                    # much as 2, and 8 a little less
-    random_every: int = 4           # every so many episodes the random player takes part, as a control
+    exploration: float = 2.0        # weight of the random direction beside the policy's logits (see `act`).
+                                    # In a simulation 4 taught as much as 2, and 8 a little less
+    random_every: int = 4           # every so many episodes the random player takes part
     # with --paper
     continual: bool = True          # an episode starts from the LM that the learner of the last one
                                     # pre-trained; False: from the original LM (Table 3)
@@ -200,11 +200,13 @@ def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray
 @torch.no_grad()
 def act(policy: Policy | None, states: list[State], batch: Batch, rng: RowRandom, p: float,
         direction: np.ndarray | None = None) -> Play:
-    """Masks the blocks of a batch (M, L). Tokens are drawn without replacement: from the policy (section
-    3.2), or uniformly without one.
+    """Masks the blocks of a batch (M, L). Tokens are drawn without replacement (section 3.2), uniformly if
+    there is no policy, else from the softmax of
 
-    direction: (M, L), in standard deviations of the policy's logits, to which it is added: the player tries
-        another policy in this episode (parameter space noise, Plappert et al. 2018)"""
+        sharpness (min(logits of the policy, standardized in each block, clip) + direction)
+
+    direction: (M, L), in standard deviations of the policy's logits: the player tries another policy in this
+        episode (parameter space noise, Plappert et al. 2018)"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     if policy is not None:
         logits = policy_forward(policy, states).cpu().numpy()
@@ -229,9 +231,6 @@ def players_of(episode: int, cfg: Config) -> tuple[str, ...]:
 def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch, episode: int,
                   cfg: Config) -> dict[str, Play]:
     """All players mask the blocks of a batch (M, L), each with its own random stream; their plays by name.
-    Learner and opponent draw from the softmax of
-
-        sharpness (min(w · h standardised in its block, clip) + or - exploration x random direction)
 
     Learner and opponent explore in opposite directions, so that one of them is likely to beat the other.
     While a run learns, the direction decides more than the policy what is masked: its standard deviation is
@@ -259,7 +258,8 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
 
     A reward of your own goes here: it sees the tokens and masks (M, L) and all scores of all players, also of
     random; labels are not kept with plays. Only differences within an episode count: `policy_gradient`
-    subtracts their mean. An episode with larger differences weighs more; a factor that all episodes have in
+    subtracts their mean. An episode with larger differences weighs more, and so does one of two players: of n
+    players a reward is n / (n - 1) times the score minus the mean of all. A factor that all episodes have in
     common does not matter."""
     scores = np.array([play.scores[cfg.metric] for play in episode.plays.values()])
     mean_of_others = (scores.sum() - scores) / (len(scores) - 1)
@@ -278,32 +278,33 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
     is that of single draws; tokens are drawn without replacement.)
 
     There are no importance weights: actions are weighted by their rewards alone, whatever policy drew them
-    (as in reward-weighted regression, Peters and Schaal 2007). That teaches much only if the players draw
-    from different policies, as they do in `mask_contexts` (as in evolution strategies, Salimans et al. 2017).
-    If all drew from one policy, their masks would differ by chance alone, and hardly in the kinds of words
-    that they mask."""
+    (as in reward-weighted regression, Peters and Schaal 2007). That works because the players draw from
+    different policies, so that their masks differ in the kinds of words (as in evolution strategies, Salimans
+    et al. 2017)."""
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, M, L)
-    of_plays = rewards(episode, cfg)                                                            # (P,)
+    play_rewards = rewards(episode, cfg)                                                        # (P,)
     # Equal rewards become exactly 0, without rounding errors, from which a policy would learn.
-    of_plays = of_plays - of_plays[0]
-    # The sum over those who masked a token, (M, L); the mean reward is the baseline.
-    R = np.tensordot(of_plays - of_plays.mean(), masks, 1)
+    play_rewards = play_rewards - play_rewards[0]
+    # The mean reward is the baseline. (The mean of `rewards` as it is now is 0 already.)
+    play_rewards = play_rewards - play_rewards.mean()
+    # The reward of a token is the sum over the players that masked it.
+    R = np.tensordot(play_rewards, masks, 1)                                                    # (M, L)
     gradient = torch.zeros(states[0][0].shape[1])
     for block in R.any(1).nonzero()[0]:
         hidden, maskable = states[block]                                                        # (L, H), (L,)
-        centred = hidden.float() - hidden[maskable].float().mean(0)
-        gradient += torch.tensor(R[block, :len(hidden)], dtype=torch.float32) @ centred
+        centered = hidden.float() - hidden[maskable].float().mean(0)
+        gradient += torch.tensor(R[block, :len(hidden)], dtype=torch.float32) @ centered
     return gradient
 
 
 class Learner:
     """The policy, by which learner and opponent both play. A class of your own needs what `meta_train` and
-    `finish` call: policies, resume, learn, save_checkpoint and about. For networks that learn see
-    paper_form.Agents, its counterpart with --paper.
+    `finish` call: policies, resume, learn, save_checkpoint and about. `main` makes it. For networks that
+    learn see paper_form.Agents, its counterpart with --paper.
 
     w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
     So the policy is always one step away from the uniform one. How long that step is does not matter, as
-    logits are standardised before tokens are drawn: so there is no learning rate. A run with more tokens or
+    logits are standardized before tokens are drawn: so there is no learning rate. A run with more tokens or
     larger differences of scores weighs more."""
 
     def __init__(self, hidden_size: int, cfg: Config):
@@ -315,7 +316,7 @@ class Learner:
 
     @torch.no_grad()
     def learn(self, episode: Episode, states: list[State]) -> dict[str, float]:
-        """Adds the gradient of an episode. Returns the p value of all so far."""
+        """Adds the gradient of an episode. Returns what is logged: the p value of all episodes so far."""
         gradient = policy_gradient(episode, states, self.cfg)
         self.gradients = torch.cat([self.gradients, gradient[None]])
         self.policy.weight[:] = self.gradients.sum(0)
@@ -354,7 +355,7 @@ SAVE_SECONDS = 300      # between two checkpoints of a run, which are large with
 
 
 def sample_subtask(sampler: SubTaskSampler, number: int, cfg: Config) -> SubTask:
-    """That of an episode, whose seed depends on its number."""
+    """The sub-task of episode `number`, on which its seed depends."""
     rng = rng_for(cfg.seed, f"sub-task {number}")
     return sampler.sample(rng, cfg.contexts, cfg.docs, cfg.examples, cfg.validation)
 
@@ -382,12 +383,10 @@ def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], t
         lm.load_state_dict(learners_weights)
 
 
-def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
-               task: ModuleType) -> "Learner | paper_form.Agents":
-    """Algorithm 1. Writes metrics.jsonl, curves.png and the plays to `folder`; returns what learned, with its
-    policies. Under torchrun this is the first process; `help_to_play` is what the others do."""
-    form = paper_form.Agents if cfg.paper else Learner
-    learner = form(lm.config.hidden_size, cfg)
+def meta_train(learner: "Learner | paper_form.Agents", cfg: Config, folder: Path, data: Data,
+               lm: torch.nn.Module, task: ModuleType) -> None:
+    """Algorithm 1. The learner learns; metrics.jsonl, curves.png and the plays are written to `folder`. Under
+    torchrun this is the first process; `help_to_play` is what the others do."""
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     metrics = learner.resume(folder, lm)
     if metrics or (folder / "metrics.jsonl").exists():
@@ -398,6 +397,7 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
     bar = tqdm(range(len(metrics), cfg.episodes), unit="episode")
     saved = time.monotonic()
 
+    # Episodes are numbered from 0 here, and from 1 in what is written.
     for number in bar:
         started = time.monotonic()
         # 1. Sample a sub-task T' = {S', D_tr', D_val'}, much smaller than the task.
@@ -432,14 +432,13 @@ def meta_train(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module,
     learner.save_checkpoint(folder, lm, metrics)
     if metrics:
         curves(metrics, folder / "curves.png")
-    return learner
 
 
-def help_to_play(cfg: Config, folder: Path, data: Data, lm: torch.nn.Module, task: ModuleType) -> None:
+def help_to_play(learner: "Learner | paper_form.Agents", cfg: Config, folder: Path, data: Data,
+                 lm: torch.nn.Module, task: ModuleType) -> None:
     """What the other processes of torchrun do while the first is in `meta_train`: they run the inner loops of
-    some players."""
-    form = paper_form.Agents if cfg.paper else Learner
-    done = len(form(lm.config.hidden_size, cfg).resume(folder, lm))
+    some players. Their learners learn nothing."""
+    done = len(learner.resume(folder, lm))
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     for number in range(done, cfg.episodes):
         run_players(lm, sample_subtask(sampler, number, cfg), {}, task, cfg)
@@ -470,7 +469,7 @@ def open_task(cfg: PlayConfig, spacy_model: str | None = None) -> tuple[Data, to
 
 
 def unread_flags(cfg: Config) -> tuple[str, ...]:
-    """Those of the other form."""
+    """The flags that only the other form reads."""
     return ONLY_WITHOUT_PAPER if cfg.paper else ONLY_WITH_PAPER
 
 
@@ -527,10 +526,12 @@ def main(cfg: Config) -> None:
     run = Run(cfg.out, settings, longer="episodes", checkpoint=checkpoint)
     if run.done:
         return
+    form = paper_form.Agents if cfg.paper else Learner
+    learner = form(lm.config.hidden_size, cfg)
     if not runs.is_main_process():
-        help_to_play(cfg, run.folder, data, lm, task)
+        help_to_play(learner, cfg, run.folder, data, lm, task)
         return
-    learner = meta_train(cfg, run.folder, data, lm, task)
+    meta_train(learner, cfg, run.folder, data, lm, task)
     finish(learner, run, cfg)
 
 

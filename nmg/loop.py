@@ -32,8 +32,8 @@ def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iter
     """(epoch, indices) of every step: each epoch a new shuffle, pieces of similar length in a batch.
 
     length: (M,) tokens of each piece. Pieces are sorted by length within pools of about 32 batches, and
-    then the batches are shuffled. With fewer than 48 batches there is a single pool: then, where lengths
-    differ, much the same pieces share a batch in every epoch, and a smaller one holds the longest."""
+    then the batches are shuffled. With fewer than 48 batches there is a single pool, so that, where lengths
+    differ, much the same pieces share a batch in every epoch."""
     rng = rng_for(seed, "order")
     for epoch in range(epochs):
         order = np.arange(len(length), dtype=np.int32)
@@ -102,8 +102,8 @@ def schedule(done: int, steps: int, warmup: float = 0.0) -> float:
 
 
 def micro_batches(indices: np.ndarray, rows: int | None, rank: int, world: int) -> list[np.ndarray]:
-    """This process's share of a batch, `rows` at a time (None: at once). Every process gets the same number
-    of parts; its last may be empty."""
+    """This process's share of a batch, `rows` at a time (None: at once). With one process that is the batch.
+    With several, each gets the same number of parts; its last may be empty."""
     share = indices[rank::world]
     largest_share = math.ceil(len(indices) / world)
     rows = rows or largest_share

@@ -92,18 +92,18 @@ def random_policy(hidden_size: int, seed: int, name: str) -> LinearPolicy:
 def standardized(logits: np.ndarray) -> np.ndarray:
     """Logits (B, L) with mean 0 and standard deviation 1 in each block; -inf stays -inf."""
     finite = np.ma.masked_invalid(logits)
-    centred = finite - finite.mean(1, keepdims=True)
-    # In a block with a single token, or with equal logits, there is nothing to scale.
-    return (centred / np.maximum(centred.std(1, keepdims=True), 1e-6)).filled(-np.inf)
+    centered = finite - finite.mean(1, keepdims=True)
+    # Equal logits, as those of w = 0 or of a single token, become 0.
+    return (centered / np.maximum(centered.std(1, keepdims=True), 1e-6)).filled(-np.inf)
 
 
 def sharpened(logits: np.ndarray, sharpness: float | None, clip: float | None = None) -> np.ndarray:
-    """The logits (B, L) by which tokens are drawn: standardised, clipped at `clip` standard deviations above
+    """The logits (B, L) by which tokens are drawn: standardized, clipped at `clip` standard deviations above
     the mean, and multiplied by sharpness; -inf stays -inf. Without a clip they are not clipped, and without a
     sharpness (the paper's form) they are as they were.
 
     What a policy has learned is a direction: which tokens are better than others. How far its logits spread
-    depends on how long it has learned, so they are standardised. Which of the good tokens is the best is
+    depends on how long it has learned, so they are standardized. Which of the good tokens is the best is
     mostly noise, so those above the clip are drawn alike: else the kind of words that noise put first may get
     nearly all masks (docs/comparisons.md)."""
     if sharpness is None:

@@ -37,16 +37,16 @@ class SubTaskSampler:
 
     def __init__(self, data: Data, task: ModuleType, max_len: int, ft_max_len: int, val_share: float):
         train, corpus = data["train"], data.corpus
-        self.kind = "independent"
+        self.context_source = "independent"
         if corpus is train:
-            self.kind = "same_texts"
+            self.context_source = "same_texts"
         elif data.shared_doc_ids:
-            self.kind = "same_documents"
+            self.context_source = "same_documents"
         self.examples = task.pieces_of(train, ft_max_len)
         self.warned = False
         contexts = blocks(corpus, max_len)
-        # Blocks in which nothing may be masked are left out. (The highest word id of each block; -1: none.
-        # Blocks cover all tokens in order, and none is empty.)
+        # Blocks in which nothing may be masked, whose word ids are all -1, are left out. `reduceat` takes the
+        # maximum of each block: blocks follow one another, and none is empty.
         maskable = np.maximum.reduceat(corpus.word_ids, contexts.begin) >= 0
         self.contexts = contexts.take(np.flatnonzero(maskable))
         self.val_docs = np.unique(train.doc[cut_docs(np.asarray(train.doc), val_share)])
@@ -60,13 +60,14 @@ class SubTaskSampler:
                n_validation: int) -> SubTask:
         """n_contexts texts from n_docs documents (None: from any), and at most n_examples and n_validation
         labelled examples."""
-        # The texts of the contexts, and which pieces, (M,) bool, may be drawn for D_tr' and for D_val'.
+        # The texts of the contexts, and which of the labelled pieces may be drawn for D_tr' and for D_val':
+        # an array of bool each, as long as self.examples.
         doc = self.examples.doc
-        if self.kind == "same_texts":
+        if self.context_source == "same_texts":
             texts = self.draw_texts(rng, self.train_docs, n_contexts, n_docs)
-            of_train = np.isin(self.examples.text_ids, texts)
-            of_val = np.isin(doc, self.val_docs)
-        elif self.kind == "same_documents":
+            for_train = np.isin(self.examples.text_ids, texts)
+            for_val = np.isin(doc, self.val_docs)
+        elif self.context_source == "same_documents":
             n_train_docs = n_val_docs = None
             if n_docs:
                 n_train_docs = max(1, n_docs // 2)
@@ -76,18 +77,18 @@ class SubTaskSampler:
             val_texts = self.draw_texts(rng, self.val_docs, n_contexts - n_train, n_val_docs)
             texts = np.concatenate((train_texts, val_texts))
             doc_of_text = self.contexts.split.doc
-            of_train = np.isin(doc, doc_of_text[train_texts])
-            of_val = np.isin(doc, doc_of_text[val_texts])
+            for_train = np.isin(doc, doc_of_text[train_texts])
+            for_val = np.isin(doc, doc_of_text[val_texts])
         else:
             # independent
             texts = self.draw_texts(rng, np.unique(self.contexts.doc), n_contexts, n_docs)
-            of_train = np.isin(doc, self.train_docs)
-            of_val = np.isin(doc, self.val_docs)
+            for_train = np.isin(doc, self.train_docs)
+            for_val = np.isin(doc, self.val_docs)
         contexts = self.contexts.take(np.flatnonzero(np.isin(self.contexts.text_ids, texts)))
         subtask = SubTask(
             contexts=contexts,
-            train=self.draw_examples(rng, of_train, n_examples),
-            val=self.draw_examples(rng, of_val, n_validation),
+            train=self.draw_examples(rng, for_train, n_examples),
+            val=self.draw_examples(rng, for_val, n_validation),
             seed=int(rng.integers(2**31)))
         # A masker may read the labels that fine-tuning has (all answers about its texts, also those that were
         # not drawn), and never those of D_val.
@@ -112,7 +113,7 @@ class SubTaskSampler:
         return rng.permutation(texts)[:max(1, n)]
 
     def draw_examples(self, rng: np.random.Generator, allowed: np.ndarray, most: int) -> Pieces:
-        """All pieces of at most `most` examples; allowed: (M,) bool."""
+        """All pieces of at most `most` examples; allowed: a bool for each labelled piece."""
         ids = self.examples.example_ids
         drawn = rng.permutation(np.unique(ids[allowed]))[:most]
         return self.examples.take(np.flatnonzero(allowed & np.isin(ids, drawn)))

@@ -186,7 +186,7 @@ def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
         left_out = ", ".join(sorted(info["unexpected_keys"])[:3])
         instead = f" (left out of its file: {left_out})" if left_out else ""
         print(f"WARNING: {name} brings no weights for {', '.join(sorted(info['missing_keys']))}: "
-              f"NEWLY INITIALISED, to be learned in pre-training{instead}")
+              f"NEWLY INITIALIZED, to be learned in pre-training{instead}")
     try_lm(name, model)
     return model
 

@@ -36,7 +36,7 @@ class RowRandom:
 
 
 def splitmix64(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014), uint64 -> uint64."""
+    """The finalizer of splitmix64 (Steele, Lea, Flood 2014), uint64 -> uint64."""
     x = x * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -44,5 +44,5 @@ def splitmix64(x: np.ndarray) -> np.ndarray:
 
 
 def torch_seed(seed: int, name: str) -> None:
-    """Starts torch's own generators (initialisation, dropout) on a named stream."""
+    """Starts torch's own generators (initialization, dropout) on a named stream."""
     torch.manual_seed(int(rng_for(seed, name).integers(2**62)))

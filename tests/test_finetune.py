@@ -571,7 +571,7 @@ def test_a_model_that_can_be_shared(classifier, cls_folder, tmp_path):
     assert card.data.base_model is None and card.data.datasets is None
     more = call("finetune_cls.py", f"--dataset={cls_folder}", f"--lm={classifier}", "--max_len=24",
                 "--epochs=1", "--out=o", cwd=tmp_path)
-    assert "NEWLY INITIALISED" in more.stdout and ", classifier.bias)" in more.stdout
+    assert "NEWLY INITIALIZED" in more.stdout and ", classifier.bias)" in more.stdout
     result = call("finetune_qa.py", f"--predict={cls_folder}/test.jsonl", f"--lm={classifier}", cwd=tmp_path)
     assert result.returncode == 2 and "is a BertForSequenceClassification" in result.stderr
 

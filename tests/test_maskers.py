@@ -117,7 +117,7 @@ def masker_of(name):
 @settings(max_examples=15, deadline=None)
 def test_what_a_folder_of_a_policy_masks(batch, seed, tmp_path_factory):
     """nmg: the tokens of the highest logits, not clipped; sampled: tokens drawn from them, as sharp as in
-    training. Two policies are the mean of their standardised logits: each counts alike, however wide."""
+    training. Two policies are the mean of their standardized logits: each counts alike, however wide."""
     folder, budget, each = tmp_path_factory.mktemp("policy"), maskers.budget_of(batch, 0.4), []
     shapes = [(1.7, 0.6), (None, None)]
     for i, shape in enumerate(shapes):

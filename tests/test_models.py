@@ -65,7 +65,7 @@ def test_an_output_layer_that_is_not_shared_is_missing(tied, tmp_path, capsys):
     random_lm("bert").save_pretrained(tmp_path)
     edit_config(tmp_path, tie_word_embeddings=tied)
     model = models.load_lm(str(tmp_path))
-    assert ("cls.predictions.decoder.weight: NEWLY INITIALISED" in capsys.readouterr().out) == (not tied)
+    assert ("cls.predictions.decoder.weight: NEWLY INITIALIZED" in capsys.readouterr().out) == (not tied)
     assert torch.equal(model.get_output_embeddings().weight, model.get_input_embeddings().weight) == tied
 
 

@@ -272,7 +272,7 @@ def contexts(subtask):
     return batch, train_nmg.encode(models.load_lm("tiny"), batch)
 
 
-def test_random_directions_are_standardised(contexts):
+def test_random_directions_are_standardized(contexts):
     """In each context; of their own for each seed and episode."""
     batch, states = contexts
     maskable = batch.maskable
@@ -324,7 +324,7 @@ def test_players_of_the_papers_form(contexts):
 
 
 def test_sharpened_logits():
-    """Standardised in each block, cut from above, and multiplied; a single token, and no choice."""
+    """Standardized in each block, cut from above, and multiplied; a single token, and no choice."""
     logits = np.array([[1.0, 5.0, -np.inf, 3.0], [2.0, -np.inf, -np.inf, -np.inf], [4.0, 4.0, 4.0, -np.inf]])
     scaled = policies.standardized(logits)
     np.testing.assert_allclose(scaled[0, [0, 1, 3]], np.array([-1, 1, 0]) * math.sqrt(1.5))

@@ -8,7 +8,7 @@
 
 A policy is learned from each run's plays (train_nmg.Learner), or with --joined=True from those of all
 runs but one. For every play of the other runs we then compute how much it likes the mask: by all words, as
-the mean standardised logit of the masked tokens (without --clip=None also that of clipped logits), and by the
+the mean standardized logit of the masked tokens (without --clip=None also that of clipped logits), and by the
 highest tenth, as the share of the masked tokens that are among the tenth of their block with the highest
 logits. Printed is the correlation of that with the score, both minus their mean over the plays of the
 episode: the mean, and that of each pair of runs. So a learner is judged by plays that it has not seen,
