@@ -73,19 +73,6 @@ def forward_all(model: torch.nn.Module, pieces: Pieces) -> Iterator[tuple[np.nda
 
 # ---------------------------------------------------------------- training
 
-class LossOf(torch.nn.Module):
-    """What DistributedDataParallel wraps: a module whose forward returns the loss."""
-
-    def __init__(self, model: torch.nn.Module, loss_fn: Callable):
-        super().__init__()
-        self.model = model
-        self.loss_fn = loss_fn
-
-    def forward(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        with autocast(self.model):
-            return self.loss_fn(self.model, tensors)
-
-
 def steps_of(length: np.ndarray, batch_size: int, epochs: int, max_steps: int | None = None) -> int:
     """How many steps `fit` takes."""
     steps = epochs * math.ceil(len(length) / batch_size)
@@ -99,25 +86,6 @@ def schedule(done: int, steps: int, warmup: float = 0.0) -> float:
     if done < rising:
         return done / rising
     return 1 - (done - rising) / (steps - rising)
-
-
-def micro_batches(indices: np.ndarray, rows: int | None, rank: int, world: int) -> list[np.ndarray]:
-    """This process's share of a batch, `rows` at a time (None: at once). With one process that is the batch.
-    With several, each gets the same number of parts; its last may be empty."""
-    share = indices[rank::world]
-    largest_share = math.ceil(len(indices) / world)
-    rows = rows or largest_share
-    return [share[start:start + rows] for start in range(0, largest_share, rows)]
-
-
-def part_of(rows: np.ndarray, indices: np.ndarray, make_part: Callable[[np.ndarray], dict]) -> dict:
-    """The tensors of a micro-batch, on the device."""
-    if len(rows):
-        return to_device(make_part(rows))
-    # Processes wait for each other's gradients: one whose share is used up runs a piece without its labels.
-    tensors = make_part(indices[:1])
-    tensors["labels"] = torch.full_like(tensors["labels"], -100)
-    return to_device(tensors)
 
 
 def take_step(module: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
@@ -208,6 +176,40 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, n
             saved = time.monotonic()
     check_weights(model, desc)
     return seconds + time.monotonic() - started
+
+
+# ---------------------------------------------------------------- processes, bars and checks
+
+class LossOf(torch.nn.Module):
+    """What DistributedDataParallel wraps: a module whose forward returns the loss."""
+
+    def __init__(self, model: torch.nn.Module, loss_fn: Callable):
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+
+    def forward(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        with autocast(self.model):
+            return self.loss_fn(self.model, tensors)
+
+
+def micro_batches(indices: np.ndarray, rows: int | None, rank: int, world: int) -> list[np.ndarray]:
+    """This process's share of a batch, `rows` at a time (None: at once). With one process that is the batch.
+    With several, each gets the same number of parts; its last may be empty."""
+    share = indices[rank::world]
+    largest_share = math.ceil(len(indices) / world)
+    rows = rows or largest_share
+    return [share[start:start + rows] for start in range(0, largest_share, rows)]
+
+
+def part_of(rows: np.ndarray, indices: np.ndarray, make_part: Callable[[np.ndarray], dict]) -> dict:
+    """The tensors of a micro-batch, on the device."""
+    if len(rows):
+        return to_device(make_part(rows))
+    # Processes wait for each other's gradients: one whose share is used up runs a piece without its labels.
+    tensors = make_part(indices[:1])
+    tensors["labels"] = torch.full_like(tensors["labels"], -100)
+    return to_device(tensors)
 
 
 def progress(steps: Iterable, desc: str, **options: object) -> tqdm:
