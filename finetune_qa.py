@@ -200,7 +200,7 @@ def normalize(answer: str) -> str:
 
 
 def exact_match(predicted: str, references: list[str]) -> float:
-    """1.0 if the normalised answer is one of the references, else 0.0."""
+    """1.0 if the normalized answer is one of the references, else 0.0."""
     return float(normalize(predicted) in map(normalize, references))
 
 

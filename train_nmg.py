@@ -13,7 +13,7 @@ against the others, and the policy learns from this episode and all before it.
 
 Self-play: the learner and the opponent are one policy that explores in opposite directions. In each episode a
 random direction is added to the policy's logits for the learner and subtracted for the opponent, so that
-their scores show which way is better. In some episodes a third player masks at random: as a control, and its
+their scores show which way is better. In some episodes a third player masks at random, as a control; its
 plays teach, too.
 (The paper's form, --paper, has two networks, which explore and learn otherwise: nmg/paper_form.py.)
 
@@ -78,9 +78,9 @@ PLAYERS = ("random", "opponent", "learner")
 class PlayConfig(DataFlags):
     """The flags of a play (one player masks, an LM is trained, it is scored): the task, a sub-task of it, and
     the inner loop. Some files in tools/ have the same flags."""
-    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in support/toy.py. Where a comment
-    # names values for classification (cls) and question answering (qa), open_task fills in the one for the
-    # task: INNER_LOOP in finetune_cls.py or finetune_qa.py, and Data.block_len for max_len.
+    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in support/toy.py. Where a flag is
+    # None and its comment names values for classification (cls) and question answering (qa), open_task fills
+    # it in: from INNER_LOOP in finetune_cls.py or finetune_qa.py, max_len from Data.block_len.
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot scierc acl_arc scicite toycls toyqa,
                                     # hf:REPO of the hub, or a path (data_prep.py)
@@ -128,7 +128,7 @@ class Config(PlayConfig):
                                     # deviations above the mean, so that all good tokens are drawn alike;
                                     # None: they are not clipped
     sharpness: float = SHARPNESS    # what logits are multiplied by then, before tokens are drawn
-    exploration: float = 2.0        # weight of the random direction beside the policy's logits (see `act`).
+    exploration: float = 2.0        # weight of the random direction beside the policy's standardized logits.
                                     # In a simulation 4 taught as much as 2, and 8 a little less
     random_every: int = 4           # every so many episodes the random player takes part
     # with --paper
@@ -203,10 +203,12 @@ def act(policy: Policy | None, states: list[State], batch: Batch, rng: RowRandom
     """Masks the blocks of a batch (M, L). Tokens are drawn without replacement (section 3.2), uniformly if
     there is no policy, else from the softmax of
 
-        sharpness (min(logits of the policy, standardized in each block, clip) + direction)
+        sharpness * (min(standardized logits of the policy, clip) + direction)
 
-    direction: (M, L), in standard deviations of the policy's logits: the player tries another policy in this
-        episode (parameter space noise, Plappert et al. 2018)"""
+    without the min if clip is None. In the paper's form it is the softmax of the logits as they are.
+
+    direction: (M, L), in standard deviations of the policy's logits, already times `exploration`: the player
+        tries another policy in this episode (parameter space noise, Plappert et al. 2018)"""
     logits = np.where(batch.maskable, 0.0, -np.inf)
     if policy is not None:
         logits = policy_forward(policy, states).cpu().numpy()
@@ -299,7 +301,7 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
 
 class Learner:
     """The policy, by which learner and opponent both play. A class of your own needs what `meta_train` and
-    `finish` call: policies, resume, learn, save_checkpoint and about. `main` makes it. For networks that
+    `finish` call: policies, resume, learn, save_checkpoint and about; name it in `main`. For networks that
     learn see paper_form.Agents, its counterpart with --paper.
 
     w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
@@ -351,7 +353,7 @@ class Learner:
 
 # ---------------------------------------------------------------- the outer loop
 
-SAVE_SECONDS = 300      # between two checkpoints of a run, which are large with --paper, and two pictures
+SAVE_SECONDS = 300      # between two pictures of a run, and with --paper two checkpoints, which are large
 
 
 def sample_subtask(sampler: SubTaskSampler, number: int, cfg: Config) -> SubTask:
@@ -425,7 +427,7 @@ def meta_train(learner: "Learner | paper_form.Agents", cfg: Config, folder: Path
         save_episode(file_of(folder, number + 1), episode, metrics[-1])
         runs.write_rows(folder / "metrics.jsonl", metrics)
         bar.set_postfix_str(f"learner {won_lost(metrics)}")
-        if time.monotonic() - saved >= SAVE_SECONDS:
+        if time.monotonic() - saved >= SAVE_SECONDS and number + 1 < cfg.episodes:
             saved = time.monotonic()
             learner.save_checkpoint(folder, lm, metrics)
             curves(metrics, folder / "curves.png")
@@ -437,7 +439,8 @@ def meta_train(learner: "Learner | paper_form.Agents", cfg: Config, folder: Path
 def help_to_play(learner: "Learner | paper_form.Agents", cfg: Config, folder: Path, data: Data,
                  lm: torch.nn.Module, task: ModuleType) -> None:
     """What the other processes of torchrun do while the first is in `meta_train`: they run the inner loops of
-    some players. Their learners learn nothing."""
+    some players. `resume` tells how many episodes are done and, with --paper, restores the LM. Their learners
+    do not learn from the episodes that are played now."""
     done = len(learner.resume(folder, lm))
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     for number in range(done, cfg.episodes):

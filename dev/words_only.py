@@ -73,7 +73,7 @@ def kept_policy() -> Policy:
 def scierc_words(batch: Batch, lm=None) -> np.ndarray:
     policy = kept_policy()
     logits = np.where(batch.is_punct, -np.inf, policy.logits(batch, lm))
-    # Logits are standardised over the words of a block.
+    # Logits are standardized over the words of a block.
     return sharpened(logits, policy.sharpness, policy.clip)
 
 

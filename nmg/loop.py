@@ -131,8 +131,8 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, n
     checkpoint: a file to resume from after a kill; the result is the same
     after_step: called in the first process with the number of steps that are done
 
-    AdamW, linear decay of the learning rate to 0, gradient norm clipped to 1. With one process (world = 1) a
-    batch is its micro-batches, and nothing is exchanged."""
+    AdamW, linear decay of the learning rate to 0, gradient norm clipped to 1. With one process (world = 1)
+    nothing is exchanged."""
     rank, world = rank_and_world() if distributed else (0, 1)
     model.to(device()).train()
     module = LossOf(model, loss_fn)
@@ -181,7 +181,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, n
 # ---------------------------------------------------------------- processes, bars and checks
 
 class LossOf(torch.nn.Module):
-    """What DistributedDataParallel wraps: a module whose forward returns the loss."""
+    """A module whose forward returns the loss, in mixed precision: DistributedDataParallel wraps modules."""
 
     def __init__(self, model: torch.nn.Module, loss_fn: Callable):
         super().__init__()
@@ -194,8 +194,8 @@ class LossOf(torch.nn.Module):
 
 
 def micro_batches(indices: np.ndarray, rows: int | None, rank: int, world: int) -> list[np.ndarray]:
-    """This process's share of a batch, `rows` at a time (None: at once). With one process that is the batch.
-    With several, each gets the same number of parts; its last may be empty."""
+    """This process's share of a batch, `rows` at a time (None: at once). With one process its share is the
+    whole batch. With several, each gets the same number of parts; its last may be empty."""
     share = indices[rank::world]
     largest_share = math.ceil(len(indices) / world)
     rows = rows or largest_share
