@@ -545,7 +545,7 @@ def test_what_an_episode_of_the_paper_hands_on(continual, expected, cls_folder, 
              "metric": "likelihood", "continual": continual, "updates_per_episode": 1}
     train_nmg.main(Config(out=str(tmp_path / "o"), **flags))
     assert "WARNING: in each episode of this run all players had the same score" in capsys.readouterr().out
-    assert starts == expected and drawn == [1, 2, 3, 3]
+    assert starts == expected and drawn == [1, 2, 3]
     seeds = [subtask.seed for subtask in subtasks]
     assert seeds[0] == seeds[1] == seeds[2] and len(set(seeds)) == 3
     # The sub-tasks that were asked for.
