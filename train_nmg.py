@@ -385,11 +385,10 @@ def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], t
         lm.load_state_dict(learners_weights)
 
 
-def meta_train(learner: "Learner | paper_form.Agents", cfg: Config, folder: Path, data: Data,
+def meta_train(learner: "Learner | paper_form.Agents", sampler: SubTaskSampler, cfg: Config, folder: Path,
                lm: torch.nn.Module, task: ModuleType) -> None:
     """Algorithm 1. The learner learns; metrics.jsonl, curves.png and the plays are written to `folder`. Under
     torchrun this is the first process; `help_to_play` is what the others do."""
-    sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     metrics = learner.resume(folder, lm)
     if metrics or (folder / "metrics.jsonl").exists():
         # After a kill, the file may have more or less than was saved.
@@ -436,13 +435,12 @@ def meta_train(learner: "Learner | paper_form.Agents", cfg: Config, folder: Path
         curves(metrics, folder / "curves.png")
 
 
-def help_to_play(learner: "Learner | paper_form.Agents", cfg: Config, folder: Path, data: Data,
+def help_to_play(learner: "Learner | paper_form.Agents", sampler: SubTaskSampler, cfg: Config, folder: Path,
                  lm: torch.nn.Module, task: ModuleType) -> None:
     """What the other processes of torchrun do while the first is in `meta_train`: they run the inner loops of
     some players. `resume` tells how many episodes are done and, with --paper, restores the LM. Their learners
     do not learn from the episodes that are played now."""
     done = len(learner.resume(folder, lm))
-    sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     for number in range(done, cfg.episodes):
         run_players(lm, sample_subtask(sampler, number, cfg), {}, task, cfg)
 
@@ -531,10 +529,11 @@ def main(cfg: Config) -> None:
         return
     form = paper_form.Agents if cfg.paper else Learner
     learner = form(lm.config.hidden_size, cfg)
+    sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     if not runs.is_main_process():
-        help_to_play(learner, cfg, run.folder, data, lm, task)
+        help_to_play(learner, sampler, cfg, run.folder, lm, task)
         return
-    meta_train(learner, cfg, run.folder, data, lm, task)
+    meta_train(learner, sampler, cfg, run.folder, lm, task)
     finish(learner, run, cfg)
 
 

@@ -35,9 +35,7 @@ def main(plays: str, lm: str, to: str, out: str) -> None:
         for episode, log in load_episodes(Path(folder)):
             number += 1
             episode.input_ids = ids[episode.input_ids]
-            file = file_of(Path(out), number)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            save_episode(file, episode, log)
+            save_episode(file_of(Path(out), number), episode, log)
     print(f"{out}: {number} episodes")
 
 
