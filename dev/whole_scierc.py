@@ -1,7 +1,7 @@
 """Writes a data set for more text of SciERC than a task of 200: as test those texts of dev and test that its
 policies have not learned from (they played in half of the documents of all three splits), and train as it is.
-As there is no dev, scripts cut a tenth of train off as dev. With --texts=2000 --seed=S train is as many of its
-texts, drawn anew for each seed, and dev is 300 of the others.
+As there is no dev, scripts cut a tenth of train off as dev. With --texts=2000 --seed=S train is as many of
+its texts, drawn anew for each seed, and dev is 300 of the others.
 
     python dev/whole_scierc.py --plan=results/plans/scierc-words.toml --lm=MINILM --out=runs/data/scierc-whole
 """
