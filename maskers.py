@@ -11,8 +11,8 @@ A masker gets
     rng      random numbers (B, L) on demand; a row's depend on seed, epoch and block alone
     lm       the LM as it is now: lm(batch) are hidden states (B, L, H), a tensor; lm.per_token(batch, fn) is
              what fn makes of its logits, an array (B, L)
-and returns a bool (B, L): True only where maskable, at most the budget, and exactly the budget unless whole
-units do not fit (`none` masks nothing).
+and returns a bool (B, L): True only where maskable, and as many as the budget, or fewer where whole units do
+not fit or the masker leaves tokens out (`none` masks nothing).
 
 A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function. Every score
 of this file is a masker, too. With a policy that train_nmg.py learned, nmg:FOLDER masks the tokens of its
@@ -35,7 +35,7 @@ from support.runs import UserError, nearest
 
 Masker = Callable[..., np.ndarray]
 MASKERS: dict[str, Masker] = {}
-SCORES: dict[str, Callable] = {}    # the maskers that are scores; tools/show_masks.py reads them
+SCORES: dict[str, Callable] = {}    # the scores of the maskers that have one
 
 
 def register(masker: Masker) -> Masker:

@@ -5,7 +5,7 @@
     python train_nmg.py                                             # toy world, tiny LM: a minute
     python pretrain.py --masker=sampled:runs/nmg-toycls-tiny-0      # a policy as a masker
     python train_nmg.py --plays=runs/a,runs/b --episodes=0          # learns from plays that are there
-    torchrun --nproc_per_node=3 train_nmg.py --dataset=newsqa --lm=bert-base-uncased    # three plays at once
+    torchrun --nproc_per_node=2 train_nmg.py --dataset=newsqa --lm=bert-base-uncased    # two plays at once
 
 An episode (Algorithm 1): Players mask the contexts of a small sub-task. Each pre-trains a copy of the LM on
 its masks, fine-tunes it, and is scored on held-out examples. What a player masked is rewarded by how it did
@@ -36,8 +36,9 @@ from tqdm import tqdm
 
 import data_prep
 import maskers
-from nmg import loop, paper_form
+from nmg import loop
 from nmg.monitor import is_tied, p_agree, won_lost
+from nmg.paper_form import PaperAgents
 from nmg.plays import (
     Episode,
     Play,
@@ -78,9 +79,8 @@ PLAYERS = ("random", "opponent", "learner")
 class PlayConfig(DataFlags):
     """The flags of a play (one player masks, an LM is trained, it is scored): the task, a sub-task of it, and
     the inner loop. Some files in tools/ have the same flags."""
-    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in support/toy.py. Where a flag is
-    # None and its comment names values for classification (cls) and question answering (qa), open_task fills
-    # it in: from INNER_LOOP in finetune_cls.py or finetune_qa.py, max_len from Data.block_len.
+    # The values are the paper's; with --lm=tiny they come from TRAIN_NMG in support/toy.py. Where they differ
+    # between classification (cls) and question answering (qa), they are None here, until open_task sets them.
     # the task
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot scierc acl_arc scicite toycls toyqa,
                                     # hf:REPO of the hub, or a path (data_prep.py)
@@ -186,13 +186,13 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
 # ---------------------------------------------------------------- masking
 
 @torch.no_grad()
-def random_direction(states: list[State], seed: int, episode: int) -> np.ndarray:
-    """(M, L): what a step in a random direction adds to the logit of each token. These are the logits of a
-    linear policy with random weights, scaled to mean 0 and standard deviation 1 in each block; 0 at tokens
-    that must not be masked, whose logits stay -inf. Adding them to a linear policy's logits is much like
-    changing its weights."""
+def random_direction(states: list[State], seed: int, number: int) -> np.ndarray:
+    """(M, L): what a step in a random direction adds to the logit of each token, in episode `number`. These
+    are the logits of a linear policy with random weights, scaled to mean 0 and standard deviation 1 in each
+    block; 0 at tokens that must not be masked, whose logits stay -inf. Adding them to a linear policy's
+    logits is much like changing its weights."""
     hidden, _ = states[0]
-    other = random_policy(hidden.shape[1], seed, f"direction {episode}")
+    other = random_policy(hidden.shape[1], seed, f"direction {number}")
     direction = standardized(policy_forward(other.to(device()), states).cpu().numpy())
     return np.where(np.isfinite(direction), direction, 0)
 
@@ -203,7 +203,7 @@ def act(policy: Policy | None, states: list[State], batch: Batch, rng: RowRandom
     """Masks the blocks of a batch (M, L). Tokens are drawn without replacement (section 3.2), uniformly if
     there is no policy, else from the softmax of
 
-        sharpness * (min(standardized logits of the policy, clip) + direction)
+        sharpness * min(standardized logits of the policy, clip)  +  sharpness * direction
 
     without the min if clip is None. In the paper's form it is the softmax of the logits as they are.
 
@@ -221,34 +221,34 @@ def act(policy: Policy | None, states: list[State], batch: Batch, rng: RowRandom
     return Play(mask, entropy)
 
 
-def players_of(episode: int, cfg: Config) -> tuple[str, ...]:
-    """Who plays an episode."""
+def players_of(number: int, cfg: Config) -> tuple[str, ...]:
+    """Who plays in episode `number`."""
     if not cfg.self_play:
         return "random", "learner"
-    if cfg.paper or episode % cfg.random_every == 0:
+    if cfg.paper or number % cfg.random_every == 0:
         return PLAYERS
     return "opponent", "learner"
 
 
-def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch, episode: int,
+def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch, number: int,
                   cfg: Config) -> dict[str, Play]:
-    """All players mask the blocks of a batch (M, L), each with its own random stream; their plays by name.
+    """All players of episode `number` mask the blocks of a batch (M, L), each with its own random stream;
+    their plays by name.
 
-    Learner and opponent explore in opposite directions, so that one of them is likely to beat the other.
     While a run learns, the direction decides more than the policy what is masked: its standard deviation is
     `exploration` (2) times that of the policy's logits before they are clipped. A learned policy, used as a
     masker, has no direction. In the paper's form there is none, and both draw uniformly at first, as random
     always does."""
-    if cfg.paper and episode < cfg.uniform_episodes:
+    if cfg.paper and number < cfg.uniform_episodes:
         # Without a policy, `act` draws uniformly.
         policies = {}
     directions = {}
     if not cfg.paper:
-        direction = cfg.exploration * random_direction(states, cfg.seed, episode)               # (M, L)
+        direction = cfg.exploration * random_direction(states, cfg.seed, number)                # (M, L)
         directions = {"learner": direction, "opponent": -direction}
     plays = {}
-    for name in players_of(episode, cfg):
-        row_random = RowRandom(cfg.seed, f"{name} acts", episode, batch.indices)
+    for name in players_of(number, cfg):
+        row_random = RowRandom(cfg.seed, f"{name} acts", number, batch.indices)
         plays[name] = act(policies.get(name), states, batch, row_random, cfg.p, directions.get(name))
     return plays
 
@@ -260,8 +260,7 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
 
     A reward of your own goes here: it sees the tokens and masks (M, L) and all scores of all players, also of
     random; labels are not kept with plays. Only differences within an episode count: `policy_gradient`
-    subtracts their mean. An episode with larger differences weighs more, and so does one of two players: of n
-    players a reward is n / (n - 1) times the score minus the mean of all. A factor that all episodes have in
+    subtracts their mean. An episode with larger differences weighs more. A factor that all episodes have in
     common does not matter."""
     scores = np.array([play.scores[cfg.metric] for play in episode.plays.values()])
     mean_of_others = (scores.sum() - scores) / (len(scores) - 1)
@@ -276,18 +275,14 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
     states of tokens that good players masked; a token that all players masked counts for nothing.
 
     This is the gradient of the sum of R log π(a) at w = 0, the uniform policy, where it is always taken,
-    however much has been learned by then: π is the softmax of w · h over the maskable tokens of a block. (It
-    is that of single draws; tokens are drawn without replacement.)
-
-    There are no importance weights: actions are weighted by their rewards alone, whatever policy drew them
-    (as in reward-weighted regression, Peters and Schaal 2007). That works because the players draw from
-    different policies, so that their masks differ in the kinds of words (as in evolution strategies, Salimans
-    et al. 2017)."""
+    however much has been learned by then: π is the softmax of w · h over the maskable tokens of a block.
+    There are no importance weights: actions count by their rewards alone, whatever policy drew them (as in
+    reward-weighted regression, Peters and Schaal 2007)."""
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, M, L)
     play_rewards = rewards(episode, cfg)                                                        # (P,)
-    # Equal rewards become exactly 0, without rounding errors, from which a policy would learn.
+    # The mean reward is the baseline. The first one is subtracted before, so that equal rewards become
+    # exactly 0: a policy would learn from rounding errors.
     play_rewards = play_rewards - play_rewards[0]
-    # The mean reward is the baseline. (The mean of `rewards` as it is now is 0 already.)
     play_rewards = play_rewards - play_rewards.mean()
     # The reward of a token is the sum over the players that masked it.
     R = np.tensordot(play_rewards, masks, 1)                                                    # (M, L)
@@ -299,10 +294,10 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
     return gradient
 
 
-class Learner:
-    """The policy, by which learner and opponent both play. A class of your own needs what `meta_train` and
+class Agents:
+    """Learner and opponent, which are one policy here. A class of your own needs what `meta_train` and
     `finish` call: policies, resume, learn, save_checkpoint and about; name it in `main`. For networks that
-    learn see paper_form.Agents, its counterpart with --paper.
+    learn see paper_form.PaperAgents, its counterpart with --paper.
 
     w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
     So the policy is always one step away from the uniform one. How long that step is does not matter, as
@@ -357,41 +352,41 @@ SAVE_SECONDS = 300      # between two pictures of a run, and with --paper two ch
 
 
 def sample_subtask(sampler: SubTaskSampler, number: int, cfg: Config) -> SubTask:
-    """The sub-task of episode `number`, on which its seed depends."""
+    """The sub-task of episode `number`; its seed depends on the number, too."""
     rng = rng_for(cfg.seed, f"sub-task {number}")
     return sampler.sample(rng, cfg.contexts, cfg.docs, cfg.examples, cfg.validation)
 
 
 def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], task: ModuleType,
-                cfg: Config) -> None:
-    """Runs the inner loop of every player and fills in `scores` of its play. With --paper and continual
+                cfg: Config) -> dict[str, dict[str, float]]:
+    """Runs the inner loop of every player, and returns the scores of each. With --paper and continual
     adaptation `lm` becomes the one that the learner pre-trained: the next episode starts from it.
 
     Under torchrun each process runs some of the players. They get the plays of the first process."""
     rank, world = rank_and_world()
     plays = broadcast(plays)
     players = [*plays]
-    my_scores, learners_weights = {}, None
+    my_scores, weights = {}, None
     # Process i plays the players i, i + world, ...
     for name in players[rank::world]:
         adapted, my_scores[name] = inner_loop(lm, subtask, plays[name].mask, task, cfg)
         if name == "learner" and cfg.paper and cfg.continual:
-            learners_weights = adapted.cpu().state_dict()
+            weights = adapted.cpu().state_dict()
+    if cfg.paper and cfg.continual:
+        lm.load_state_dict(broadcast(weights, source=players.index("learner") % world))
+    scores = {}
     for scores_of_process in all_gather(my_scores):
-        for name, scores in scores_of_process.items():
-            plays[name].scores = scores
-    learners_weights = broadcast(learners_weights, source=players.index("learner") % world)
-    if learners_weights:
-        lm.load_state_dict(learners_weights)
+        scores |= scores_of_process
+    return scores
 
 
-def meta_train(learner: "Learner | paper_form.Agents", sampler: SubTaskSampler, cfg: Config, folder: Path,
+def meta_train(agents: Agents | PaperAgents, sampler: SubTaskSampler, cfg: Config, folder: Path,
                lm: torch.nn.Module, task: ModuleType) -> None:
-    """Algorithm 1. The learner learns; metrics.jsonl, curves.png and the plays are written to `folder`. Under
+    """Algorithm 1. The agents learn; metrics.jsonl, curves.png and the plays are written to `folder`. Under
     torchrun this is the first process; `help_to_play` is what the others do."""
-    metrics = learner.resume(folder, lm)
+    metrics = agents.resume(folder, lm)
     if metrics or (folder / "metrics.jsonl").exists():
-        # After a kill, the file may have more or less than was saved.
+        # After a kill, the file may have more or fewer episodes than `resume` has found.
         runs.write_rows(folder / "metrics.jsonl", metrics)
     if len(metrics) > cfg.episodes:
         raise UserError(f"--episodes={cfg.episodes}: {folder} holds {len(metrics)} already; give more")
@@ -407,15 +402,16 @@ def meta_train(learner: "Learner | paper_form.Agents", sampler: SubTaskSampler, 
         # 2. The players mask the same contexts.
         batch = collate(subtask.contexts, np.arange(len(subtask.contexts)))                 # (M, L)
         states = encode(lm, batch)
-        plays = mask_contexts(learner.policies, states, batch, number, cfg)
+        plays = mask_contexts(agents.policies, states, batch, number, cfg)
 
         # 3. Inner loop: each pre-trains and fine-tunes a copy of the LM, and is scored on D_val'.
-        run_players(lm, subtask, plays, task, cfg)
+        for name, scores in run_players(lm, subtask, plays, task, cfg).items():
+            plays[name].scores = scores
 
         # 4. and 5. What was masked is rewarded by how its player did against the others, and the policy
         #    learns from this episode and all before it.
         episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
-        learned = learner.learn(episode, states)
+        learned = agents.learn(episode, states)
 
         # 6. Log and save. `score` is the metric that was rewarded; after it come all of them, by name.
         log = {"episode": number + 1} | learned
@@ -428,19 +424,19 @@ def meta_train(learner: "Learner | paper_form.Agents", sampler: SubTaskSampler, 
         bar.set_postfix_str(f"learner {won_lost(metrics)}")
         if time.monotonic() - saved >= SAVE_SECONDS and number + 1 < cfg.episodes:
             saved = time.monotonic()
-            learner.save_checkpoint(folder, lm, metrics)
+            agents.save_checkpoint(folder, lm, metrics)
             curves(metrics, folder / "curves.png")
-    learner.save_checkpoint(folder, lm, metrics)
+    agents.save_checkpoint(folder, lm, metrics)
     if metrics:
         curves(metrics, folder / "curves.png")
 
 
-def help_to_play(learner: "Learner | paper_form.Agents", sampler: SubTaskSampler, cfg: Config, folder: Path,
+def help_to_play(agents: Agents | PaperAgents, sampler: SubTaskSampler, cfg: Config, folder: Path,
                  lm: torch.nn.Module, task: ModuleType) -> None:
     """What the other processes of torchrun do while the first is in `meta_train`: they run the inner loops of
-    some players. `resume` tells how many episodes are done and, with --paper, restores the LM. Their learners
+    some players. `resume` tells how many episodes are done and, with --paper, restores the LM. Their agents
     do not learn from the episodes that are played now."""
-    done = len(learner.resume(folder, lm))
+    done = len(agents.resume(folder, lm))
     for number in range(done, cfg.episodes):
         run_players(lm, sample_subtask(sampler, number, cfg), {}, task, cfg)
 
@@ -488,14 +484,14 @@ def check_flags(cfg: Config) -> None:
         raise UserError("--episodes=0: nothing is played, so --plays=FOLDER must name plays to learn from")
 
 
-def finish(learner: "Learner | paper_form.Agents", run: Run, cfg: Config) -> None:
+def finish(agents: Agents | PaperAgents, run: Run, cfg: Config) -> None:
     """Saves the policy, with its card, and ends the run."""
-    learner.policies["learner"].save(run.folder)
+    agents.policies["learner"].save(run.folder)
     metrics = runs.read_rows(run.folder / "metrics.jsonl")
     if metrics and all(map(is_tied, metrics)):
         print("WARNING: in each episode of this run all players had the same score, so that these episodes "
               "taught nothing; --metric=likelihood, a larger --ft_lr or more --ft_epochs may help")
-    about = learner.about()
+    about = agents.about()
     text = (f"A policy that chooses which words to mask when this LM is pre-trained further. It played "
             f"{len(metrics)} episodes of its own, rewarded by {cfg.metric} on at most {cfg.validation:,} "
             f"held-out examples; the exploring learner {won_lost(metrics)}. {about}\n\n"
@@ -527,14 +523,14 @@ def main(cfg: Config) -> None:
     run = Run(cfg.out, settings, longer="episodes", checkpoint=checkpoint)
     if run.done:
         return
-    form = paper_form.Agents if cfg.paper else Learner
-    learner = form(lm.config.hidden_size, cfg)
+    form = PaperAgents if cfg.paper else Agents
+    agents = form(lm.config.hidden_size, cfg)
     sampler = SubTaskSampler(data, task, cfg.max_len, cfg.ft_max_len, cfg.val_share)
     if not runs.is_main_process():
-        help_to_play(learner, sampler, cfg, run.folder, lm, task)
+        help_to_play(agents, sampler, cfg, run.folder, lm, task)
         return
-    meta_train(learner, sampler, cfg, run.folder, lm, task)
-    finish(learner, run, cfg)
+    meta_train(agents, sampler, cfg, run.folder, lm, task)
+    finish(agents, run, cfg)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,9 @@ def batches(length: np.ndarray, batch_size: int, epochs: int, seed: int) -> Iter
     """(epoch, indices) of every step: each epoch a new shuffle, pieces of similar length in a batch.
 
     length: (M,) tokens of each piece. Pieces are sorted by length within pools of about 32 batches, and
-    then the batches are shuffled. With fewer than 48 batches there is a single pool, so that, where lengths
-    differ, much the same pieces share a batch in every epoch."""
+    then the batches are shuffled. (A batch at the edge of two pools has pieces of both.) With fewer than 48
+    batches there is a single pool, so that, where lengths differ, much the same pieces share a batch in every
+    epoch."""
     rng = rng_for(seed, "order")
     for epoch in range(epochs):
         order = np.arange(len(length), dtype=np.int32)
@@ -100,6 +101,7 @@ def take_step(module: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler:
         dist.all_reduce(n_labels)
     loss = 0
     for tensors in parts:
+        # Where a process has no piece of the batch, all its labels are -100, and its loss is 0 (part_of).
         part_loss = module(tensors) / n_labels.clamp(min=1)
         # DDP averages the gradients of processes, but we want their sum.
         scaler.scale(part_loss * world).backward()
@@ -140,8 +142,6 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, n
         module = DistributedDataParallel(module, static_graph=True, forward_sync_buffers=False)
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, fused=True)
-    # The highest rate of each group of parameters, read before a checkpoint brings decayed ones.
-    learning_rates = [group["lr"] for group in optimizer.param_groups]
     # In fp16 small gradients would become 0: the loss is scaled up, and they are scaled down again. It does
     # nothing in other precisions.
     scaler = torch.amp.GradScaler(device().type, enabled=precision_of(model) == torch.float16)
@@ -161,8 +161,8 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, n
                  for rows in micro_batches(indices, micro_batch, rank, world)]
         # Every step has a dropout stream of its own, so that a resumed run draws the same.
         torch_seed(seed, f"dropout {done} {rank}")
-        for group, highest in zip(optimizer.param_groups, learning_rates, strict=True):
-            group["lr"] = highest * schedule(done, steps, warmup)
+        for group in optimizer.param_groups:
+            group["lr"] = lr * schedule(done, steps, warmup)
         loss = take_step(module, optimizer, scaler, world, parts)
         done += 1
 

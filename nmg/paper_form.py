@@ -170,9 +170,9 @@ class Agent:
 
 # ---------------------------------------------------------------- two agents
 
-class Agents:
+class PaperAgents:
     """Learner and opponent, which are two policies, with the states that their replay needs. As
-    train_nmg.Learner it has `policies`, `resume`, `learn`, `save_checkpoint` and `about`."""
+    train_nmg.Agents it has `policies`, `resume`, `learn`, `save_checkpoint` and `about`."""
 
     def __init__(self, hidden_size: int, cfg: Any):
         self.cfg = cfg

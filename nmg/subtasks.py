@@ -20,23 +20,13 @@ class SubTask:
 class SubTaskSampler:
     """A data set cut into D_tr and D_val by document, from which sub-tasks are drawn.
 
-    Where contexts and labelled examples come from depends on the data set:
-                          contexts                        D_tr'                           D_val'
-        same_texts        texts of D_tr                   of the same texts               any of D_val
-        same_documents    half from the documents of      from the documents of the       from the documents
-                          D_tr, half from those of D_val  first half                      of the second half
-        independent       any of the corpus               any of D_tr                     any of D_val
-
-    same_texts: the texts themselves are labelled, as in all data sets of the paper. same_documents: there is
-    a corpus, and both it and train say from which documents their texts are (as in the toy world). Half of
-    the contexts are then unlabelled text of validation documents, as the corpus of a whole task has text of
-    test documents, too. independent: there is a corpus whose documents are not known.
-
     task: finetune_cls, finetune_qa, or another file with their interface; max_len, ft_max_len: tokens of a
     block and of a labelled piece; val_share: the share of train's texts that is D_val, whole documents."""
 
     def __init__(self, data: Data, task: ModuleType, max_len: int, ft_max_len: int, val_share: float):
         train, corpus = data["train"], data.corpus
+        # Whether the texts themselves are labelled, as in all data sets of the paper; the documents of the
+        # corpus are known, as in the toy world; or neither.
         self.context_source = "independent"
         if corpus is train:
             self.context_source = "same_texts"
@@ -45,11 +35,12 @@ class SubTaskSampler:
         self.examples = task.pieces_of(train, ft_max_len)
         self.warned = False
         contexts = blocks(corpus, max_len)
-        # Blocks in which nothing may be masked, whose word ids are all -1, are left out. `reduceat` takes the
-        # maximum of each block: blocks follow one another, and none is empty.
+        # Blocks in which nothing may be masked, whose word ids are all -1, are left out, as no token could be
+        # drawn. `reduceat` takes the maximum of each block.
         maskable = np.maximum.reduceat(corpus.word_ids, contexts.begin) >= 0
         self.contexts = contexts.take(np.flatnonzero(maskable))
-        self.val_docs = np.unique(train.doc[cut_docs(np.asarray(train.doc), val_share)])
+        held_out = cut_docs(np.asarray(train.doc), val_share)                                   # (N,) bool
+        self.val_docs = np.unique(train.doc[held_out])
         self.train_docs = np.setdiff1d(train.doc, self.val_docs)
         if not len(self.train_docs):
             raise UserError(f"--dataset={data.name}: too few documents ({len(self.val_docs)}, see --doc) for "
@@ -64,10 +55,13 @@ class SubTaskSampler:
         # an array of bool each, as long as self.examples.
         doc = self.examples.doc
         if self.context_source == "same_texts":
+            # Contexts are texts of D_tr, and D_tr' has their labels.
             texts = self.draw_texts(rng, self.train_docs, n_contexts, n_docs)
             for_train = np.isin(self.examples.text_ids, texts)
             for_val = np.isin(doc, self.val_docs)
         elif self.context_source == "same_documents":
+            # Half of the contexts are from documents of D_tr, which D_tr' is about, and half from those of
+            # D_val, which D_val' is about: the corpus of a whole task has text of test documents, too.
             n_train_docs = n_val_docs = None
             if n_docs:
                 n_train_docs = max(1, n_docs // 2)
@@ -80,25 +74,20 @@ class SubTaskSampler:
             for_train = np.isin(doc, doc_of_text[train_texts])
             for_val = np.isin(doc, doc_of_text[val_texts])
         else:
-            # independent
+            # Contexts are any texts of the corpus.
             texts = self.draw_texts(rng, np.unique(self.contexts.doc), n_contexts, n_docs)
             for_train = np.isin(doc, self.train_docs)
             for_val = np.isin(doc, self.val_docs)
         contexts = self.contexts.take(np.flatnonzero(np.isin(self.contexts.text_ids, texts)))
-        subtask = SubTask(
-            contexts=contexts,
-            train=self.draw_examples(rng, for_train, n_examples),
-            val=self.draw_examples(rng, for_val, n_validation),
-            seed=int(rng.integers(2**31)))
-        # A masker may read the labels that fine-tuning has (all answers about its texts, also those that were
-        # not drawn), and never those of D_val.
-        contexts.readable_labels = np.unique(subtask.train.text_ids)
-        parts = {"contexts": subtask.contexts, "train": subtask.train, "val": subtask.val}
-        for what, drawn in parts.items():
+        train = self.draw_examples(rng, for_train, n_examples)
+        val = self.draw_examples(rng, for_val, n_validation)
+        # A masker may read the labels that fine-tuning has, and never those of D_val.
+        contexts.readable_labels = np.unique(train.text_ids)
+        for what, drawn in {"contexts": contexts, "train": train, "val": val}.items():
             if not len(drawn):
                 raise UserError(f"a sub-task drew nothing for its part {what!r}; more --contexts (or --docs) "
                                 "are needed")
-        return subtask
+        return SubTask(contexts, train, val, seed=int(rng.integers(2**31)))
 
     def draw_texts(self, rng: np.random.Generator, allowed: np.ndarray, n: int,
                    docs: int | None) -> np.ndarray:

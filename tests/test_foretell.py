@@ -61,7 +61,7 @@ def test_a_policy_of_several_runs_foretells_another():
     played = {run: [an_episode(rng, N=2) for _ in range(3)] for run in "abc"}
     cfg = foretell.Config(metric="em", judged_by="em")
     rows = [*foretell.judged(["a", "b"], ["c"], played, 8, cfg)]
-    learner = train_nmg.Learner(8, cfg)
+    learner = train_nmg.Agents(8, cfg)
     for episode, states in played["a"] + played["b"]:
         learner.learn(episode, states)
     p_agree = monitor.p_agree(learner.gradients)

@@ -160,7 +160,7 @@ def test_an_agent_remembers_its_own_rewarded_actions():
     """The newest of them, with the probability by which they were drawn, uniformly at first; and the states
     that these need."""
     rng = np.random.default_rng(0)
-    agents = paper_form.Agents(8, Config(paper=True, metric="em", replay_size=40, uniform_episodes=3))
+    agents = paper_form.PaperAgents(8, Config(paper=True, metric="em", replay_size=40, uniform_episodes=3))
     expected = {"opponent": [], "learner": []}
     states = []
     for number in range(4):
@@ -290,7 +290,7 @@ def test_players_take_opposite_steps_from_one_policy(contexts):
     """The entropy is of the policy without the step."""
     cfg = Config(exploration=2, sharpness=1.5, clip=0.8, p=0.3, seed=5)
     batch, states = contexts
-    learner = train_nmg.Learner(128, cfg)
+    learner = train_nmg.Agents(128, cfg)
     torch.nn.init.normal_(learner.policy.weight)
     plays = train_nmg.mask_contexts(learner.policies, states, batch, 1, cfg)
     direction = train_nmg.random_direction(states, 5, 1)
@@ -309,7 +309,7 @@ def test_players_of_the_papers_form(contexts):
     """Each draws by its own policy, but uniformly in the first episodes, as random always does."""
     cfg = Config(paper=True, uniform_episodes=2, p=0.3)
     batch, states = contexts
-    agents = paper_form.Agents(128, cfg)
+    agents = paper_form.PaperAgents(128, cfg)
     for episode in (1, 2):
         plays = train_nmg.mask_contexts(agents.policies, states, batch, episode, cfg)
         assert [*plays] == PLAYERS
@@ -388,7 +388,7 @@ def test_the_policy_learns_by_policy_gradient(contexts, monkeypatch):
     batch, states = contexts
     three = {"random": 1, "opponent": 4, "learner": 10}, {"random": -6, "opponent": -1.5, "learner": 7.5}
     two = {"opponent": 5, "learner": 2}, {"opponent": 3, "learner": -3}
-    learner = train_nmg.Learner(128, Config(metric="em"))
+    learner = train_nmg.Agents(128, Config(metric="em"))
     uniform = LinearPolicy(128)
     objective = 0
     rng = np.random.default_rng(0)
@@ -568,10 +568,10 @@ def test_what_is_good_to_mask_is_learned(paper, N, p, episodes, noise, least):
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     cfg = Config(metric="em", p=p)
-    learner = train_nmg.Learner(H, cfg)
+    learner = train_nmg.Agents(H, cfg)
     if paper:
         cfg = Config(metric="em", p=p, paper=True, uniform_episodes=0, rl_lr=1e-3, replay_size=300)
-        learner = paper_form.Agents(H, cfg)
+        learner = paper_form.PaperAgents(H, cfg)
     batch = SimpleNamespace(maskable=np.ones((N, L), bool), indices=np.arange(N))
     kinds = torch.from_numpy(rng.normal(size=(4, H))).float()
     shares = []

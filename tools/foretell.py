@@ -6,7 +6,7 @@
     python -m tools.foretell ... --plays=runs/a+runs/b,runs/c   # a and b count as one run: those of one task
     python -m tools.foretell ... --out=runs/mine.jsonl      # after an edit of the learner, to compare both
 
-A policy is learned from each run's plays (train_nmg.Learner), or with --joined=True from those of all
+A policy is learned from each run's plays (train_nmg.Agents), or with --joined=True from those of all
 runs but one. For every play of the other runs we then compute how much it likes the mask: by all words, as
 the mean standardized logit of the masked tokens (without --clip=None also that of clipped logits), and by the
 highest tenth, as the share of the masked tokens that are among the tenth of their block with the highest
@@ -83,7 +83,7 @@ def judged(sources: list[str], targets: list[str], played: dict[str, list], hidd
            cfg: Config) -> Iterator[dict]:
     """A row for each target, score and way of liking: what a policy that was learned from the sources
     foretells."""
-    learner = train_nmg.Learner(hidden_size, cfg)
+    learner = train_nmg.Agents(hidden_size, cfg)
     for source in sources:
         for episode, states in played[source]:
             learner.learn(episode, states)
