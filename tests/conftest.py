@@ -5,9 +5,11 @@ import importlib
 import inspect
 import io
 import json
+import multiprocessing
 import os
 import re
 import signal
+import socket
 import string
 import subprocess
 import sys
@@ -48,13 +50,12 @@ TEXTS = [
 ]
 
 
+# Processes of tests are copies of one that has imported the scripts, which takes ten seconds, only once.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["conftest", "pretrain", "train_nmg", "finetune_cls", "tools.study"])
+
+
 # ---------------------------------------------------------------- scripts
-
-def run(script: str, *flags: str, cwd: Path, **env: str) -> subprocess.CompletedProcess:
-    """A script of the project in a process of its own, as a user would start it."""
-    return subprocess.run([sys.executable, str(ROOT / script), *flags], cwd=cwd, capture_output=True,
-                          text=True, timeout=600, env=os.environ | {"PYTHONWARNINGS": "ignore"} | env)
-
 
 def patch_devices(monkeypatch, name: str, function: Callable) -> None:
     """Replaces a function of support/devices.py, also where nmg/loop.py has imported it."""
@@ -63,17 +64,20 @@ def patch_devices(monkeypatch, name: str, function: Callable) -> None:
 
 
 def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
-    """The same in this process, without the seconds that importing torch takes. "tools/x.py" is tools.x."""
+    """A script of the project, run in this process. "tools/x.py" is tools.x."""
     out, err, code = io.StringIO(), io.StringIO(), 0
-    argv = [script, *flags]
-    module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
-    with (contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
-          mock.patch.object(sys, "argv", argv)):
+    with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            runs.start(module.main, module.Config, tiny_values_of(module), getattr(module, "PRESETS", None))
+            start(script, *flags)
         except SystemExit as e:
             code = e.code or 0
-    return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess([script, *flags], code, out.getvalue(), err.getvalue())
+
+
+def start(script: str, *flags: str) -> None:
+    module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
+    with mock.patch.object(sys, "argv", [script, *flags]):
+        runs.start(module.main, module.Config, tiny_values_of(module), getattr(module, "PRESETS", None))
 
 
 def succeed(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
@@ -90,23 +94,75 @@ def tiny_values_of(script: ModuleType) -> dict | None:
     return eval(expression.removesuffix(")"), {"toy": toy}) if expression else None
 
 
-def kill_when(ready: Callable[[], bool], script: str, *flags: str, cwd: Path, **env: str) -> None:
-    """Starts a script as `run` does and sends it SIGKILL as soon as `ready`; it must still be at work
-    then."""
-    child = subprocess.Popen([sys.executable, str(ROOT / script), *flags], cwd=cwd, stdout=subprocess.DEVNULL,
-                             stderr=subprocess.DEVNULL, env=os.environ | env)
-    while child.poll() is None and not ready():
-        time.sleep(0.02)
-    child.kill()
-    assert child.wait() == -signal.SIGKILL
+def child(cwd: Path, threads: int, env: dict[str, str], changed: dict[str, object], said: Path, script: str,
+          *flags: str) -> None:
+    """What a process of `begin` does."""
+    os.chdir(cwd)
+    os.environ.update(env)
+    torch.set_num_threads(threads)
+    for name, value in changed.items():
+        module, _, attribute = name.rpartition(".")
+        setattr(importlib.import_module(module), attribute, value)
+    with open(said, "w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        start(script, *flags)
+
+
+def begin(said: Path, script: str, *flags: str, cwd: Path, env: dict[str, str] | None = None,
+          changed: dict[str, object] | None = None) -> multiprocessing.Process:
+    """Starts a script in a process of its own, which writes all that it prints to `said`.
+
+    changed: {"module.NAME": what it is in that process}"""
+    # As many threads as here: sums in another order would differ.
+    args = (cwd, torch.get_num_threads(), env or {}, changed or {}, said, script, *flags)
+    process = PROCESSES.Process(target=child, args=args)
+    process.start()
+    return process
 
 
 def torchrun(n: int, script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
-    """A script in n processes of one thread each."""
+    """A script in n processes of one thread each, as a user would start it. (`side_by_side` is faster.)"""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}",
                str(ROOT / script), *flags]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600,
                           env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+
+
+def kill_when(ready: Callable[[], bool], script: str, *flags: str, cwd: Path, **changed: object) -> None:
+    """Starts a script in a process of its own and sends it SIGKILL as soon as `ready`; it must still be at
+    work then."""
+    process = begin(Path(os.devnull), script, *flags, cwd=cwd, changed=changed)
+    while process.is_alive() and not ready():
+        time.sleep(0.02)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def ranks(n: int) -> list[dict[str, str]]:
+    """The environments that torchrun gives to n processes."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    return [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": str(port)} for rank in range(n)]
+
+
+def side_by_side(envs: list[dict[str, str]], script: str, *flags: str, cwd: Path) -> list[str]:
+    """The same script in a process for each environment; all must end well. What each of them printed."""
+    files = [cwd / f"process {i} said" for i in range(len(envs))]
+    processes = [begin(file, script, *flags, cwd=cwd, env=env)
+                 for file, env in zip(files, envs, strict=True)]
+    # One that fails would be waited for by the others.
+    while any(process.is_alive() for process in processes):
+        time.sleep(0.05)
+        if any(process.exitcode for process in processes):
+            for process in processes:
+                process.kill()
+    said = [file.read_text() for file in files]
+    assert [process.exitcode for process in processes] == [0] * len(envs), said
+    for file in files:
+        file.unlink()
+    return said
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@ against the formulas."""
 import itertools
 import math
 import os
-import socket
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from conftest import patch_devices, random_lm, same, weights
+from conftest import PROCESSES, patch_devices, random_lm, ranks, same, weights
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pretrain
@@ -273,10 +272,10 @@ def test_a_step_whose_gradient_overflows_in_fp16_is_left_out(monkeypatch):
 
 # ---------------------------------------------------------------- several processes
 
-def shared_training(rank, port, folder):
+def shared_training(env, folder):
     """One of two processes that share the batches of the tiny task."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": str(port)}
+    os.environ.update(env)
+    rank = int(env["RANK"])
     torch.set_num_threads(1)
     model, parted = Tagger(), Tagger()
     fit(model, distributed=True)
@@ -285,12 +284,6 @@ def shared_training(rank, port, folder):
              "broadcast": devices.broadcast(f"from {rank}")}
     torch.save(found, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.mark.slow
@@ -304,7 +297,11 @@ def test_a_batch_shared_by_processes(tmp_path):
     alone, by_three = Tagger(), Tagger()
     fit(alone)
     fit(by_three, batch_size=3)
-    torch.multiprocessing.spawn(shared_training, (free_port(), tmp_path), nprocs=2)
+    processes = [PROCESSES.Process(target=shared_training, args=(env, tmp_path)) for env in ranks(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
     for rank in (0, 1):
         found = torch.load(tmp_path / f"{rank}.pt")
         torch.testing.assert_close(found["weights"], weights(alone), atol=1e-5, rtol=0)

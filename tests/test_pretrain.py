@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 from conftest import (
-    ROOT,
     TEXTS,
     call,
     fast_tokenizer,
@@ -353,28 +352,16 @@ def test_a_policy_is_to_be_used_as_it_was_learned(learned, given, warned, tmp_pa
 
 # ---------------------------------------------------------------- killed, and started again
 
-# The script with a checkpoint after every step.
-OFTEN = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-import pretrain
-from nmg import loop
-from support import devices, runs, toy
-loop.CHECKPOINT_MINUTES = 0
-runs.start(pretrain.main, pretrain.Config, tiny=toy.PRETRAIN)
-"""
-
-
 @pytest.mark.slow
 def test_killed_and_started_again(tmp_path, flags):
     """SIGKILL in the midst of pre-training; the same command again gives the same bytes as an undisturbed
     run. Until then the run does not count as done."""
     flags += ["--epochs=10", "--eval_every=10"]
     succeed("pretrain.py", *flags, "--out=clean", cwd=tmp_path)
-    (tmp_path / "often.py").write_text(OFTEN)
     checkpoint = tmp_path / "killed/checkpoint.pt"
-    kill_when(checkpoint.exists, str(tmp_path / "often.py"), *flags, "--out=killed", cwd=tmp_path,
-              OMP_NUM_THREADS=str(torch.get_num_threads()))
+    # With a checkpoint after every step.
+    kill_when(checkpoint.exists, "pretrain.py", *flags, "--out=killed", cwd=tmp_path,
+              **{"nmg.loop.CHECKPOINT_MINUTES": 0})
     left = names(tmp_path / "killed")
     assert "run.json" not in left and "model.safetensors" not in left and "started.json" in left
     other = call("pretrain.py", *flags, "--out=killed", "--seed=3", cwd=tmp_path)

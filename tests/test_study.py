@@ -1,14 +1,12 @@
 """tools/study.py: a study by its plan, killed and resumed, by two processes, and plans that are wrong."""
 import itertools
-import os
 import re
 import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import ROOT, call, kill_when, succeed, write_rows
+from conftest import ROOT, call, kill_when, side_by_side, succeed, write_rows
 
 import maskers
 import report
@@ -78,17 +76,11 @@ def plays_of(place, name="plays"):
 @pytest.mark.slow
 def test_two_processes_share_a_study(place):
     """Of the toy world, with all that stands for policies."""
-    command = [sys.executable, "-m", "tools.study", "--plan=toy.toml", "--out=o"]
-    children = []
-    for _ in range(2):
-        children.append(subprocess.Popen(command, cwd=place, text=True, stdout=subprocess.PIPE,
-                                         stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}))
-    said = [child.communicate(timeout=300) for child in children]
-    assert [child.returncode for child in children] == [0, 0], said
+    said = side_by_side([{}, {}], "tools/study.py", "--plan=toy.toml", "--out=o", cwd=place)
     plays = plays_of(place, "toy")
     assert set(plays) == set(itertools.product(range(2), ROWS))
     # Each policy is learned once, from the first part of the documents.
-    learned = Counter(re.findall(r"saved o/toy/(policy-\d)", said[0][0] + said[1][0]))
+    learned = Counter(re.findall(r"saved o/toy/(policy-\d)", "".join(said)))
     assert learned == {"policy-0": 1, "policy-1": 1}
     for seed in (0, 1):
         about = runs.read_run(place / f"o/toy/policy-{seed}")["settings"]
@@ -102,7 +94,7 @@ def test_two_processes_share_a_study(place):
     assert {(policy.sharpness, policy.clip) for policy in untrained} == {(3.0, 0.7)}
 
     # Both wait for the end, so that both print the plan and the whole table.
-    tables = [out[out.index("\nPlan"):] for out, _ in said]
+    tables = [out[out.index("\nPlan"):] for out in said]
     assert tables[0] == tables[1] and "Plan toy.toml (not committed, last edited 20" in tables[0]
     assert f"    {PLAN.splitlines()[0]}\n" in tables[0]
     d = np.array([plays[seed, "untrained"] - plays[seed, "random"] for seed in range(2)])
@@ -178,7 +170,7 @@ def test_a_killed_study_goes_on(place):
     """Also with what the killed process was at work on; nothing is played twice."""
     log = place / "o/plays/plays.jsonl"
     kill_when(lambda: len(runs.read_rows(log)) >= 2, "tools/study.py", "--plan=plays.toml", "--out=o",
-              cwd=place, PYTHONPATH=str(ROOT))
+              cwd=place)
     before = runs.read_rows(log)
     assert 2 <= len(before) < 6
     result = study_of(place)

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, call, kill_when, names, random_lm, same, succeed, torchrun, weights
+from conftest import call, kill_when, names, random_lm, ranks, same, side_by_side, succeed, weights
 
 import data_prep
 import finetune_cls
@@ -39,11 +39,6 @@ SHORT = ["--contexts=24", "--docs=6", "--episodes=4", "--mlm_epochs=1", "--ft_ep
 SMALL = [*SHORT, "--random_every=2"]
 PAPER = [*SHORT, "--paper=True", "--updates_per_episode=4", "--minibatch=16", "--replay_size=60"]
 FORMS = {"default": SMALL, "paper": PAPER}
-# The script, where each episode is as slow as the time between two checkpoints.
-OFTEN = """import train_nmg
-train_nmg.SAVE_SECONDS = 0
-train_nmg.runs.start(train_nmg.main, train_nmg.Config, tiny=train_nmg.toy.TRAIN_NMG)
-"""
 PLAYERS = ["random", "opponent", "learner"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -637,8 +632,6 @@ def test_killed_at_any_moment_it_ends_the_same(form, finished, tmp_path):
     refused."""
     log, rng, refused = tmp_path / "o/metrics.jsonl", random.Random(0), []
     command = ["train_nmg.py", *FORMS[form], "--out=o"]
-    # With a checkpoint of the paper's form after each episode.
-    (tmp_path / "often.py").write_text(OFTEN)
 
     def ready(episodes):
         if len(runs.read_rows(log)) < episodes:
@@ -649,8 +642,8 @@ def test_killed_at_any_moment_it_ends_the_same(form, finished, tmp_path):
         return True
 
     for episodes in (1, 3):
-        kill_when(lambda n=episodes: ready(n), str(tmp_path / "often.py"), *command[1:], cwd=tmp_path,
-                  OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+        # With a checkpoint of the paper's form after each episode.
+        kill_when(lambda n=episodes: ready(n), *command, cwd=tmp_path, **{"train_nmg.SAVE_SECONDS": 0})
         assert not (tmp_path / "o/run.json").exists()
     assert refused[0].returncode == 2 and "another process is at work on it" in refused[0].stderr
     fewer = call(*command, "--episodes=1", cwd=tmp_path)
@@ -694,10 +687,9 @@ def test_killed_before_any_of_its_files_it_ends_the_same(tmp_path, monkeypatch):
 def test_several_processes_learn_what_one_does(finished, tmp_path):
     """The plays of an episode in processes of their own: the same policy, byte for byte. (In the paper form,
     which also sends the LM of its learner to all of them.)"""
-    result = torchrun(3, "train_nmg.py", *FORMS["paper"], "--out=o", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    said = side_by_side(ranks(3), "train_nmg.py", *FORMS["paper"], "--out=o", cwd=tmp_path)
     assert_ends_alike(tmp_path, finished["paper"])
-    assert result.stdout.count("--masker=sampled:o") == 1
+    assert "".join(said).count("--masker=sampled:o") == 1
 
 
 # ---------------------------------------------------------------- the script
