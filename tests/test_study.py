@@ -209,6 +209,10 @@ def test_what_must_stay_the_same_after_the_first_play(place, monkeypatch):
     study_of(place)
     before = lines_of(place)
     plan.write_text(f"# Comments may change.\n{text}")
+    # Nor is it another study if the code has a flag more now, or a flag less.
+    del before[0]["config"]["learn"]["clip"]
+    before[0]["config"]["learn"]["gone"] = 1
+    write_rows(place / "o/plays/plays.jsonl", before)
     study_of(place)
     more_seeds = text.replace("seeds = 1", "seeds = 3")
     for file, edited, said in ((mine, "from maskers import span as mine\n", "(files.my.py:mine="),
