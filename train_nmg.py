@@ -235,10 +235,10 @@ def mask_contexts(policies: dict[str, Policy], states: list[State], batch: Batch
     """All players of episode `number` mask the blocks of a batch (M, L), each with its own random stream;
     their plays by name.
 
-    While a run learns, the direction decides more than the policy what is masked: its standard deviation is
-    `exploration` (2) times that of the policy's logits before they are clipped. A learned policy, used as a
-    masker, has no direction. In the paper's form there is none, and both draw uniformly at first, as random
-    always does."""
+    Learner and opponent explore in opposite directions. While a run learns, the direction decides more than
+    the policy what is masked: its standard deviation is `exploration` (2) times that of the policy's logits
+    before they are clipped. A learned policy, used as a masker, has no direction. In the paper's form there
+    is none, and learner and opponent draw uniformly at first, as random always does."""
     if cfg.paper and number < cfg.uniform_episodes:
         # Without a policy, `act` draws uniformly.
         policies = {}
@@ -280,8 +280,8 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
     reward-weighted regression, Peters and Schaal 2007)."""
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, M, L)
     play_rewards = rewards(episode, cfg)                                                        # (P,)
-    # The mean reward is the baseline. The first one is subtracted before, so that equal rewards become
-    # exactly 0: a policy would learn from rounding errors.
+    # The baseline is the mean reward. The first reward is subtracted before it, so that equal rewards become
+    # exactly 0; a policy would learn from rounding errors.
     play_rewards = play_rewards - play_rewards[0]
     play_rewards = play_rewards - play_rewards.mean()
     # The reward of a token is the sum over the players that masked it.

@@ -50,7 +50,7 @@ def main(cfg: Config) -> None:
     run = Run(cfg.out, runs.settings_of(cfg, weights=weights_of(cfg.lm), plays_checksum=plays))
     if run.done:
         return
-    learner = train_nmg.Agents(lm.config.hidden_size, cfg)
+    agents = train_nmg.Agents(lm.config.hidden_size, cfg)
     episodes_of = episodes_of_runs(cfg.plays, cfg.metric, lm.config.vocab_size)
     for episode in itertools.chain.from_iterable(episodes_of.values()):
         # Punctuation counts neither as masked nor as what could have been masked.
@@ -58,10 +58,10 @@ def main(cfg: Config) -> None:
         episode.maskable &= words
         for play in episode.plays.values():
             play.mask &= words
-        learner.learn(episode, encode(lm, episode))
-    learner.policy.save(run.folder)
+        agents.learn(episode, encode(lm, episode))
+    agents.policy.save(run.folder)
     run.finish(base_model=runs.base_of(cfg.lm))
-    print(learner.about())
+    print(agents.about())
 
 
 @functools.cache

@@ -101,7 +101,7 @@ def take_step(module: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler:
         dist.all_reduce(n_labels)
     loss = 0
     for tensors in parts:
-        # Where a process has no piece of the batch, all its labels are -100, and its loss is 0 (part_of).
+        # A batch without any label has loss 0, and so has the part of a process that has no piece (part_of).
         part_loss = module(tensors) / n_labels.clamp(min=1)
         # DDP averages the gradients of processes, but we want their sum.
         scaler.scale(part_loss * world).backward()
@@ -161,6 +161,7 @@ def fit(model: torch.nn.Module, length: np.ndarray, make_batch: Callable[[int, n
                  for rows in micro_batches(indices, micro_batch, rank, world)]
         # Every step has a dropout stream of its own, so that a resumed run draws the same.
         torch_seed(seed, f"dropout {done} {rank}")
+        # All groups of parameters have the same rate.
         for group in optimizer.param_groups:
             group["lr"] = lr * schedule(done, steps, warmup)
         loss = take_step(module, optimizer, scaler, world, parts)

@@ -25,18 +25,20 @@ class SubTaskSampler:
 
     def __init__(self, data: Data, task: ModuleType, max_len: int, ft_max_len: int, val_share: float):
         train, corpus = data["train"], data.corpus
-        # Whether the texts themselves are labelled, as in all data sets of the paper; the documents of the
-        # corpus are known, as in the toy world; or neither.
-        self.context_source = "independent"
         if corpus is train:
+            # The texts themselves are labelled, as in all data sets of the paper.
             self.context_source = "same_texts"
         elif data.shared_doc_ids:
+            # There is a corpus, and both say from which documents their texts are, as in the toy world.
             self.context_source = "same_documents"
+        else:
+            # There is a corpus whose documents are not known.
+            self.context_source = "independent"
         self.examples = task.pieces_of(train, ft_max_len)
         self.warned = False
         contexts = blocks(corpus, max_len)
         # Blocks in which nothing may be masked, whose word ids are all -1, are left out, as no token could be
-        # drawn. `reduceat` takes the maximum of each block.
+        # drawn. `reduceat` takes the maximum of each block (they follow one another, and none is empty).
         maskable = np.maximum.reduceat(corpus.word_ids, contexts.begin) >= 0
         self.contexts = contexts.take(np.flatnonzero(maskable))
         held_out = cut_docs(np.asarray(train.doc), val_share)                                   # (N,) bool

@@ -15,13 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
 # All processes of a run share a cache, which is not that of the user.
-os.environ.setdefault("NMG_TEST_CACHE", tempfile.mkdtemp(prefix="nmg-test-"))
+if "NMG_TEST_CACHE" not in os.environ:
+    os.environ["NMG_TEST_CACHE"] = tempfile.mkdtemp(prefix="nmg-test-")
 os.environ["NMG_CACHE"] = os.environ["NMG_TEST_CACHE"]
 os.environ["HF_HUB_OFFLINE"] = "1"
 # On a GPU only where that is asked for: CUDA_VISIBLE_DEVICES=0 pytest
@@ -50,9 +52,9 @@ TEXTS = [
 ]
 
 
-# Processes of tests are copies of one that has imported the scripts, which takes ten seconds, only once.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["conftest", "pretrain", "train_nmg", "finetune_cls", "tools.study"])
+# Each pytest worker has one process that imports the scripts (ten seconds), from which others are forked.
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(["pretrain", "train_nmg", "finetune_cls", "tools.study"])
 
 
 # ---------------------------------------------------------------- scripts
@@ -75,6 +77,7 @@ def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
 
 
 def start(script: str, *flags: str) -> None:
+    """Runs a script here, as its last line does."""
     module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
     with mock.patch.object(sys, "argv", [script, *flags]):
         runs.start(module.main, module.Config, tiny_values_of(module), getattr(module, "PRESETS", None))
@@ -104,7 +107,20 @@ def child(cwd: Path, threads: int, env: dict[str, str], changed: dict[str, objec
         module, _, attribute = name.rpartition(".")
         setattr(importlib.import_module(module), attribute, value)
     with open(said, "w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        start(script, *flags)
+        try:
+            start(script, *flags)
+        except Exception:
+            traceback.print_exc()
+            raise SystemExit(1) from None
+
+
+def fork(function: Callable, *args: object) -> multiprocessing.Process:
+    """Starts a function of a test file in a process of its own, which ends with this one."""
+    process = FORKSERVER.Process(target=function, args=args, daemon=True)
+    # The first one starts the server, which finds the scripts in the folder where it is started.
+    with contextlib.chdir(ROOT):
+        process.start()
+    return process
 
 
 def begin(said: Path, script: str, *flags: str, cwd: Path, env: dict[str, str] | None = None,
@@ -113,10 +129,19 @@ def begin(said: Path, script: str, *flags: str, cwd: Path, env: dict[str, str] |
 
     changed: {"module.NAME": what it is in that process}"""
     # As many threads as here: sums in another order would differ.
-    args = (cwd, torch.get_num_threads(), env or {}, changed or {}, said, script, *flags)
-    process = PROCESSES.Process(target=child, args=args)
-    process.start()
-    return process
+    return fork(child, cwd, torch.get_num_threads(), env or {}, changed or {}, said, script, *flags)
+
+
+def wait_for(processes: list[multiprocessing.Process], seconds: float = 300) -> list[int]:
+    """The exit codes of some processes. If one fails, or when the time is over, the others are killed, as
+    they would wait for it."""
+    end = time.monotonic() + seconds
+    while any(process.is_alive() for process in processes):
+        time.sleep(0.05)
+        if time.monotonic() > end or any(process.exitcode for process in processes):
+            for process in processes:
+                process.kill()
+    return [process.exitcode for process in processes]
 
 
 def torchrun(n: int, script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
@@ -127,15 +152,15 @@ def torchrun(n: int, script: str, *flags: str, cwd: Path) -> subprocess.Complete
                           env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
 
 
-def kill_when(ready: Callable[[], bool], script: str, *flags: str, cwd: Path, **changed: object) -> None:
-    """Starts a script in a process of its own and sends it SIGKILL as soon as `ready`; it must still be at
-    work then."""
+def kill_when(ready: Callable[[], bool], script: str, *flags: str, cwd: Path,
+              changed: dict[str, object] | None = None) -> None:
+    """Starts a script as `begin` does and sends it SIGKILL as soon as `ready`; it must still be at work
+    then."""
     process = begin(Path(os.devnull), script, *flags, cwd=cwd, changed=changed)
     while process.is_alive() and not ready():
         time.sleep(0.02)
     process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert wait_for([process]) == [-signal.SIGKILL]
 
 
 def ranks(n: int) -> list[dict[str, str]]:
@@ -148,18 +173,14 @@ def ranks(n: int) -> list[dict[str, str]]:
 
 
 def side_by_side(envs: list[dict[str, str]], script: str, *flags: str, cwd: Path) -> list[str]:
-    """The same script in a process for each environment; all must end well. What each of them printed."""
+    """The same script in a process for each environment; all must end well. What each of them printed.
+    (Unlike those of torchrun, they end without what `atexit` has registered.)"""
     files = [cwd / f"process {i} said" for i in range(len(envs))]
     processes = [begin(file, script, *flags, cwd=cwd, env=env)
                  for file, env in zip(files, envs, strict=True)]
-    # One that fails would be waited for by the others.
-    while any(process.is_alive() for process in processes):
-        time.sleep(0.05)
-        if any(process.exitcode for process in processes):
-            for process in processes:
-                process.kill()
+    codes = wait_for(processes)
     said = [file.read_text() for file in files]
-    assert [process.exitcode for process in processes] == [0] * len(envs), said
+    assert codes == [0] * len(envs), said
     for file in files:
         file.unlink()
     return said

@@ -61,12 +61,12 @@ def test_a_policy_of_several_runs_foretells_another():
     played = {run: [an_episode(rng, N=2) for _ in range(3)] for run in "abc"}
     cfg = foretell.Config(metric="em", judged_by="em")
     rows = [*foretell.judged(["a", "b"], ["c"], played, 8, cfg)]
-    learner = train_nmg.Agents(8, cfg)
+    agents = train_nmg.Agents(8, cfg)
     for episode, states in played["a"] + played["b"]:
-        learner.learn(episode, states)
-    p_agree = monitor.p_agree(learner.gradients)
+        agents.learn(episode, states)
+    p_agree = monitor.p_agree(agents.gradients)
     assert {row["p_agree"] for row in rows} == {p_agree} and 0 < p_agree < 1
-    expected = foretell.foretold(learner.policy, played["c"], ["em"])["em"]
+    expected = foretell.foretold(agents.policy, played["c"], ["em"])["em"]
     assert {row["way"]: row["r"] for row in rows} == expected
     assert {(row["source"], row["target"]) for row in rows} == {("a,b", "c")}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from conftest import PROCESSES, patch_devices, random_lm, ranks, same, weights
+from conftest import fork, patch_devices, random_lm, ranks, same, wait_for, weights
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pretrain
@@ -297,11 +297,7 @@ def test_a_batch_shared_by_processes(tmp_path):
     alone, by_three = Tagger(), Tagger()
     fit(alone)
     fit(by_three, batch_size=3)
-    processes = [PROCESSES.Process(target=shared_training, args=(env, tmp_path)) for env in ranks(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    assert wait_for([fork(shared_training, env, tmp_path) for env in ranks(2)]) == [0, 0]
     for rank in (0, 1):
         found = torch.load(tmp_path / f"{rank}.pt")
         torch.testing.assert_close(found["weights"], weights(alone), atol=1e-5, rtol=0)

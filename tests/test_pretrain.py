@@ -361,7 +361,7 @@ def test_killed_and_started_again(tmp_path, flags):
     checkpoint = tmp_path / "killed/checkpoint.pt"
     # With a checkpoint after every step.
     kill_when(checkpoint.exists, "pretrain.py", *flags, "--out=killed", cwd=tmp_path,
-              **{"nmg.loop.CHECKPOINT_MINUTES": 0})
+              changed={"nmg.loop.CHECKPOINT_MINUTES": 0})
     left = names(tmp_path / "killed")
     assert "run.json" not in left and "model.safetensors" not in left and "started.json" in left
     other = call("pretrain.py", *flags, "--out=killed", "--seed=3", cwd=tmp_path)

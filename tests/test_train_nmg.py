@@ -285,11 +285,11 @@ def test_players_take_opposite_steps_from_one_policy(contexts):
     """The entropy is of the policy without the step."""
     cfg = Config(exploration=2, sharpness=1.5, clip=0.8, p=0.3, seed=5)
     batch, states = contexts
-    learner = train_nmg.Agents(128, cfg)
-    torch.nn.init.normal_(learner.policy.weight)
-    plays = train_nmg.mask_contexts(learner.policies, states, batch, 1, cfg)
+    agents = train_nmg.Agents(128, cfg)
+    torch.nn.init.normal_(agents.policy.weight)
+    plays = train_nmg.mask_contexts(agents.policies, states, batch, 1, cfg)
     direction = train_nmg.random_direction(states, 5, 1)
-    logits = train_nmg.policy_forward(learner.policy, states).detach().cpu().numpy()
+    logits = train_nmg.policy_forward(agents.policy, states).detach().cpu().numpy()
     base = policies.sharpened(logits, 1.5, 0.8)
     own = torch.from_numpy(base).log_softmax(1)
     entropy = -(own.exp() * own.masked_fill(own.isinf(), 0)).sum(1).mean()
@@ -305,16 +305,16 @@ def test_players_of_the_papers_form(contexts):
     cfg = Config(paper=True, uniform_episodes=2, p=0.3)
     batch, states = contexts
     agents = paper_form.PaperAgents(128, cfg)
-    for episode in (1, 2):
-        plays = train_nmg.mask_contexts(agents.policies, states, batch, episode, cfg)
+    for number in (1, 2):
+        plays = train_nmg.mask_contexts(agents.policies, states, batch, number, cfg)
         assert [*plays] == PLAYERS
         for name, play in plays.items():
             logits = np.where(batch.maskable, 0, -np.inf)
-            if episode == 1 or name == "random":
+            if number == 1 or name == "random":
                 assert play.entropy == pytest.approx(np.log(batch.maskable.sum(1)).mean())
             else:
                 logits = train_nmg.policy_forward(agents.policies[name], states).detach().cpu().numpy()
-            noise = RowRandom(0, f"{name} acts", episode, batch.indices).gumbel(logits.shape)
+            noise = RowRandom(0, f"{name} acts", number, batch.indices).gumbel(logits.shape)
             assert (play.mask == maskers.pick(logits + noise, batch, maskers.budget_of(batch, 0.3))).all()
 
 
@@ -383,7 +383,7 @@ def test_the_policy_learns_by_policy_gradient(contexts, monkeypatch):
     batch, states = contexts
     three = {"random": 1, "opponent": 4, "learner": 10}, {"random": -6, "opponent": -1.5, "learner": 7.5}
     two = {"opponent": 5, "learner": 2}, {"opponent": 3, "learner": -3}
-    learner = train_nmg.Agents(128, Config(metric="em"))
+    agents = train_nmg.Agents(128, Config(metric="em"))
     uniform = LinearPolicy(128)
     objective = 0
     rng = np.random.default_rng(0)
@@ -393,19 +393,19 @@ def test_the_policy_learns_by_policy_gradient(contexts, monkeypatch):
             mask = maskers.pick(rng.random(batch.input_ids.shape), batch, maskers.budget_of(batch, 0.5))
             plays[name] = Play(mask, 0.0, {"em": score})
         episode = Episode(batch.input_ids, batch.attention_mask, batch.maskable, plays)
-        learner.learn(episode, states)
+        agents.learn(episode, states)
         logits = train_nmg.policy_forward(uniform, states)
         for name, play in plays.items():
             for block, t in zip(*play.mask.nonzero(), strict=True):
                 if not all(other.mask[block, t] for other in plays.values()):
                     objective += R[name] * logits[block].log_softmax(0)[t]
     objective.backward()
-    torch.testing.assert_close(learner.policy.weight.data, uniform.weight.grad, rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(agents.policy.weight.data, uniform.weight.grad, rtol=1e-3, atol=1e-2)
     # What all players earn teaches nothing.
-    earned = train_nmg.rewards(episode, learner.cfg) + 100
+    earned = train_nmg.rewards(episode, agents.cfg) + 100
     monkeypatch.setattr(train_nmg, "rewards", lambda episode, cfg: earned)
-    shifted = train_nmg.policy_gradient(episode, states, learner.cfg)
-    torch.testing.assert_close(shifted, learner.gradients[-1])
+    shifted = train_nmg.policy_gradient(episode, states, agents.cfg)
+    torch.testing.assert_close(shifted, agents.gradients[-1])
 
 
 def test_whether_episodes_agree():
@@ -563,10 +563,10 @@ def test_what_is_good_to_mask_is_learned(paper, N, p, episodes, noise, least):
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     cfg = Config(metric="em", p=p)
-    learner = train_nmg.Agents(H, cfg)
+    agents = train_nmg.Agents(H, cfg)
     if paper:
         cfg = Config(metric="em", p=p, paper=True, uniform_episodes=0, rl_lr=1e-3, replay_size=300)
-        learner = paper_form.PaperAgents(H, cfg)
+        agents = paper_form.PaperAgents(H, cfg)
     batch = SimpleNamespace(maskable=np.ones((N, L), bool), indices=np.arange(N))
     kinds = torch.from_numpy(rng.normal(size=(4, H))).float()
     shares = []
@@ -574,12 +574,12 @@ def test_what_is_good_to_mask_is_learned(paper, N, p, episodes, noise, least):
         kind = torch.from_numpy(rng.integers(0, 4, (N, L)))
         good = (kind == 0).numpy()
         states = [(kinds[row].half(), torch.ones(L, dtype=torch.bool)) for row in kind]
-        plays = train_nmg.mask_contexts(learner.policies, states, batch, e, cfg)
+        plays = train_nmg.mask_contexts(agents.policies, states, batch, e, cfg)
         for play in plays.values():
             play.scores["em"] = (play.mask & good).sum() / N + noise * rng.normal()
-        learner.learn(Episode(kind.numpy(), batch.maskable, batch.maskable, plays), states)
+        agents.learn(Episode(kind.numpy(), batch.maskable, batch.maskable, plays), states)
         row_random = RowRandom(0, "x", e, batch.indices)
-        drawn = train_nmg.act(learner.policies["learner"], states, batch, row_random, p)
+        drawn = train_nmg.act(agents.policies["learner"], states, batch, row_random, p)
         shares.append((drawn.mask & good).sum() / drawn.mask.sum())
     assert np.mean(shares[-3:]) > least
 
@@ -643,7 +643,7 @@ def test_killed_at_any_moment_it_ends_the_same(form, finished, tmp_path):
 
     for episodes in (1, 3):
         # With a checkpoint of the paper's form after each episode.
-        kill_when(lambda n=episodes: ready(n), *command, cwd=tmp_path, **{"train_nmg.SAVE_SECONDS": 0})
+        kill_when(lambda n=episodes: ready(n), *command, cwd=tmp_path, changed={"train_nmg.SAVE_SECONDS": 0})
         assert not (tmp_path / "o/run.json").exists()
     assert refused[0].returncode == 2 and "another process is at work on it" in refused[0].stderr
     fewer = call(*command, "--episodes=1", cwd=tmp_path)

@@ -83,13 +83,13 @@ def judged(sources: list[str], targets: list[str], played: dict[str, list], hidd
            cfg: Config) -> Iterator[dict]:
     """A row for each target, score and way of liking: what a policy that was learned from the sources
     foretells."""
-    learner = train_nmg.Agents(hidden_size, cfg)
+    agents = train_nmg.Agents(hidden_size, cfg)
     for source in sources:
         for episode, states in played[source]:
-            learner.learn(episode, states)
-    p = p_agree(learner.gradients)
+            agents.learn(episode, states)
+    p = p_agree(agents.gradients)
     for target in targets:
-        for score, ways in foretold(learner.policy, played[target], cfg.judged_by.split(",")).items():
+        for score, ways in foretold(agents.policy, played[target], cfg.judged_by.split(",")).items():
             for way, r in ways.items():
                 yield {"metric": cfg.metric, "judged_by": score, "source": ",".join(sources),
                        "p_agree": p, "target": target, "way": way, "r": r}

@@ -439,13 +439,13 @@ def take_over_plays(study: Study, settings: dict) -> None:
 
 
 def differences(before: dict, now: dict) -> str:
-    """What differs between the settings of two plays, as text; empty if nothing does. Flags that only one of
-    them has are left out, as the code was edited between the two."""
+    """What differs between the settings of two plays, as text; empty if nothing does. Flags that the code
+    no longer has are left out."""
     before, now = report.flat(before), report.flat(now)
     found = []
     for name in now:
-        if name in before and before[name] != now[name]:
-            found.append(f"{name}={before[name]} there, {now[name]} here")
+        if before.get(name) != now.get(name):
+            found.append(f"{name}={before.get(name)} there, {now.get(name)} here")
     return ", ".join(found)
 
 
