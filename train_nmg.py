@@ -366,13 +366,14 @@ def run_players(lm: torch.nn.Module, subtask: SubTask, plays: dict[str, Play], t
     rank, world = rank_and_world()
     plays = broadcast(plays)
     players = [*plays]
+    continual = cfg.paper and cfg.continual
     my_scores, weights = {}, None
     # Process i plays the players i, i + world, ...
     for name in players[rank::world]:
         adapted, my_scores[name] = inner_loop(lm, subtask, plays[name].mask, task, cfg)
-        if name == "learner" and cfg.paper and cfg.continual:
+        if name == "learner" and continual:
             weights = adapted.cpu().state_dict()
-    if cfg.paper and cfg.continual:
+    if continual:
         lm.load_state_dict(broadcast(weights, source=players.index("learner") % world))
     scores = {}
     for scores_of_process in all_gather(my_scores):
