@@ -21,6 +21,7 @@ from tools import toy_compare
 
 COLUMNS = ["minus random masks, or as named", "seeds", "points", "95 % interval", "p", "better on",
            "macro F1", "95 % interval"]
+MARKERS = "osD^vP*X"
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
@@ -131,11 +132,13 @@ def draw(points: pd.DataFrame, file: Path) -> None:
     # Those with equally many texts are shifted apart.
     place = points.groupby("text").cumcount()
     points = points.assign(x=points["text"] * 1.06**place)
-    for number, (task, of_task) in enumerate(points.groupby("task", sort=False)):
-        half = of_task["high"] - of_task["difference"]
-        # There are ten colors; the next ten tasks have them again, as squares.
-        marker = "os"[number // 10]
-        ax.errorbar(of_task["x"], of_task["difference"], yerr=half, fmt=marker, capsize=3, label=task)
+    # A color for each data set, and in it a marker for each way of learning and fine-tuning.
+    data_set = points["task"].str.partition(",")[0]
+    for color, (_, of_set) in enumerate(points.groupby(data_set, sort=False)):
+        for way, (task, of_task) in enumerate(of_set.groupby("task", sort=False)):
+            half = of_task["high"] - of_task["difference"]
+            ax.errorbar(of_task["x"], of_task["difference"], yerr=half, color=f"C{color}",
+                        fmt=MARKERS[way % len(MARKERS)], markersize=5, capsize=3, label=task)
     ticks = sorted(points["text"].unique())
     ax.set_xscale("log")
     ax.set_xticks(ticks, [f"{n:,.0f}" for n in ticks], fontsize=7)
