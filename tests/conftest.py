@@ -1,5 +1,4 @@
-"""Fixtures: a cache of its own for the whole run, tiny random LMs of several architectures, small data
-files."""
+"""Fixtures: a cache of its own for a whole run, tiny random LMs of many architectures, small data files."""
 import contextlib
 import importlib
 import inspect
@@ -18,7 +17,6 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from unittest import mock
 
 # All processes of a run share a cache, which is not that of the user.
@@ -36,8 +34,10 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
+import data_prep
 from nmg import loop
-from support import devices, runs, toy
+from support import devices
+from support.data import Data, Split
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
@@ -77,10 +77,11 @@ def call(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
 
 
 def start(script: str, *flags: str) -> None:
-    """Runs a script here, as its last line does."""
+    """Imports a script, and runs the line that starts it."""
     module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
+    [line] = re.findall(r"^    (runs\.start\(.*)", inspect.getsource(module), re.MULTILINE)
     with mock.patch.object(sys, "argv", [script, *flags]):
-        runs.start(module.main, module.Config, tiny_values_of(module), getattr(module, "PRESETS", None))
+        exec(line, vars(module))
 
 
 def succeed(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
@@ -88,13 +89,6 @@ def succeed(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
     result = call(script, *flags, cwd=cwd)
     assert result.returncode == 0, result.stderr
     return result
-
-
-def tiny_values_of(script: ModuleType) -> dict | None:
-    """What a script uses with --lm=tiny, as its last line says."""
-    last_line = inspect.getsource(script).strip().rpartition("\n")[2]
-    _, _, expression = last_line.partition("tiny=")
-    return eval(expression.removesuffix(")"), {"toy": toy}) if expression else None
 
 
 def child(cwd: Path, threads: int, env: dict[str, str], changed: dict[str, object], said: Path, script: str,
@@ -125,16 +119,13 @@ def fork(function: Callable, *args: object) -> multiprocessing.Process:
 
 def begin(said: Path, script: str, *flags: str, cwd: Path, env: dict[str, str] | None = None,
           changed: dict[str, object] | None = None) -> multiprocessing.Process:
-    """Starts a script in a process of its own, which writes all that it prints to `said`.
-
-    changed: {"module.NAME": what it is in that process}"""
+    """A script in a process of its own, which prints to `said`; changed: {"module.NAME": what it is there}"""
     # As many threads as here: sums in another order would differ.
     return fork(child, cwd, torch.get_num_threads(), env or {}, changed or {}, said, script, *flags)
 
 
 def wait_for(processes: list[multiprocessing.Process], seconds: float = 300) -> list[int]:
-    """The exit codes of some processes. If one fails, or when the time is over, the others are killed, as
-    they would wait for it."""
+    """Exit codes. If one process fails, or time is over, the others, which would wait for it, are killed."""
     end = time.monotonic() + seconds
     while any(process.is_alive() for process in processes):
         time.sleep(0.05)
@@ -144,18 +135,9 @@ def wait_for(processes: list[multiprocessing.Process], seconds: float = 300) -> 
     return [process.exitcode for process in processes]
 
 
-def torchrun(n: int, script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
-    """A script in n processes of one thread each, as a user would start it. (`side_by_side` is faster.)"""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}",
-               str(ROOT / script), *flags]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600,
-                          env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
-
-
 def kill_when(ready: Callable[[], bool], script: str, *flags: str, cwd: Path,
               changed: dict[str, object] | None = None) -> None:
-    """Starts a script as `begin` does and sends it SIGKILL as soon as `ready`; it must still be at work
-    then."""
+    """Begins a script, and sends it SIGKILL as soon as `ready`; it must still be at work then."""
     process = begin(Path(os.devnull), script, *flags, cwd=cwd, changed=changed)
     while process.is_alive() and not ready():
         time.sleep(0.02)
@@ -165,11 +147,10 @@ def kill_when(ready: Callable[[], bool], script: str, *flags: str, cwd: Path,
 
 def ranks(n: int) -> list[dict[str, str]]:
     """The environments that torchrun gives to n processes."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    return [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1",
-             "MASTER_PORT": str(port)} for rank in range(n)]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    shared = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n)]
 
 
 def side_by_side(envs: list[dict[str, str]], script: str, *flags: str, cwd: Path) -> list[str]:
@@ -211,15 +192,13 @@ SPECIAL = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "se
 
 
 def fast_tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
-    """A fast tokenizer of one of the three families: "wordpiece", "bpe", or "unigram".
-
-    WordPiece has a fixed vocabulary (short words whole, long ones in letters); the others are trained on
-    TEXTS, which breaks ties anew in every process."""
+    """A fast tokenizer. That of "wordpiece" has a fixed vocabulary (short words whole, long ones in letters);
+    those of "bpe" and "unigram" are trained on TEXTS, which breaks ties anew in every process."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     if kind == "wordpiece":
-        characters = string.ascii_lowercase + string.digits
+        letters = string.ascii_lowercase + string.digits
         words = {word for word in re.findall(r"\w+|[^\w\s]", " ".join(TEXTS).lower()) if len(word) <= 8}
-        pieces = [*special, *sorted(words | set(characters)), *("##" + c for c in characters)]
+        pieces = [*special, *sorted(words | set(letters)), *("##" + letter for letter in letters)]
         tok = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
         tok.normalizer = normalizers.BertNormalizer(lowercase=True)
         tok.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -251,8 +230,7 @@ def tok():
 
 
 def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0, layers: int = 2) -> torch.nn.Module:
-    """A small masked LM with random weights, of one of the architectures that people adapt. Hidden size
-    32."""
+    """A small masked LM with random weights, hidden size 32, of an architecture that people adapt."""
     size = {"vocab_size": vocab, "hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2,
             "intermediate_size": 64, "max_position_embeddings": 66, "pad_token_id": 0}
     drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
@@ -304,6 +282,19 @@ def write_rows(path: Path, rows: list) -> Path:
     return path
 
 
+def load_splits(folder: Path, tokenizer, **splits: list) -> Data:
+    """A data set of these rows: train=[{"text": ..., "label": ...}, ...], ..."""
+    for split, rows in splits.items():
+        write_rows(folder / f"{split}.jsonl", rows)
+    return data_prep.load(str(folder), tokenizer)
+
+
+def corpus_of(folder: Path, tokenizer, *texts: str, **how: object) -> Split:
+    """The texts of a file, one on each line."""
+    (folder / "c.txt").write_text("\n".join(texts))
+    return data_prep.load(str(folder / "c.txt"), tokenizer, **how).corpus
+
+
 @pytest.fixture
 def cls_folder(tmp_path):
     """A small labelled data set: train, dev and test."""
@@ -327,11 +318,9 @@ def squad(contexts: list[str], answers: list[str]) -> dict:
 @pytest.fixture
 def qa_folder(tmp_path):
     """A small SQuAD-like data set with contexts long enough for several windows."""
-    folder = tmp_path / "qa"
-    folder.mkdir()
     # Of five texts each, beginning with another one.
     contexts = [" ".join((TEXTS * 2)[i % 4:][:5]) for i in range(12)]
     for split, part in (("train", contexts), ("dev", contexts[:3]), ("test", contexts[:5])):
         answers = [["purred", "big ones", "many pieces"][i % 3] for i in range(len(part))]
-        (folder / f"{split}.json").write_text(json.dumps(squad(part, answers)))
-    return folder
+        write_rows(tmp_path / f"qa/{split}.json", [squad(part, answers)])
+    return tmp_path / "qa"

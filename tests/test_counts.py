@@ -9,9 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, fast_tokenizer, random_lm, write_rows
+from conftest import ROOT, corpus_of, fast_tokenizer, load_splits, random_lm
 
-import data_prep
 import maskers
 from maskers import FIRST, SCORES
 from nmg import counts
@@ -32,21 +31,10 @@ MARKED = [
 @pytest.fixture
 def data(tmp_path, tok):
     """Labelled texts, and a corpus of other texts."""
-    folder = tmp_path / "scored"
-    rows = [{"text": f"{MARKED[i % 5]} {i}", "label": "xyz"[i % 3], "doc": i} for i in range(30)]
-    write_rows(folder / "train.jsonl", rows)
-    write_rows(folder / "dev.jsonl", [row | {"text": f"dev {i}", "doc": 99} for i, row in enumerate(rows)])
-    rows = [{"text": f"{MARKED[i % 4]} {MARKED[i % 3]} in {i}", "doc": i} for i in range(20)]
-    write_rows(folder / "corpus.jsonl", rows)
-    return data_prep.load(str(folder), tok)
-
-
-@pytest.fixture(scope="module")
-def lm(tok):
-    model = random_lm("bert", len(tok)).eval()
-    # Logits so wide that entropies differ.
-    torch.nn.init.constant_(model.cls.predictions.transform.LayerNorm.weight, 20.0)
-    return LMReader(model)
+    train = [{"text": f"{MARKED[i % 5]} {i}", "label": "xyz"[i % 3], "doc": i} for i in range(30)]
+    dev = [row | {"text": f"dev {i}", "doc": 99} for i, row in enumerate(train)]
+    corpus = [{"text": f"{MARKED[i % 4]} {MARKED[i % 3]} in {i}", "doc": i} for i in range(20)]
+    return load_splits(tmp_path / "scored", tok, train=train, dev=dev, corpus=corpus)
 
 
 def batch_of(split, max_len=64):
@@ -67,13 +55,8 @@ def check(name, batch, expected, lm=None, rtol=1e-6, **options):
 
 def texts_of(split):
     """The token ids of each text."""
-    texts = []
-    for i in range(len(split)):
-        texts.append(split.input_ids[split.token_start[i]:split.token_start[i + 1]].tolist())
-    return texts
+    return [text.tolist() for text in np.split(split.input_ids, split.token_start[1:-1])]
 
-
-# ---------------------------------------------------------------- what is counted in the corpus
 
 @pytest.mark.parametrize(("name", "sign"), [("frequent", 1), ("rare", -1)])
 def test_frequent_and_rare_count_in_the_corpus(name, sign, data):
@@ -96,36 +79,26 @@ def test_tfidf(max_len, data):
     check("tfidf", batch, expected)
 
 
-# ---------------------------------------------------------------- words
-
 def naive_words(split):
-    """Of each text, [word in lower case, or the signs where there is none; index of its first token, of its
-    last]."""
+    """Of each text, (word in lower case, or the signs where there is none; index of its first token, of its
+    last)."""
     texts = []
     for i in range(len(split)):
-        words, before = [], None
-        for t in range(split.token_start[i], split.token_start[i + 1]):
-            if split.word_ids[t] != before:
-                words.append(["", t, t])
-            words[-1][2] = t
-            before = split.word_ids[t]
-        for word in words:
-            characters = split.text(i)[split.char_begin[word[1]]:split.char_end[word[2]]].lower()
-            word[0] = " ".join(re.findall(r"\w+(?:['-]\w+)*", characters) or [characters.strip()])
+        words = []
+        for _, group in itertools.groupby(range(*split.token_start[i:i + 2]), lambda t: split.word_ids[t]):
+            tokens = list(group)
+            characters = split.text(i)[split.char_begin[tokens[0]]:split.char_end[tokens[-1]]].lower()
+            word = " ".join(re.findall(r"\w+(?:['-]\w+)*", characters) or [characters.strip()])
+            words.append((word, tokens[0], tokens[-1]))
         texts.append(words)
     return texts
-
-
-def words_corpus(folder, tok, texts):
-    write_rows(folder / "words/corpus.jsonl", [{"text": text} for text in texts])
-    return data_prep.load(str(folder / "words"), tok).corpus
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 def test_words_against_a_plain_loop(kind, tmp_path):
     """With a text that may have no tokens, special tokens, and words of several tokens."""
     texts = ["The Unbelievable cat", "\u200b", "[SEP] the CAT  sat[MASK]on [SEP]", "cat 7 unbelievable"]
-    split = words_corpus(tmp_path, fast_tokenizer(kind), texts)
+    split = corpus_of(tmp_path, fast_tokenizer(kind), *texts)
     words, expected = counts.words_of(split), list(itertools.chain(*naive_words(split)))
     every = [word for word, _, _ in expected]
     assert every[:3] + every[-3:] == ["the", "unbelievable", "cat", "cat", "7", "unbelievable"]
@@ -163,7 +136,7 @@ def test_a_word_with_hyphens_is_as_rare_as_its_rarest_part(tmp_path, tok):
     """Unless it is listed itself; apostrophes are straight or not, accents composed or not."""
     listed = "Cat\t50\ncat\t10\nbig\t500\ndon\u2019t\t40\ncafe\u0301\t30\nrare\t1\n"
     (tmp_path / "general.txt").write_text(listed)
-    split = words_corpus(tmp_path, tok, ["big-cat don\u2019t cafe\u0301 zzz-cat"])
+    split = corpus_of(tmp_path, tok, "big-cat don\u2019t cafe\u0301 zzz-cat")
     typical = counts.log_ratio_to_general(split, tmp_path / "general.txt")
     found = dict(zip(counts.words_of(split).text, typical, strict=True))
     for word, count in {"big-cat": 60, "don't": 40, "café": 30, "zzz-cat": 1}.items():
@@ -183,7 +156,7 @@ SPACED = {
 
 @pytest.mark.parametrize("script", SPACELESS)
 def test_text_without_spaces_has_no_words_to_mask(script, tmp_path):
-    batch = batch_of(words_corpus(tmp_path, fast_tokenizer("bpe"), [SPACELESS[script]] * 3))
+    batch = batch_of(corpus_of(tmp_path, fast_tokenizer("bpe"), *[SPACELESS[script]] * 3))
     budget, rng = maskers.budget_of(batch, 0.3), RowRandom(0, "mask", 0, batch.indices)
     for masker in ("whole", "span", "pmi", "difference", "subword"):
         with pytest.raises(UserError, match="% of the letters of this text stand in scripts without spaces"):
@@ -193,20 +166,11 @@ def test_text_without_spaces_has_no_words_to_mask(script, tmp_path):
 
 @pytest.mark.parametrize("script", SPACED)
 def test_text_with_spaces_has_words(script, tmp_path):
-    split = words_corpus(tmp_path, fast_tokenizer("bpe"), [SPACED[script]])
+    split = corpus_of(tmp_path, fast_tokenizer("bpe"), SPACED[script])
     every = [word for word in counts.words_of(split).text if counts.has_letter(word)]
     words = [word.strip(string.punctuation) for word in SPACED[script].lower().split()]
     assert every == [word for word in dict.fromkeys(words) if counts.has_letter(word)]
 
-
-def test_a_word_that_occurs_0_times_is_refused(tmp_path):
-    """Else it would be masked first, as its logarithm is infinite."""
-    (tmp_path / "general.txt").write_text("cat\t3\nthe\t0\n")
-    with pytest.raises(UserError, match=r"general\.txt:2: must be a word"):
-        counts.general_counts(tmp_path / "general.txt")
-
-
-# ---------------------------------------------------------------- collocations
 
 def naive_high_pmi(texts, words):
     """From the definition: every n-gram, every way to cut it."""
@@ -253,7 +217,7 @@ def test_units_are_collocations_from_left_to_right(tmp_path, tok):
     phrases = [phrase.split() for phrase in [*phrases, *"abcdef"]]
     texts = [" ".join(text) for text in texts_with(phrases, 0)]
     texts += ["a the cat", "sat on big", "dogs 7 8 unbelievable"]
-    split = words_corpus(tmp_path, tok, [texts[0], "\u200b", *texts[1:]])
+    split = corpus_of(tmp_path, tok, texts[0], "\u200b", *texts[1:])
     kept = naive_high_pmi([text.split() for text in texts], set(" ".join(texts).split()) - {"7", "8"})
     assert {("big", "dogs"), ("the", "cat", "sat", "on"), ("unbelievable", "measurements")} <= kept
     expected, unit = [], 0
@@ -269,8 +233,6 @@ def test_units_are_collocations_from_left_to_right(tmp_path, tok):
     np.testing.assert_array_equal(found - found[0], expected)
 
 
-# ---------------------------------------------------------------- labels
-
 def information(ids, labels, classes, token):
     """KL(p(label | token), p(label)), smoothed by 5 tokens of p(label); ids and labels of all tokens."""
     p_label = [(labels.count(c) + 1) / (len(labels) + classes) for c in range(classes)]
@@ -282,29 +244,19 @@ def information(ids, labels, classes, token):
     return math.log(kl + 1e-4)
 
 
-def tokens_and_labels(split, n):
-    """The ids of all tokens of the first n texts, and for each the label of its text."""
-    ids, labels = [], []
-    for text, label in zip(texts_of(split)[:n], split.label.tolist()[:n], strict=True):
-        ids += text
-        labels += [label] * len(text)
-    return ids, labels
-
-
-@pytest.mark.parametrize("known", ["all", "of train", "of pieces"])
-def test_label_tells_of_the_classes_of_train(known, data):
+@pytest.mark.parametrize(("of_train", "of_pieces", "n"), [
+    (np.arange(30), None, 30), (np.arange(12), None, 12), (np.arange(5, 30), np.arange(12), 12)])
+def test_label_tells_of_the_classes_of_train(of_train, of_pieces, n, data):
     """In the corpus, by what was counted in train, as if it had no other texts than those whose labels may be
     known: where pieces have a choice of their own, that counts. A token that train does not have tells
     nothing."""
-    train, pieces, n = data["train"], blocks(data.corpus, 64), 12
-    if known == "all":
-        n = 30
-    elif known == "of train":
-        train.labelled = np.arange(12)
-    else:
-        train.labelled = np.arange(5, 30)
-        pieces.readable_labels = np.arange(12)
-    ids, labels = tokens_and_labels(train, n)
+    train, pieces = data["train"], blocks(data.corpus, 64)
+    train.labelled, pieces.readable_labels = of_train, of_pieces
+    # Of all tokens of the first n texts.
+    ids, labels = [], []
+    for text, label in zip(texts_of(train)[:n], train.label.tolist()[:n], strict=True):
+        ids += text
+        labels += [label] * len(text)
     batch = collate(pieces, np.arange(len(pieces)))
     check("label", batch, lambda b, column: information(ids, labels, 3, batch.input_ids[b, column]))
     unknown = ~np.isin(batch.input_ids, ids) & batch.maskable
@@ -312,7 +264,7 @@ def test_label_tells_of_the_classes_of_train(known, data):
 
 
 def test_label_of_a_question_is_whether_a_token_stands_in_an_answer(qa_folder, tok):
-    split = data_prep.load(str(qa_folder), tok)["train"]
+    split = load_splits(qa_folder, tok)["train"]
     # An answer that cannot be used.
     split.answer = np.array(split.answer)
     split.answer[0] = -1
@@ -326,15 +278,6 @@ def test_label_of_a_question_is_whether_a_token_stands_in_an_answer(qa_folder, t
     batch = batch_of(split)
     check("label", batch, lambda b, column: information(ids, labels, 2, batch.input_ids[b, column]))
 
-
-def test_label_needs_labels(tmp_path, tok):
-    (tmp_path / "corpus.txt").write_text("\n".join(MARKED))
-    split = data_prep.load(str(tmp_path / "corpus.txt"), tok).corpus
-    with pytest.raises(UserError, match="needs labels or answers in train"):
-        SCORES["label"](batch_of(split))
-
-
-# ---------------------------------------------------------------- places
 
 def test_brackets_are_not_masked(data):
     """By a masker in a file of its own, where there are enough other tokens."""
@@ -360,18 +303,20 @@ def test_subwords_are_second_and_later_tokens_of_words(data, tok):
     check("subword", batch, expected)
 
 
-# ---------------------------------------------------------------- the LM
-
 @pytest.mark.parametrize("name", ["loss", "entropy"])
-def test_loss_and_entropy_are_those_of_the_lm_at_the_token_itself(name, data, lm):
+def test_loss_and_entropy_are_those_of_the_lm_at_the_token_itself(name, data, tok):
     """Against Hugging Face's own logits of each piece alone."""
+    model = random_lm("bert", len(tok)).eval()
+    # Logits so wide that entropies differ.
+    torch.nn.init.constant_(model.cls.predictions.transform.LayerNorm.weight, 20.0)
+    lm = LMReader(model)
     pieces = blocks(data.corpus, 40)
     batch = collate(pieces, np.arange(len(pieces)))
     expected = np.zeros(batch.input_ids.shape)
     for b, n in enumerate(pieces.length):
         ids = torch.from_numpy(batch.input_ids[b, None, :n].astype(np.int64))
         with torch.no_grad():
-            logits = lm.model(input_ids=ids.to(lm.model.device)).logits[0].cpu()
+            logits = model(input_ids=ids.to(model.device)).logits[0].cpu()
         nats = {"loss": torch.nn.functional.cross_entropy(logits, ids[0], reduction="none"),
                 "entropy": torch.distributions.Categorical(logits=logits).entropy()}
         expected[b, :n] = (nats[name] + 1e-3).log()

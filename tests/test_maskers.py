@@ -21,9 +21,11 @@ from support.data import Batch, blocks, collate
 from support.rng import RowRandom
 from support.runs import UserError
 
-# A policy's most probable tokens, and draws from it.
-LEARNED = ["nmg", "sampled"]
 HEURISTICS = sorted(maskers.MASKERS)
+# The most probable tokens of a policy with random weights, and draws from it.
+torch.manual_seed(0)
+POLICY = PaperPolicy(16)
+LEARNED = {"nmg": maskers.greedy(POLICY.logits), "sampled": maskers.sampled(POLICY.logits)}
 # Maskers whose units are single tokens: they use all of the budget.
 EXACT = ["random", "span", *SCORES, *LEARNED]
 
@@ -88,7 +90,8 @@ def rng_of(batch, seed=0):
 
 
 def mask_of(name, batch, p, seed=0):
-    return maskers.find(name)(batch, maskers.budget_of(batch, p), rng_of(batch, seed), LM())
+    masker = LEARNED.get(name) or maskers.find(name)
+    return masker(batch, maskers.budget_of(batch, p), rng_of(batch, seed), LM())
 
 
 class LM:
@@ -104,44 +107,32 @@ class LM:
         return fn(self(batch) @ self.table.T, torch.from_numpy(batch.input_ids).long()).numpy()
 
 
-def masker_of(name):
-    """A registered masker; a learned one with random weights."""
-    if name not in LEARNED:
-        return functools.partial(maskers.find(name), lm=LM())
-    masker = maskers.sampled if name == "sampled" else maskers.greedy
-    torch.manual_seed(0)
-    return functools.partial(masker(PaperPolicy(16).logits), lm=LM())
-
-
 @given(batch=batches(), seed=st.integers(0, 1000))
 @settings(max_examples=15, deadline=None)
 def test_what_a_folder_of_a_policy_masks(batch, seed, tmp_path_factory):
     """nmg: the tokens of the highest logits, not clipped; sampled: tokens drawn from them, as sharp as in
     training. Two policies are the mean of their standardized logits: each counts alike, however wide."""
-    folder, budget, each = tmp_path_factory.mktemp("policy"), maskers.budget_of(batch, 0.4), []
-    shapes = [(1.7, 0.6), (None, None)]
+    folder, each, shapes = tmp_path_factory.mktemp("policy"), [], [(1.7, 0.6), (None, None)]
     for i, shape in enumerate(shapes):
         policy = random_policy(16, seed + i, "x")
         policy.sharpness, policy.clip = shape
         policy.weight.data *= 100**i
         policy.save(folder / str(i))
         each.append(np.where(batch.maskable, (LM()(batch) @ policy.weight).detach().numpy(), -np.inf))
-    greedy = maskers.find(f"nmg:{folder}/0")(batch, budget, rng_of(batch, seed), LM())
-    assert (greedy == maskers.pick(each[0], batch, budget)).all()
-    noise = rng_of(batch, seed).gumbel(batch.maskable.shape)
-    drawn = maskers.find(f"sampled:{folder}/0")(batch, budget, rng_of(batch, seed), LM())
-    assert (drawn == maskers.pick(sharpened(each[0], 1.7, 0.6) + noise, batch, budget)).all()
-    # In the paper's form logits are drawn from as they are.
-    drawn = maskers.find(f"sampled:{folder}/1")(batch, budget, rng_of(batch, seed), LM())
-    assert (drawn == maskers.pick(each[1] + noise, batch, budget)).all()
     mean = np.mean([standardized(logits) for logits in each], 0)
-    greedy = maskers.find(f"nmg:{folder}/0,{folder}/1")(batch, budget, rng_of(batch, seed), LM())
-    assert (greedy == maskers.pick(mean, batch, budget)).all()
-    # As sharp as the first one; as usual if that is not sharpened.
-    usual = policies.SHARPNESS, policies.CLIP
-    for folders, shape in ((f"{folder}/0,{folder}/1", shapes[0]), (f"{folder}/1,{folder}/0", usual)):
-        drawn = maskers.find(f"sampled:{folders}")(batch, budget, rng_of(batch, seed), LM())
-        assert (drawn == maskers.pick(sharpened(mean, *shape) + noise, batch, budget)).all()
+    noise = rng_of(batch, seed).gumbel(batch.maskable.shape)
+    scores = {
+        f"nmg:{folder}/0": each[0],
+        f"sampled:{folder}/0": sharpened(each[0], 1.7, 0.6) + noise,
+        # In the paper's form logits are drawn from as they are.
+        f"sampled:{folder}/1": each[1] + noise,
+        f"nmg:{folder}/0,{folder}/1": mean,
+        # As sharp as the first one; as usual if that is not sharpened.
+        f"sampled:{folder}/0,{folder}/1": sharpened(mean, 1.7, 0.6) + noise,
+        f"sampled:{folder}/1,{folder}/0": sharpened(mean, policies.SHARPNESS, policies.CLIP) + noise}
+    for name, score in scores.items():
+        expected = maskers.pick(score, batch, maskers.budget_of(batch, 0.4))
+        assert (mask_of(name, batch, 0.4, seed) == expected).all()
 
 
 def test_several_policies_are_one_masker(tmp_path):
@@ -169,14 +160,15 @@ def test_several_policies_are_one_masker(tmp_path):
 @given(batch=batches(), p=st.floats(0.01, 1.0), seed=st.integers(0, 1000))
 @settings(max_examples=25, deadline=None)
 def test_contract(name, batch, p, seed):
-    budget, masker = maskers.budget_of(batch, p), masker_of(name)
-    mask = masker(batch, budget, rng_of(batch, seed))
+    budget, mask = maskers.budget_of(batch, p), mask_of(name, batch, p, seed)
+    # The budget is the paper's.
+    assert budget.tolist() == [min(n, max(1, round(p * n))) for n in batch.maskable.sum(1)]
     assert mask.shape == batch.maskable.shape and mask.dtype == bool
     assert not (mask & ~batch.maskable).any()
     assert (mask.sum(1) <= budget).all()
     if name in EXACT:
         assert (mask.sum(1) == budget).all()
-    assert (mask == masker(batch, budget, rng_of(batch, seed))).all()
+    assert (mask == mask_of(name, batch, p, seed)).all()
 
 
 @pytest.mark.parametrize("name", HEURISTICS)
@@ -193,13 +185,6 @@ def test_a_row_alone_gets_the_same_mask(name, batch, seed):
             cut[field] = getattr(batch, field)[row]
         alone = replace(batch, **cut, in_text=cut["maskable"], indices=np.array([i]))
         assert (mask_of(name, alone, 0.3, seed) == mask[row]).all()
-
-
-@given(batch=batches())
-@settings(max_examples=50, deadline=None)
-def test_budget_is_the_papers(batch):
-    for n, budget in zip(batch.maskable.sum(1), maskers.budget_of(batch, 0.15), strict=True):
-        assert budget == min(n, max(1, round(0.15 * n)))
 
 
 def naive_pick(score, maskable, unit, budget):
@@ -250,11 +235,6 @@ def test_units_are_drawn_uniformly_whatever_their_length(name, monkeypatch):
     assert abs(long.mean() - 0.5) < 5 * np.sqrt(0.25 / 4000)
 
 
-def test_random_is_uniform():
-    share = mask_of("random", plain_batch(), 0.15).mean(0)[1:-1]
-    assert abs(share - 0.15).max() < 5 * np.sqrt(0.15 * 0.85 / 4000)
-
-
 def test_spans_are_whole_words_of_geometric_length(monkeypatch):
     """SpanBERT's lengths of 1 to 10 words: geometric (0.2), cut off at 10; before the budget cuts any."""
     seen, lengths = [], []
@@ -273,13 +253,13 @@ def test_spans_are_whole_words_of_geometric_length(monkeypatch):
 
 @pytest.mark.parametrize("p", [0.15, 0.5])
 @pytest.mark.parametrize("n", [2, 11, 60])
-def test_span_masks_every_place_as_often(n, p):
-    """In short lines, too."""
+@pytest.mark.parametrize("name", ["random", "span"])
+def test_every_place_is_masked_as_often(name, n, p):
     batch = plain_batch(n=n, words_of=1)
-    mask = mask_of("span", batch, p)[:, 1:-1]
+    mask = mask_of(name, batch, p)[:, 1:-1]
     share = maskers.budget_of(batch, p)[0] / n
     assert abs(mask.mean(0) - share).max() < 5 * np.sqrt(share * (1 - share) / 4000)
-    if n == 11 and p == 0.15:
+    if (name, n, p) == ("span", 11, 0.15):
         # Two words: side by side, at both ends of the row, or two spans of one.
         assert (mask[:, 1:] & mask[:, :-1]).any(1).mean() > 0.6
 
@@ -306,8 +286,6 @@ def test_entities_of_the_toy_world_are_its_names():
     assert (is_name == (batch.entity_ids >= 0)).all()
     assert (SCORES["in_entity"](batch) == maskers.FIRST * is_name).all()
 
-
-# ---------------------------------------------------------------- a masker of one's own
 
 MINE = """
 import maskers
@@ -344,7 +322,7 @@ def test_a_name_that_is_taken_is_not_registered_again(tmp_path):
     assert before == (maskers.MASKERS, maskers.SCORES)
 
 
-# ---------------------------------------------------------------- corruption and random numbers
+# ---------------------------------------------------------------- corruption, random numbers, policies
 
 def test_corruption_is_80_10_10():
     batch = plain_batch(rows=5000)
@@ -359,26 +337,20 @@ def test_corruption_is_80_10_10():
     assert len(np.unique(ids[ids >= 10])) > 950
 
 
-def test_random_numbers_are_uniform():
-    u = RowRandom(0, "mask", 0, np.arange(2000)).random((2000, 100))
-    assert u.min() >= 0 and u.max() < 1
-    counts = np.histogram(u, 100, (0, 1))[0]
-    assert ((counts - 2000) ** 2 / 2000).sum() < 99 + 5 * np.sqrt(2 * 99)
-
-
-def test_random_numbers_are_unrelated():
+def test_random_numbers_are_uniform_and_unrelated():
     """Neighbours in rows and columns; the next call, another seed, purpose and epoch."""
     rows, shape = np.arange(2000), (2000, 100)
     rng = RowRandom(0, "mask", 0, rows)
     u = rng.random(shape)
+    assert u.min() >= 0 and u.max() < 1
+    counts = np.histogram(u, 100, (0, 1))[0]
+    assert ((counts - 2000) ** 2 / 2000).sum() < 99 + 5 * np.sqrt(2 * 99)
     pairs = [(u[:-1], u[1:]), (u[:, :-1], u[:, 1:]), (u, rng.random(shape))]
     for other in ((1, "mask", 0), (0, "corrupt", 0), (0, "mask", 1)):
         pairs.append((u, RowRandom(*other, rows).random(shape)))
     for one, other in pairs:
         assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.01
 
-
-# ---------------------------------------------------------------- the policy network
 
 def test_the_papers_network_has_its_size_and_starts_from_small_weights_and_no_biases():
     torch.manual_seed(0)

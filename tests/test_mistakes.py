@@ -17,9 +17,6 @@ WRONG = [
     ("pretrain.py --read=all", "--read=all: allowed are train, corpus, both"),
     ("finetune_cls.py --label=kind", "toycls: is not read from files"),
     ("data_prep.py --dataset=emrqa", "data-use agreement"),
-    # Without room for text.
-    ("pretrain.py --max_len=2", "a length of 2 leaves no room for text"),
-    ("finetune_qa.py --max_len=3", "a window of 3 tokens leaves no room for a question"),
     ("train_nmg.py --uniform_episodes=5", "--uniform_episodes: is not read with --paper=False"),
     ("train_nmg.py --paper --exploration=3", "--exploration: is not read with --paper=True"),
     ("train_nmg.py --dataset=full/c.txt", "has no labelled examples to learn a policy from"),
@@ -47,9 +44,22 @@ WRONG = [
     ("tools/foretell.py --plays=a,b --out=two.jsonl", "two.jsonl: holds lines of another kind"),
     ("tools/foretell.py --plays=a,b", "--plays=a: holds no plays"),
 ]
+# What shows when the text is cut or masked, or in training, before anything is saved.
+LATE = [
+    ("pretrain.py --max_len=2", "a length of 2 leaves no room for text"),
+    ("finetune_qa.py --max_len=3", "a window of 3 tokens leaves no room for a question"),
+    ("train_nmg.py --dataset=one.jsonl --label=text --doc=label", "too few documents (1, see --doc)"),
+    ("pretrain.py --dataset=full/c.txt --masker=label", "needs labels or answers in train"),
+    # Its logarithm would be infinite.
+    ("pretrain.py --masker=difference:zero.txt", "zero.txt:2: must be a word, a tab, and how often"),
+    # After one step all weights are finite, and no output is.
+    ("pretrain.py --dataset=full/c.txt --max_steps=1 --lr=1e30", "the LM: its loss is nan; a smaller"),
+    ("finetune_cls.py --dataset=two.jsonl --epochs=1 --batch_size=1000 --lr=1e30",
+     "the predictions became infinite or NaN; a smaller"),
+]
 
 
-@pytest.mark.parametrize(("command", "said"), WRONG, ids=[command for command, _ in WRONG])
+@pytest.mark.parametrize(("command", "said"), WRONG + LATE, ids=[command for command, _ in WRONG + LATE])
 def test_wrong_flags(command, said, tmp_path):
     """Nothing is written but an empty file of results."""
     (tmp_path / "full").mkdir()
@@ -58,6 +68,7 @@ def test_wrong_flags(command, said, tmp_path):
     write_rows(tmp_path / "two.jsonl", [{"text": text, "label": text[:1]} for text in TEXTS * 5])
     (tmp_path / "empty.toml").touch()
     (tmp_path / "mine.py").touch()
+    (tmp_path / "zero.txt").write_text("cat\t3\nthe\t0\n")
     (tmp_path / "wrong.toml").write_text("[[table]]\nname = 'x'\n")
     before = names(tmp_path)
     script, *flags = command.split()
@@ -65,22 +76,7 @@ def test_wrong_flags(command, said, tmp_path):
     assert result.returncode == 2 and said in result.stderr, result.stderr
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     written = {*names(tmp_path)} - {*before, "results.jsonl", "results.jsonl.lock"}
-    # That a length is too short shows when the text is cut.
-    assert not written or (written == {"runs"} and "max_len=" in command)
+    assert not written or (written == {"runs"} and (command, said) in LATE)
+    # What begins with a point is the lock of the folder.
+    assert {file.name for file in tmp_path.glob("runs/*/[!.]*")} <= {"started.json"}
     assert names(tmp_path / "full") == ["c.txt"] and runs.read_rows(tmp_path / "results.jsonl") == []
-
-
-@pytest.mark.parametrize(("script", "said"), [
-    ("pretrain.py", "the LM: its loss is nan; a smaller learning rate may help, or another LM"),
-    ("finetune_cls.py", "the predictions became infinite or NaN; a smaller learning rate may help"),
-])
-def test_a_senseless_learning_rate(script, said, lm_folder, cls_folder, tmp_path):
-    """After one step all weights are finite, and no output is: nothing is saved or scored. (For pre-training
-    no text is held out.)"""
-    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
-    data = {"pretrain.py": "corpus.txt", "finetune_cls.py": cls_folder}[script]
-    result = call(script, f"--dataset={data}", f"--lm={lm_folder}", "--epochs=1", "--batch_size=1000",
-                  "--lr=1e30", "--out=o", cwd=tmp_path)
-    assert result.returncode == 2 and result.stderr == f"error: {said}\n"
-    assert runs.read_rows(tmp_path / "results.jsonl") == []
-    assert [file.name for file in (tmp_path / "o").glob("[!.]*")] == ["started.json"]

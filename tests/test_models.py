@@ -9,19 +9,25 @@ import pytest
 import sentencepiece
 import torch
 import transformers
-from conftest import TEXTS, fast_tokenizer, random_lm, same, weights
+from conftest import TEXTS, corpus_of, fast_tokenizer, random_lm, same, weights
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 
-import data_prep
 import train_nmg
 from support import models, runs
 from support.models import special_tokens_of
 from support.runs import UserError
 
-LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+SMALL = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+         "intermediate_size": 8, "max_position_embeddings": 64, "pad_token_id": 0}
+
+
+def lm_of(kind, folder, **config):
+    config = transformers.CONFIG_MAPPING[kind](**config)
+    transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
+    return models.load_lm(str(folder))
 
 
 def edit_config(folder, **changes):
@@ -69,10 +75,6 @@ def test_an_output_layer_that_is_not_shared_is_missing(tied, tmp_path, capsys):
     assert torch.equal(model.get_output_embeddings().weight, model.get_input_embeddings().weight) == tied
 
 
-def prefixed(folder):
-    as_pickle(folder, {"module." + name: tensor for name, tensor in saved(folder).items()})
-
-
 def test_what_is_not_used_of_a_file_is_told(tmp_path, capsys):
     """Layers, and a head of another name; the pooler and heads of other tasks are no news."""
     config = transformers.BertConfig(**random_lm("bert").config.to_dict())
@@ -96,9 +98,11 @@ def test_the_head_of_microsofts_deberta_is_used(kind, tmp_path, capsys):
     lm.save_pretrained(tmp_path)
     assert any(name.startswith("lm_predictions.") for name in saved(tmp_path))
     edit_config(tmp_path, legacy=True)
-    opened = models.load_lm(str(tmp_path)).eval()
+    opened = models.load_lm(str(tmp_path))
     assert not capsys.readouterr().out
-    assert same(weights(opened), weights(lm))
+    # A trial has left nothing.
+    assert same(weights(opened), weights(lm)) and not opened.training
+    assert all(weight.grad is None for weight in opened.parameters())
     ids = torch.arange(5, 15)[None]
     assert torch.equal(opened(input_ids=ids).logits, lm(input_ids=ids).logits)
     # What is saved is opened again with the same head.
@@ -108,8 +112,6 @@ def test_the_head_of_microsofts_deberta_is_used(kind, tmp_path, capsys):
 
 def test_a_lm_whose_states_depend_on_padding_is_told(capsys):
     """As those of ConvBERT, whose convolutions reach into it."""
-    models.try_lm("bert", random_lm("bert"))
-    assert not capsys.readouterr().out
     config = transformers.ConvBertConfig(vocab_size=50, hidden_size=32, embedding_size=32,
                                          num_hidden_layers=1, num_attention_heads=4, initializer_range=0.2)
     models.try_lm("conv", transformers.ConvBertForMaskedLM(config))
@@ -131,30 +133,11 @@ def test_a_checksum_is_that_of_the_whole_lm(lm_folder):
     assert models.weights_of("tiny") and models.weights_of("bert-base-uncased") is None
 
 
-# ---------------------------------------------------------------- LMs whose code fails
+def test_big_bird_attends_in_full(tmp_path):
+    """It would from the first short batch on; so it does from the beginning."""
+    lm = lm_of("big_bird", tmp_path, **SMALL | {"block_size": 4, "num_random_blocks": 1})
+    assert lm.bert.attention_type == "original_full"
 
-SMALL = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
-         "intermediate_size": 8, "max_position_embeddings": 64, "pad_token_id": 0}
-
-
-def lm_of(kind, folder, **config):
-    config = transformers.CONFIG_MAPPING[kind](**config)
-    transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
-    return models.load_lm(str(folder))
-
-
-def test_a_trial_changes_nothing(tmp_path):
-    """BigBird would attend in full from the first short batch on; so it does from the beginning."""
-    lm = random_lm("bert", dropout=0.1)
-    lm.save_pretrained(tmp_path / "bert")
-    opened = models.load_lm(str(tmp_path / "bert"))
-    assert same(weights(opened), weights(lm)) and not opened.training
-    assert all(weight.grad is None for weight in opened.parameters())
-    big_bird = lm_of("big_bird", tmp_path / "big", **SMALL | {"block_size": 4, "num_random_blocks": 1})
-    assert big_bird.bert.attention_type == "original_full"
-
-
-# ---------------------------------------------------------------- settings
 
 @pytest.mark.parametrize(("setting", "value"), [
     ("is_decoder", True), ("causal", True), ("chunk_size_feed_forward", 3), ("return_dict", False),
@@ -190,7 +173,7 @@ def test_a_fine_tuned_model_fetches_no_code_and_has_one_label(tmp_path, capsys):
 # ---------------------------------------------------------------- folders
 
 @pytest.mark.parametrize(("change", "said"), [
-    (lambda folder: (folder / "model.safetensors").write_text(LFS),
+    (lambda folder: (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1"),
      "cannot be opened: .*a pointer of Git LFS, fetch it again"),
     (lambda folder: edit_config(folder, model_type="own", auto_map={"AutoConfig": "own.Own"}),
      "contains custom code"),
@@ -206,8 +189,9 @@ def test_a_fine_tuned_model_fetches_no_code_and_has_one_label(tmp_path, capsys):
      "its weights are quantized"),
     (add_tokens, r"2 tokens that the LM has no embedding for .*call resize_token_embeddings\(112\)"),
     # weights that do not fit
-    (prefixed, "37 of the encoder's 37 weights are not in its file: bert.embeddings.word_embeddings.weight; "
-               "in the file stands module."),
+    (lambda folder: as_pickle(folder, {f"module.{name}": x for name, x in saved(folder).items()}),
+     "37 of the encoder's 37 weights are not in its file: bert.embeddings.word_embeddings.weight; in the "
+     "file stands module."),
     (lambda folder: edit_config(folder, num_hidden_layers=3), "16 of the encoder's 53 weights are not in its "
      "file: bert.encoder.layer.2.attention.self.query.weight; names and layers"),
     (lambda folder: edit_config(folder, vocab_size=130),
@@ -248,14 +232,12 @@ def test_folders_with_a_sentencepiece_model(kind, tmp_path):
     special = special_tokens_of(tokenizer)
     assert special.prefix == [tokenizer.cls_token_id] and special.suffix == [tokenizer.sep_token_id]
     assert set(special.middle) == {tokenizer.sep_token_id}
-    (tmp_path / "c.txt").write_text("the cat sat </s> on [SEP] the mat")
-    split = data_prep.load(str(tmp_path / "c.txt"), tokenizer).corpus
+    split = corpus_of(tmp_path, tokenizer, "the cat sat </s> on [SEP] the mat")
     special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     assert len(split.input_ids) > 8 and special_ids.isdisjoint(split.input_ids.tolist())
 
 
 def test_a_vocabulary_with_gaps(tmp_path):
-    """Its ids go higher than it has tokens."""
     vocabulary = {"[PAD]": 0, "[UNK]": 1, "[MASK]": 4, "a": 10, "b": 20, "c": 30}
     backend = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -264,8 +246,7 @@ def test_a_vocabulary_with_gaps(tmp_path):
     special = special_tokens_of(tokenizer)
     assert special.vocabulary_size == 31
     assert special.ordinary_ids.tolist() == [10, 20, 30]
-    (tmp_path / "c.txt").write_text("a b c d")
-    assert data_prep.load(str(tmp_path / "c.txt"), tokenizer).corpus.input_ids.tolist() == [10, 20, 30, 1]
+    assert corpus_of(tmp_path, tokenizer, "a b c d").input_ids.tolist() == [10, 20, 30, 1]
 
 
 CLS, SEP = ("[CLS]", 2), ("[SEP]", 3)
@@ -280,12 +261,11 @@ CLS, SEP = ("[CLS]", 2), ("[SEP]", 3)
     (processors.TemplateProcessing("$A [SEP] [CLS]", "$A [SEP] $B [SEP] [CLS]", [CLS, SEP]), None),
 ])
 def test_special_tokens_that_are_not_used_are_told(processor, unused, lm_folder, capsys):
-    tokenizer = fast_tokenizer("wordpiece")
-    state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"post_processor": None}
-    backend = Tokenizer.from_str(json.dumps(state))
+    file = lm_folder / "tokenizer.json"
+    backend = Tokenizer.from_str(json.dumps(json.loads(file.read_text()) | {"post_processor": None}))
     if processor:
         backend.post_processor = processor
-    backend.save(str(lm_folder / "tokenizer.json"))
+    backend.save(str(file))
     models.load_tokenizer(str(lm_folder))
     said = capsys.readouterr().out
     assert f"WARNING: {lm_folder}: its tokenizer puts {unused}" in said if unused else said == ""
@@ -299,8 +279,6 @@ def test_a_lm_with_one_token_type_gets_none(types, lm_folder):
     assert not special_tokens_of(tokenizer).pair_types and "token_type_ids" not in tokenizer("a", "a")
 
 
-# ---------------------------------------------------------------- special tokens
-
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 def test_special_tokens_written_in_a_text_are_text(kind, tmp_path):
     """They may be masked like other words, and what stands around them is what the tokenizer puts there. A
@@ -310,8 +288,7 @@ def test_special_tokens_written_in_a_text_are_text(kind, tmp_path):
     tokenizer.add_tokens(["covid-19"])
     marker, word = tokenizer.convert_tokens_to_ids(["<e1>", "covid-19"])
     text = "a [SEP] b [MASK] c [PAD] <e1> d covid-19"
-    (tmp_path / "c.txt").write_text(text)
-    split = data_prep.load(str(tmp_path / "c.txt"), tokenizer).corpus
+    split = corpus_of(tmp_path, tokenizer, text)
     named = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id, marker}
     assert named.isdisjoint(split.input_ids.tolist()) and named
     assert np.count_nonzero(split.input_ids == marker) == np.count_nonzero(split.input_ids == word) == 1

@@ -1,27 +1,18 @@
-"""The loss against Hugging Face's own, masks and their contract, LMs of every architecture, and the script:
-the same bytes again, also after a kill."""
-import json
+"""The loss against Hugging Face's own, masks, LMs of every architecture; the script, also after a kill."""
 import math
+import os
 import re
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import (
-    TEXTS,
-    call,
-    fast_tokenizer,
-    kill_when,
-    names,
-    random_lm,
-    same,
-    succeed,
-    torchrun,
-    weights,
-)
+from conftest import ROOT, TEXTS, call, fast_tokenizer, kill_when, names, random_lm, same, succeed, weights
 from safetensors.torch import load_file
 
 import data_prep
@@ -38,25 +29,11 @@ from support.runs import UserError
 KINDS = ["bert", "distilbert", "roberta", "electra", "deberta", "modernbert", "albert", "mpnet", "longformer"]
 
 
-def blocks_of(lines, tok, folder, max_len=32):
-    (folder / "corpus.txt").write_text("\n".join(lines))
-    return blocks(data_prep.load(str(folder / "corpus.txt"), tok).corpus, max_len)
-
-
 @pytest.fixture
 def pieces(tmp_path, tok):
     """60 blocks of up to 32 tokens."""
-    return blocks_of([f"{TEXTS[i % 4]} {i}" for i in range(40)], tok, tmp_path)
-
-
-def bert(tok, dropout=0.0):
-    return random_lm("bert", len(tok), dropout)
-
-
-def train(model, pieces, masker=maskers.random, **changed):
-    """pretrain.pretrain with some haste."""
-    settings = {"p": 0.15, "epochs": 1, "lr": 1e-3, "batch_size": 8}
-    return pretrain.pretrain(model, pieces, masker, **settings | changed)
+    (tmp_path / "corpus.txt").write_text("\n".join(f"{TEXTS[i % 4]} {i}" for i in range(40)))
+    return blocks(data_prep.load(str(tmp_path / "corpus.txt"), tok).corpus, 32)
 
 
 def mask_batch(pieces, masker=maskers.random, n=8):
@@ -100,7 +77,7 @@ def test_the_loss_on_held_out_text_is_the_mean_over_masked_tokens(tok, pieces):
     """Of a thousand blocks at most, without dropout, in a model that was in training."""
     many = pieces.take(np.arange(1500) % len(pieces))
     some = many.take(np.linspace(0, 1499, 1000).astype(int))
-    model = bert(tok, dropout=0.3).train()
+    model = random_lm("bert", len(tok), dropout=0.3).train()
     ours = pretrain.held_out_loss(model, many)
     theirs = huggingface_loss(model.cpu().eval(), *mask_batch(some, n=1000))
     assert ours == pytest.approx(theirs.item(), rel=1e-5)
@@ -165,16 +142,12 @@ def test_a_masker_cannot_change_the_batch(name, pieces):
 @pytest.mark.parametrize("remask", [True, False])
 def test_masks_and_corruption_anew_each_epoch_or_once(remask, pieces, monkeypatch):
     """In either case of the share p of each block."""
-    made, mlm_tensors = [], pretrain.mlm_tensors
-
-    def spy(*masked):
-        made.append(masked)
-        return mlm_tensors(*masked)
-
+    spy = Mock(wraps=pretrain.mlm_tensors)
     monkeypatch.setattr(pretrain, "mlm_tensors", spy)
-    train(random_lm("bert", 200), pieces, p=0.6, epochs=2, batch_size=len(pieces), remask=remask)
+    pretrain.pretrain(random_lm("bert", 200), pieces, maskers.random, p=0.6, epochs=2, lr=1e-3,
+                      batch_size=len(pieces), remask=remask)
     epochs = []
-    for batch, mask, corrupted in made:
+    for batch, mask, corrupted in [made.args for made in spy.call_args_list]:
         assert (mask.sum(1) == np.maximum(1, np.round(0.6 * batch.maskable.sum(1)))).all()
         order = np.argsort(batch.indices)
         epochs.append((mask[order], corrupted[order]))
@@ -190,10 +163,9 @@ def surprise(logits, input_ids):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_masker_reads_the_lm_without_dropout(training, tok, pieces, monkeypatch):
-    """Its states and its logits, of which it holds two rows of 8 here; and leaves it in training, or in
-    evaluation, as it was."""
+    """Its states and its logits, of which it holds two rows of 8 here; it stays in training or evaluation."""
     batch = mask_batch(pieces)[0]
-    model = bert(tok, dropout=0.5).train(training)
+    model = random_lm("bert", len(tok), dropout=0.5).train(training)
     lm, rows = models.LMReader(model), []
     monkeypatch.setattr(models, "MOST_LOGITS", 2 * batch.input_ids.shape[1] * len(tok) + 1)
     model.register_forward_hook(lambda module, args, output: rows.append(len(output.logits)))
@@ -210,7 +182,7 @@ def test_a_masker_reads_the_lm_without_dropout(training, tok, pieces, monkeypatc
 # ---------------------------------------------------------------- the LM
 
 def test_a_lm_in_half_precision_is_trained_in_full(tmp_path, tok):
-    bert(tok).bfloat16().save_pretrained(tmp_path)
+    random_lm("bert", len(tok)).bfloat16().save_pretrained(tmp_path)
     assert {weight.dtype for weight in models.load_lm(str(tmp_path)).parameters()} == {torch.float32}
 
 
@@ -350,12 +322,9 @@ def test_a_policy_is_to_be_used_as_it_was_learned(learned, given, warned, tmp_pa
     assert re.fullmatch(said, capsys.readouterr().out)
 
 
-# ---------------------------------------------------------------- killed, and started again
-
 @pytest.mark.slow
 def test_killed_and_started_again(tmp_path, flags):
-    """SIGKILL in the midst of pre-training; the same command again gives the same bytes as an undisturbed
-    run. Until then the run does not count as done."""
+    """SIGKILL in the midst of it, which is not done then; again, the same bytes as of an undisturbed run."""
     flags += ["--epochs=10", "--eval_every=10"]
     succeed("pretrain.py", *flags, "--out=clean", cwd=tmp_path)
     checkpoint = tmp_path / "killed/checkpoint.pt"
@@ -369,26 +338,24 @@ def test_killed_and_started_again(tmp_path, flags):
     again = call("pretrain.py", *flags, "--out=killed", cwd=tmp_path)
     assert "going on after step" in again.stdout, again.stderr
     assert names(tmp_path / "killed") == names(tmp_path / "clean")
-    one, two = ((tmp_path / out / "model.safetensors").read_bytes() for out in ("clean", "killed"))
-    assert one == two
-    facts = [runs.read_run(tmp_path / out) for out in ("clean", "killed")]
-    assert facts[0]["held_out_loss"] == facts[1]["held_out_loss"]
-    looks = [(tmp_path / out / "metrics.jsonl").read_text() for out in ("clean", "killed")]
-    assert looks[0] == looks[1] and looks[0].count("held_out_loss") > 3
+    clean, killed = tmp_path / "clean", tmp_path / "killed"
+    for file in ("model.safetensors", "metrics.jsonl"):
+        assert (clean / file).read_bytes() == (killed / file).read_bytes()
+    assert runs.read_run(clean)["held_out_loss"] == runs.read_run(killed)["held_out_loss"]
+    assert len(runs.read_rows(clean / "metrics.jsonl")) > 3
 
 
 @pytest.mark.training
 def test_looks_on_the_way_change_nothing(tmp_path, flags):
     """The same weights as without; a row every 3 steps, before the first and after the last; a picture. What
     a run with other flags, killed before its first checkpoint, left in the folder is gone."""
-    (tmp_path / "looked").mkdir()
-    (tmp_path / "looked/started.json").write_text("{}")
-    (tmp_path / "looked/metrics.jsonl").write_text('{"step": 4, "held_out_loss": 9.9}\n')
+    runs.write_rows(tmp_path / "looked/started.json", [{}])
+    runs.write_rows(tmp_path / "looked/metrics.jsonl", [{"step": 4, "held_out_loss": 9.9}])
     for out, more in (("plain", []), ("looked", ["--eval_every=3"])):
         succeed("pretrain.py", *flags, "--max_steps=9", *more, f"--out={out}", cwd=tmp_path)
     one, two = ((tmp_path / out / "model.safetensors").read_bytes() for out in ("plain", "looked"))
     assert one == two
-    rows = [json.loads(line) for line in (tmp_path / "looked/metrics.jsonl").read_text().splitlines()]
+    rows = runs.read_rows(tmp_path / "looked/metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 3, 6, 9]
     before, after = runs.read_run(tmp_path / "looked")["held_out_loss"]
     losses = [row["held_out_loss"] for row in rows]
@@ -403,7 +370,10 @@ def test_the_script_in_two_processes(tmp_path, flags, lm_folder):
     # 36 blocks: the last batch has one, for two processes
     flags += ["--batch_size=7", "--epochs=2", "--fast=False", "--dropout=0"]
     succeed("pretrain.py", *flags, "--out=alone", cwd=tmp_path)
-    both = torchrun(2, "pretrain.py", *flags, "--out=both", cwd=tmp_path)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+               ROOT / "pretrain.py", *flags, "--out=both"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    both = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
     assert both.returncode == 0, both.stderr
     for said in ("saved both: 12 steps", "blocks of at most", "tokens of a block", "the first of them"):
         assert both.stdout.count(said) == 1
@@ -416,8 +386,6 @@ def test_the_script_in_two_processes(tmp_path, flags, lm_folder):
     assert apart < 0.01 * moved
 
 
-# ---------------------------------------------------------------- what a user may get wrong
-
 @pytest.mark.parametrize(("masker", "warned"), [("whole", True), ("random", False), ("none", False)])
 def test_words_longer_than_what_may_be_masked(masker, warned, tmp_path, lm_folder):
     """As in languages without spaces: whole words mask nothing, which is said. The loss, which is looked at
@@ -429,8 +397,7 @@ def test_words_longer_than_what_may_be_masked(masker, warned, tmp_path, lm_folde
 
 
 def test_every_flag_reaches_the_training(tmp_path, lm_folder, cls_folder, monkeypatch):
-    """Above all the seed, without which all seeds would be one. Without flags, the toy world's values, and
-    its corpus alone."""
+    """Above all the seed. Without flags, the toy world's values, and its corpus alone."""
     seen = []
 
     def stop(model, pieces, masker, **given):

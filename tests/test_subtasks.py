@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import write_rows
+from conftest import load_splits, write_rows
 
 import finetune_cls
 import finetune_qa
@@ -20,9 +20,9 @@ def labelled_texts(n):
     return [{"text": f"alpha {i} beta", "label": "xyz"[i % 3]} for i in range(n)]
 
 
-def sampler_of(path, val_share):
-    """A sampler of a data set, by its name or its path."""
-    return SubTaskSampler(load(str(path), toy.tokenizer()), finetune_cls, 64, 64, val_share)
+def sampler_of(folder, val_share, **splits):
+    """A sampler of these rows (without any: of what lies in the folder), or of a data set by its name."""
+    return SubTaskSampler(load_splits(folder, toy.tokenizer(), **splits), finetune_cls, 64, 64, val_share)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -36,8 +36,7 @@ def test_no_document_is_on_both_sides(seed, tmp_path):
         rows.append({"text": f"<< {a} >> binds [[ {b} ]] in {i % 40} ways", "label": rng.choice("xyz")})
     for row in rows[:60]:
         rows.append({"text": re.sub("<< | >>", "", row["text"]), "label": "x"})
-    sampler = sampler_of(write_rows(tmp_path / "t.jsonl", rows), 0.2)
-    subtask = sampler.sample(np.random.default_rng(seed), 30, None, 20, 1000)
+    subtask = sampler_of(tmp_path, 0.2, train=rows).sample(np.random.default_rng(seed), 30, None, 20, 1000)
     train = subtask.train.split
     plain = np.array([re.sub(r"[<>\[\] ]", "", train.text(i)) for i in range(len(train))])
     assert not set(plain[subtask.contexts.text_ids]) & set(plain[subtask.val.text_ids])
@@ -46,7 +45,7 @@ def test_no_document_is_on_both_sides(seed, tmp_path):
 def test_examples_of_texts_are_the_contexts_themselves(tmp_path, capsys):
     """So many contexts as were asked for, and at most so many examples, all about these contexts. If all
     sub-tasks would have the same, it is said once."""
-    sampler = sampler_of(write_rows(tmp_path / "t.jsonl", labelled_texts(150)), 0.2)
+    sampler = sampler_of(tmp_path, 0.2, train=labelled_texts(150))
     subtask = sampler.sample(np.random.default_rng(0), 30, None, 20, 7)
     assert len(np.unique(subtask.contexts.text_ids)) == 30
     assert len(subtask.train) == 20 and len(subtask.val) == 7
@@ -103,9 +102,8 @@ def test_a_corpus_of_the_same_documents():
 
 def test_a_corpus_whose_documents_are_not_those_of_train(tmp_path):
     """Without `doc` nothing joins them: contexts come from the whole corpus, examples from all of train."""
-    write_rows(tmp_path / "train.jsonl", labelled_texts(40))
-    write_rows(tmp_path / "corpus.jsonl", [{"text": f"gamma {i} delta"} for i in range(100)])
-    sampler = sampler_of(tmp_path, 0.25)
+    corpus = [{"text": f"gamma {i} delta"} for i in range(100)]
+    sampler = sampler_of(tmp_path, 0.25, train=labelled_texts(40), corpus=corpus)
     subtask = sampler.sample(np.random.default_rng(0), 60, None, 1000, 1000)
     assert len(subtask.contexts) == 60 and max(subtask.contexts.text_ids) > 40
     assert set(subtask.train.doc) == set(sampler.train_docs)
@@ -117,21 +115,15 @@ def test_what_has_nothing_to_mask_is_no_context(tmp_path):
     rows = labelled_texts(40)
     for row in rows[::2]:
         row["text"] = "\u200b"
-    contexts = sampler_of(write_rows(tmp_path / "t.jsonl", rows), 0.25).contexts
+    contexts = sampler_of(tmp_path, 0.25, train=rows).contexts
     assert 0 < len(contexts) < len(contexts.split)
     assert collate(contexts, np.arange(len(contexts))).maskable.any(1).all()
 
 
-def test_one_document_cannot_be_cut(tmp_path):
-    rows = [row | {"doc": 3} for row in labelled_texts(9)]
-    with pytest.raises(UserError, match="too few documents"):
-        sampler_of(write_rows(tmp_path / "t.jsonl", rows), 0.3)
-
-
 def test_a_sub_task_without_a_part_says_so(tmp_path):
     """Here no document of the corpus is one of train."""
-    write_rows(tmp_path / "train.jsonl", [row | {"doc": i} for i, row in enumerate(labelled_texts(40))])
-    write_rows(tmp_path / "corpus.jsonl", [{"text": f"beta {i}", "doc": 1000 + i} for i in range(40)])
-    sampler = sampler_of(tmp_path, 0.25)
+    train = [row | {"doc": i} for i, row in enumerate(labelled_texts(40))]
+    corpus = [{"text": f"beta {i}", "doc": 1000 + i} for i in range(40)]
+    sampler = sampler_of(tmp_path, 0.25, train=train, corpus=corpus)
     with pytest.raises(UserError, match="drew nothing for its part 'contexts'"):
         sampler.sample(np.random.default_rng(0), 60, None, 1000, 1000)

@@ -1,6 +1,7 @@
-"""The tools: what the page of masks shows, and the comparison in the toy world."""
+"""The tools (tests of tools/study.py and tools/make_tiny.py have files of their own)."""
 import json
 import re
+import subprocess
 import sys
 from collections import Counter
 from html import unescape
@@ -11,22 +12,22 @@ import numpy as np
 import pandas as pd
 import pytest
 import spacy
-from conftest import call, squad, succeed, write_rows
+import torch
+from conftest import ROOT, call, squad, succeed, write_rows
 from scipy import stats
 
 import data_prep
 import maskers
 import pretrain
-from nmg.policies import PaperPolicy, random_policy
-from support import models, runs, toy
-from support.data import Pieces, blocks
-from tools import show_masks, toy_compare
+import train_nmg
+from nmg import monitor
+from nmg.plays import Episode, Play, checksum_of_plays, file_of, save_episode
+from nmg.policies import PaperPolicy, load_policy, random_policy
+from support import models, plots, runs, toy
+from support.data import blocks
+from tools import figures, foretell, show_masks, toy_compare
 
 # ---------------------------------------------------------------- show_masks
-
-HOSTILE = ["</script><img src=x onerror=alert(1)> on the <b>mat</b> & \"dogs\" don't",
-           "<!--<script>alert(1)</script> \u2028 😀 big\r\n\t cats\u202e  ]]>"]
-
 
 @pytest.fixture
 def policy(tmp_path):
@@ -34,44 +35,21 @@ def policy(tmp_path):
     return f"nmg:{tmp_path / 'policy'}"
 
 
-@pytest.fixture
-def pipeline(tmp_path):
-    """A spaCy pipeline that tells parts of speech by rule: no model is needed."""
-    nlp = spacy.blank("en")
-    ruler = nlp.add_pipe("attribute_ruler")
-    ruler.add([[{"IS_ALPHA": False}]], {"POS": "X"})
-    ruler.add([[{"IS_ALPHA": True}]], {"POS": "NOUN"})
-    words = {"DET": "the", "ADP": "on into", "VERB": "sat bark purr purred", "ADJ": "big", "PRON": "they",
-             "PUNCT": ", ; ! . ( )"}
-    for tag, some in words.items():
-        ruler.add([[{"LOWER": {"IN": some.split()}}]], {"POS": tag})
-    nlp.to_disk(tmp_path / "rules")
-    return tmp_path / "rules"
-
-
 def show(dataset: Path, lm: Path, out: Path, **flags: object) -> list[SimpleNamespace]:
-    """Runs show_masks, and returns the contexts of its page: name, questions, and for every masker the
-    characters of the text and whether they are marked."""
+    """The contexts of its page: name, questions, and for each masker the text and which of it is marked."""
     show_masks.main(show_masks.Config(dataset=str(dataset), lm=str(lm), out=str(out), **flags))
     contexts = []
     for part in (out / "masks.html").read_bytes().decode().split("<h2>")[1:]:
         shown = {}
         for masker, html in re.findall("<dt>(.*?)</dt><dd dir=auto>(.*?)</dd>", part, re.DOTALL):
-            shown[unescape(masker)] = []
-            for i, piece in enumerate(re.split("</?mark>", html)):
-                shown[unescape(masker)] += [(character, i % 2 == 1) for character in unescape(piece)]
+            # Every second piece is marked.
+            pieces = [unescape(piece) for piece in re.split("</?mark>", html)]
+            marked = np.repeat(np.arange(len(pieces)) % 2 == 1, [len(piece) for piece in pieces])
+            shown[unescape(masker)] = "".join(pieces), marked
         questions = re.findall("<p>(.*?)</p>", part, re.DOTALL)
         contexts.append(SimpleNamespace(name=part.partition("<")[0], questions=[*map(unescape, questions)],
                                         shown=shown))
     return contexts
-
-
-def text_of(shown: list) -> str:
-    return "".join(character for character, _ in shown)
-
-
-def corpus_blocks(dataset: Path, lm: Path) -> Pieces:
-    return blocks(data_prep.load(str(dataset), models.load_tokenizer(str(lm))).corpus, 66)
 
 
 def test_masks_are_those_of_pretraining(qa_folder, lm_folder, policy, tmp_path):
@@ -80,7 +58,8 @@ def test_masks_are_those_of_pretraining(qa_folder, lm_folder, policy, tmp_path):
     contexts = show(qa_folder, lm_folder, tmp_path / "out", maskers=",".join(names), p=0.2, contexts=7,
                     seed=3)
     assert len(contexts) == 7
-    pieces = corpus_blocks(qa_folder, lm_folder)
+    tokenizer = models.load_tokenizer(str(lm_folder))
+    pieces = blocks(data_prep.load(str(qa_folder), tokenizer).corpus, 66)
     lm = models.LMReader(models.load_lm(str(lm_folder)))
     most_blocks = 0
     for context in contexts:
@@ -88,46 +67,56 @@ def test_masks_are_those_of_pretraining(qa_folder, lm_folder, policy, tmp_path):
         assert list(context.shown) == names
         in_text = np.flatnonzero(pieces.text_ids == i)
         most_blocks = max(most_blocks, len(in_text))
-        for name, shown in context.shown.items():
-            assert text_of(shown) == pieces.split.text(i)
-            expected = np.zeros(len(shown), bool)
+        for name, (text, marked) in context.shown.items():
+            assert text == pieces.split.text(i)
+            expected = np.zeros(len(text), bool)
             for block in in_text:
                 one = np.array([block])
                 batch, mask, _ = pretrain.mask_batch(pieces, maskers.find(name), 0.2, 3, 0, one, lm)
                 for token in batch.token_at[mask]:
                     expected[pieces.split.char_begin[token]:pieces.split.char_end[token]] = True
-            assert [marked for _, marked in shown] == expected.tolist() and expected.any()
+            assert marked.tolist() == expected.tolist() and expected.any()
     assert most_blocks > 1
 
 
 def test_a_hostile_text_stays_a_text(lm_folder, tmp_path):
     """As a context, a question and an answer."""
-    data = squad(HOSTILE, HOSTILE)
-    for paragraph, text in zip(data["data"][0]["paragraphs"], HOSTILE, strict=True):
+    hostile = ["</script><img src=x onerror=alert(1)> on the <b>mat</b> & \"dogs\" don't",
+               "<!--<script>alert(1)</script> \u2028 😀 big\r\n\t cats\u202e  ]]>"]
+    data = squad(hostile, hostile)
+    for paragraph, text in zip(data["data"][0]["paragraphs"], hostile, strict=True):
         paragraph["qas"][0]["question"] = text
     (tmp_path / "qa.json").write_text(json.dumps(data))
     contexts = show(tmp_path / "qa.json", lm_folder, tmp_path / "out", split="train")
     tags = set(re.findall(r"<(\w+)", (tmp_path / "out/masks.html").read_text()))
     assert tags == {"meta", "title", "style", "h1", "p", "h2", "dl", "dt", "dd", "mark"}
-    assert len(contexts) == len(HOSTILE)
+    assert len(contexts) == len(hostile)
     for context in contexts:
-        for characters in context.shown.values():
-            text = text_of(characters)
-            assert text in HOSTILE and context.questions == [f"{text} → {text}"]
+        for text, _ in context.shown.values():
+            assert text in hostile and context.questions == [f"{text} → {text}"]
 
 
-def test_parts_of_speech_against_a_naive_count(lm_folder, policy, pipeline, tmp_path, capsys):
+def test_parts_of_speech_against_a_naive_count(lm_folder, policy, tmp_path, capsys):
+    # Parts of speech by rule: no model is needed.
+    nlp = spacy.blank("en")
+    ruler = nlp.add_pipe("attribute_ruler")
+    words = {"DET": "the", "ADP": "on into", "VERB": "sat bark purr purred", "ADJ": "big", "PRON": "they",
+             "PUNCT": ", ; ! . ( )", "NOUN": "cat mat dogs ones pieces", "X": "and do n't 0 1 2 3 4 5 6 7 8"}
+    for tag, some in words.items():
+        ruler.add([[{"LOWER": {"IN": some.split()}}]], {"POS": tag})
+    nlp.to_disk(tmp_path / "rules")
+
     sentence = "The cat sat on the mat, and purred; they don't  purr {}!\nDogs (big ones) bark into pieces."
     texts = [sentence.format(i) for i in range(9)]
     # Several blocks, one of which ends within "don't".
     texts.append("  " + " ".join(texts))
     folder = write_rows(tmp_path / "data/corpus.jsonl", [{"text": text} for text in texts]).parent
     show(folder, lm_folder, tmp_path / "out", maskers=f"random,{policy}", p=0.3, contexts=10, seed=1,
-         spacy_model=str(pipeline))
+         spacy_model=str(tmp_path / "rules"))
     printed = capsys.readouterr().out
 
-    pieces, nlp = corpus_blocks(folder, lm_folder), spacy.load(pipeline)
     tokenizer = models.load_tokenizer(str(lm_folder))
+    pieces = blocks(data_prep.load(str(folder), tokenizer).corpus, 66)
     lm = models.LMReader(models.load_lm(str(lm_folder)))
     assert len(pieces) > len(texts)
     counts = {}
@@ -155,8 +144,7 @@ def test_parts_of_speech_against_a_naive_count(lm_folder, policy, pipeline, tmp_
 
 
 def test_the_tokens_that_are_masked_most():
-    """Against counting by hand: the ten that are masked most beyond chance, or fewer, where fewer are masked
-    more often than all. Tokens 0 to 40, of which 40 is too rare."""
+    """By hand: the ten that are masked most beyond chance, or fewer where fewer are. 40 is too rare."""
     rng = np.random.default_rng(0)
     ids = np.append(rng.integers(0, 40, 2000), [40] * 9)
     split = SimpleNamespace(input_ids=ids, token_start=np.array([0, 300, 2009]),
@@ -205,8 +193,7 @@ def test_show_masks_on_the_toy_world(lm_folder, tmp_path):
     assert f"punct        {mean:+.2f} ({low:+.2f} to {high:+.2f})" in result.stdout
     assert mean == table["masked minus text"].max() > 1
     # A standardized indicator of the share q is sqrt((1 - q) / q) at a mark; two of nine tokens are marks.
-    q = 1 / (1 + mean**2)
-    assert q == pytest.approx(2 / 9, abs=0.01)
+    assert 1 / (1 + mean**2) == pytest.approx(2 / 9, abs=0.01)
     result = call("tools/show_masks.py", "--maskers=oracle", f"--lm={lm_folder}", cwd=tmp_path)
     assert result.returncode == 2 and "toy world only" in result.stderr
 
@@ -261,3 +248,183 @@ def test_words_of_wordfreq_are_counted_among_a_billion(tmp_path, monkeypatch):
     assert (tmp_path / "general_words.txt").read_text("utf-8") == "die\t39800000\nstraße\t123\n"
 
 
+# ---------------------------------------------------------------- foretell
+
+def an_episode(rng, N=5, L=8):
+    """Random contexts, three plays with scores, and states in which every token may be masked."""
+    every = np.ones((N, L), bool)
+    plays = {name: Play(rng.random((N, L)) < 0.4, 0.0, {"em": float(rng.normal())}) for name in "abc"}
+    states = [(torch.randn(L, 8).half(), torch.ones(L, dtype=torch.bool)) for _ in range(N)]
+    return Episode(rng.integers(5, 40, (N, L)), every, every, plays), states
+
+
+def test_what_is_foretold():
+    """The correlation, over all plays, of score and liking, each minus its mean in the episode. A play is
+    liked for the mean logit of what it masks, also clipped from above, or for how much of it is among the
+    highest tenth of a block."""
+    torch.manual_seed(0)
+    rng, policy = np.random.default_rng(0), PaperPolicy(8)
+    policy.clip = 0.5
+    played = [an_episode(rng) for _ in range(4)]
+    plays = []
+    for number, (episode, states) in enumerate(played):
+        rows = []
+        for hidden, maskable in states:
+            row = policy(hidden[None].float(), maskable[None], maskable[None])[0].detach().numpy()
+            rows.append((row - row.mean()) / row.std())
+        for play in episode.plays.values():
+            liked = []
+            for b, t in np.argwhere(play.mask):
+                is_high = sum(rows[b] > rows[b][t]) < 0.1 * len(rows[b])
+                liked.append([rows[b][t], min(rows[b][t], 0.5), is_high])
+            plays.append([number, play.scores["em"], *np.mean(liked, 0)])
+    ways = ["all words", "all, clipped", "highest tenth"]
+    table = pd.DataFrame(plays, columns=["episode", "score", *ways]).set_index("episode")
+    within = table - table.groupby("episode").mean()
+    expected = within.corr()["score"][ways].to_dict()
+    assert foretell.foretold(policy, played, ["em"])["em"] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_policy_of_several_runs_foretells_another():
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    played = {run: [an_episode(rng, N=2) for _ in range(3)] for run in "abc"}
+    cfg = foretell.Config(metric="em", judged_by="em")
+    rows = [*foretell.judged(["a", "b"], ["c"], played, 8, cfg)]
+    agents = train_nmg.Agents(8, cfg)
+    for episode, states in played["a"] + played["b"]:
+        agents.learn(episode, states)
+    p_agree = monitor.p_agree(agents.gradients)
+    assert {row["p_agree"] for row in rows} == {p_agree} and 0 < p_agree < 1
+    expected = foretell.foretold(agents.policy, played["c"], ["em"])["em"]
+    assert {row["way"]: row["r"] for row in rows} == expected
+    assert {(row["source"], row["target"]) for row in rows} == {("a,b", "c")}
+
+
+def test_the_table_of_what_is_foretold(tmp_path):
+    """Where the score of a play is how many tokens of one kind it masked, each run foretells the other."""
+    rng = np.random.default_rng(1)
+    for run in ("a", "b", "c"):
+        for number in range(1, 5):
+            episode, _ = an_episode(rng, 30, 12)
+            for play in episode.plays.values():
+                # Each player prefers tokens above or below some id.
+                cut = rng.integers(8, 36)
+                play.mask[:] = (episode.input_ids < cut) & (rng.random(play.mask.shape) < 0.5)
+                play.scores["em"] = float((episode.input_ids[play.mask] < 15).mean())
+                play.scores["wrong"] = -play.scores["em"]
+            save_episode(file_of(tmp_path / run, number), episode, {})
+
+    def rows_of(*flags):
+        result = succeed("tools/foretell.py", "--metric=em", *flags, cwd=tmp_path)
+        return pd.DataFrame(runs.read_rows(tmp_path / "runs/foretell.jsonl")), result.stdout
+
+    rows, said = rows_of("--plays=a,b")
+    r = rows["r"][rows["way"] == "all words"]
+    assert len(rows) == 6 and min(r) > 0.5
+    # The mean, then each pair of runs.
+    printed = re.search("em +all words +(.*)", said)[1].split()
+    assert [float(number) for number in printed] == pytest.approx([r.mean(), *r], abs=0.006)
+    # Two runs as one, which is learned from and foretold as a whole; and another score than the reward.
+    rows, _ = rows_of("--plays=a+b,c", "--judged_by=em,wrong,em")
+    assert {*zip(rows["source"], rows["target"], strict=True)} == {("a+b", "c"), ("c", "a+b")}
+    of_score = rows[rows["way"] == "all words"].groupby("judged_by")["r"].mean()
+    assert of_score["em"] == pytest.approx(-of_score["wrong"], abs=0.001)
+    assert of_score["em"] > 0.5
+    # Each run is foretold by all others together.
+    rows, _ = rows_of("--plays=a,b,c", "--joined")
+    pairs = {*zip(rows["source"], rows["target"], strict=True)}
+    assert pairs == {("b,c", "a"), ("a,c", "b"), ("a,b", "c")}
+    # No run is judged by plays that it has learned from.
+    result = call("tools/foretell.py", "--metric=em", "--plays=a,b+a", cwd=tmp_path)
+    assert result.returncode == 2 and "plays that are in another of these folders" in result.stderr
+
+
+# ---------------------------------------------------------------- figures
+
+def tables(text: str) -> set[tuple[str, str]]:
+    """The rows of all Markdown tables of a text, each with the first line of its table."""
+    rows = set()
+    for paragraph in text.split("\n\n"):
+        lines = [line for line in paragraph.splitlines() if line.startswith("|")]
+        rows |= {(lines[0], line) for line in lines[2:]}
+    return rows
+
+
+def test_the_pages_show_what_lies_in_results(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    figures.main(figures.Config(pictures=str(tmp_path)))
+    printed = tables(capsys.readouterr().out)
+    heads = {head for head, _ in printed}
+    shown = set()
+    for page in ("README.md", "docs/learning.md", "docs/comparisons.md"):
+        shown |= {row for row in tables((ROOT / page).read_text("utf-8")) if row[0] in heads}
+    assert len(heads) == 4 and shown == printed
+    assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("gain", "masks", "toy"))
+    # Under another name, such as that of results, nothing is written.
+    with pytest.raises(runs.UserError, match=r"gain\.jsonl: is a picture, and must end with"):
+        plots.save(plots.figure(1, 1), tmp_path / "gain.jsonl")
+
+
+def test_a_comparison_is_of_pairs_of_seeds(tmp_path):
+    """Two maskers of a seed are averaged; a seed without random masks is left out."""
+    scores = {0: (50, 52, 54), 1: (60, 61, 61), 2: (40, 42, 44)}
+    lines = [{"masker": "sampled:a", "seed": 3, "accuracy": 99}]
+    for seed, found in scores.items():
+        for masker, score in zip(("random", "sampled:a", "sampled:b"), found, strict=True):
+            lines.append({"masker": masker, "seed": seed, "accuracy": score})
+    runs.write_rows(tmp_path / "plays.jsonl", lines)
+    row = {"what": "ours", "plays": ["plays.jsonl"], "masks": "sampled:.*"}
+    plays = figures.plays_of(row, tmp_path)
+    found = figures.compared(row, plays, "accuracy")
+    # The differences are 3, 1, 3: their standard error is 2/3, and t(2) at .975 is 4.303.
+    assert found["seeds"] == 3 and found["difference"] == pytest.approx(7 / 3)
+    assert found["high"] - found["difference"] == pytest.approx(4.302653 * 2 / 3)
+    assert found["better"] == 3
+
+    with pytest.raises(runs.UserError, match=r"no such masker.*random"):
+        figures.compared(row | {"masks": "nmg"}, plays, "accuracy")
+    with pytest.raises(runs.UserError, match=r"plays=no\.jsonl: no such file"):
+        figures.plays_of(row | {"plays": ["no.jsonl"]}, tmp_path)
+
+
+def test_the_policies_that_are_kept_were_learned_from_the_plays_that_are_kept():
+    folders = sorted((ROOT / "results/policies").iterdir())
+    assert len(folders) >= 3
+    for folder in folders:
+        assert load_policy(folder).hidden_size == 384, folder
+        settings = runs.read_run(folder)["settings"]
+        plays = [checksum_of_plays(ROOT / name) for name in settings["plays"].split(",")]
+        assert settings["plays_checksum"] == plays and settings["episodes"] == 0
+
+
+# ---------------------------------------------------------------- linear
+
+def test_a_linear_row_beside_those_of_the_lm(cls_folder, tmp_path):
+    """On the same examples, with the same fields, and first in the table."""
+    for script in ("finetune_cls.py", "tools/linear.py"):
+        succeed(script, f"--dataset={cls_folder}", "--epochs=1", "--save_model=False", cwd=tmp_path)
+    of_lm, linear = runs.read_rows(tmp_path / "results.jsonl")
+    assert linear.keys() == of_lm.keys() and (linear["row"], linear["masker"]) == ("linear", "none")
+    assert linear["config"]["data"] == of_lm["config"]["data"] and linear["accuracy"] == 100
+    lines = [runs.read_rows(tmp_path / row["predictions"]) for row in (of_lm, linear)]
+    assert [line["gold"] for line in lines[0]] == [line["gold"] for line in lines[1]]
+    assert lines[0][0].keys() == lines[1][0].keys()
+    table = call("report.py", cwd=tmp_path).stdout
+    assert 0 < table.index("| linear | 100.00 |") < table.index("| none |")
+
+
+def test_few_labels_are_drawn_by_seed(cls_folder, tmp_path):
+    """Also where a class has none: the likelihood is a number. Once as run_all.sh starts it, by its path."""
+    likelihoods = []
+    for seed, out in ((0, "by its path"), (0, "b"), (3, "c")):
+        flags = [f"--dataset={cls_folder}", "--labelled=3", f"--seed={seed}", f"--out={out}"]
+        if out == "by its path":
+            subprocess.run([sys.executable, ROOT / "tools/linear.py", *flags], cwd=tmp_path, check=True)
+        else:
+            succeed("tools/linear.py", *flags, cwd=tmp_path)
+        lines = runs.read_rows(tmp_path / out / "predictions.jsonl")
+        likelihoods.append([line["likelihood"] for line in lines])
+    assert np.isfinite(likelihoods).all()
+    assert likelihoods[0] == likelihoods[1] != likelihoods[2]

@@ -18,7 +18,7 @@ def words_of(text):
 
 
 @pytest.mark.parametrize("task", toy.TASKS)
-def test_no_name_is_in_two_splits(task):
+def test_no_name_is_in_two_splits_and_only_the_corpus_tells_its_class(task):
     world = toy.TASKS[task]()
     new = {*toy.NAMES[0][:toy.N_TASK], *toy.NAMES[1][:toy.N_TASK]}
     docs, names = {}, {}
@@ -28,16 +28,12 @@ def test_no_name_is_in_two_splits(task):
     assert docs["train"] | docs["dev"] | docs["test"] == docs["corpus"]
     assert len(docs["train"]) + len(docs["dev"]) + len(docs["test"]) == len(docs["corpus"])
     assert not names["train"] & names["test"] and names["test"] <= names["corpus"] == new
-
-
-@pytest.mark.parametrize("task", toy.TASKS)
-def test_labelled_texts_tell_nothing_but_a_name(task):
-    """Names of the first family among fillers; of which class one is, the LM must know from the corpus."""
-    world = toy.TASKS[task]()
-    for split in ("train", "dev", "test"):
-        for record in world[split]:
-            words = set(words_of(record["text"]))
-            assert not words & set(toy.ALL_ATTRIBUTES + toy.NAMES[1]) and words & set(toy.NAMES[0])
+    # Labelled texts tell nothing but a name: of which class it is, the LM must know from the corpus.
+    for record in world["train"] + world["dev"] + world["test"]:
+        words = set(words_of(record["text"]))
+        assert not words & set(toy.ALL_ATTRIBUTES + toy.NAMES[1]) and words & set(toy.NAMES[0])
+    # It is the same everywhere.
+    assert toy.TASKS[task]() == world
 
 
 def test_a_context_holds_a_name_and_an_attribute_of_each_family():
@@ -69,22 +65,12 @@ def test_labels_and_answers_are_the_names_own():
 
 
 def test_the_lm_has_seen_no_name_of_a_task():
-    words = set(words_of(" ".join(toy.general_text())))
+    text = toy.general_text()
+    assert text[:9] == toy.general_text()[:9] != toy.general_text(1)[:9]
+    words = set(words_of(" ".join(text)))
     for names in toy.NAMES:
         assert not words & set(names[:toy.N_TASK]) and words >= set(names[toy.N_TASK:])
     assert words >= set(toy.ALL_ATTRIBUTES + toy.ALL_FILLERS)
-
-
-def test_it_is_the_same_everywhere():
-    assert toy.classification() == toy.classification()
-    assert toy.question_answering() == toy.question_answering()
-    assert toy.general_text()[:9] == toy.general_text()[:9] != toy.general_text(1)[:9]
-
-
-def test_every_word_is_one_token():
-    tok = toy.tokenizer()
-    for word in [*toy.ALL_FILLERS, *toy.ALL_ATTRIBUTES, *toy.ALL_NAMES, "which", "one", "is"]:
-        assert tok.tokenize(word) == [word]
 
 
 def test_the_kinds_are_equally_frequent():
@@ -100,8 +86,7 @@ def test_the_kinds_are_equally_frequent():
 
 @pytest.mark.slow
 def test_the_lm_can_be_made_again(tmp_path, monkeypatch):
-    """Here from a fortieth of the text: the same architecture and tokenizer, and weights that have learned,
-    though less than the committed ones."""
+    """Here from a fortieth of the text: weights that have learned, though less than the committed ones."""
     general_text = toy.general_text
     monkeypatch.setattr(toy, "general_text", lambda seed: general_text(seed)[:600])
     succeed("tools/make_tiny.py", "--out=again", cwd=tmp_path)
