@@ -85,6 +85,8 @@ def test_a_corpus_of_the_same_documents():
     for subtask in drawn:
         of_contexts, of_train, of_val = (set(x.doc) for x in (subtask.contexts, subtask.train, subtask.val))
         assert len(subtask.contexts) == 96 and len(of_contexts) == 13
+        # Half of the contexts are about documents of D_val'.
+        assert np.isin(subtask.contexts.doc, sampler.val_docs).sum() == 48 and len(of_val) == 7
         assert not of_train & of_val and of_val <= set(sampler.val_docs)
         assert of_contexts == of_train | of_val and max(of_contexts) < 24
         # Only the labels of training documents may choose masks.
