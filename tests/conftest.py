@@ -119,13 +119,16 @@ def fork(function: Callable, *args: object) -> multiprocessing.Process:
 
 def begin(said: Path, script: str, *flags: str, cwd: Path, env: dict[str, str] | None = None,
           changed: dict[str, object] | None = None) -> multiprocessing.Process:
-    """A script in a process of its own, which prints to `said`; changed: {"module.NAME": what it is there}"""
+    """Starts a script in a process of its own, which prints to `said`.
+
+    changed: {"module.NAME": the value that it has there}"""
     # As many threads as here: sums in another order would differ.
     return fork(child, cwd, torch.get_num_threads(), env or {}, changed or {}, said, script, *flags)
 
 
 def wait_for(processes: list[multiprocessing.Process], seconds: float = 300) -> list[int]:
-    """Exit codes. If one process fails, or time is over, the others, which would wait for it, are killed."""
+    """Returns the exit codes. If one process fails, or time is over, the others, which would wait for it, are
+    killed."""
     end = time.monotonic() + seconds
     while any(process.is_alive() for process in processes):
         time.sleep(0.05)

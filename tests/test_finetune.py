@@ -5,6 +5,7 @@ import json
 import re
 import string
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -55,19 +56,21 @@ def test_em_and_f1_are_torchmetrics(cases):
 
 
 def test_predictions_that_cannot_be_right(lm_folder, cls_folder, tmp_path, monkeypatch):
-    """One label for all texts is warned of, unless it is the only one there is; once, by the script:
-    train_nmg.py sums up many evaluations. Numbers of a task of one's own must be finite."""
+    """One label for all texts is warned of, unless it is the only one there is; once, by the script, as
+    train_nmg.py sums up many evaluations. The numbers of a task of one's own must be finite."""
     flags = [f"--dataset={cls_folder}", f"--lm={lm_folder}", "--save_model=False"]
     monkeypatch.setattr(finetune_cls, "finetune", lambda *_, **__: None)
     for gold, predicted, warned in (("abb", "bbb", True), ("abb", "bba", False), ("bbb", "bbb", False)):
         lines = [{"gold": g, "predicted": p} for g, p in zip(gold, predicted, strict=True)]
-        monkeypatch.setattr(finetune_cls, "predictions", lambda *_, made=lines: made)
+        monkeypatch.setattr(finetune_cls, "predictions", Mock(return_value=lines))
         done = succeed("finetune_cls.py", *flags, f"--out={gold}-{predicted}", cwd=tmp_path)
         assert "F1 by label: " in done.stdout and "Model: not saved" in done.stdout
         assert done.stdout.count("WARNING: all texts were given the label b") == warned
-    monkeypatch.setattr(finetune_cls, "predictions", lambda *_: [{"name": "nan", "error": -float("inf")}])
-    result = call("finetune_cls.py", *flags, cwd=tmp_path)
-    assert result.returncode == 2 and "predictions: error is -inf" in result.stderr
+    for value in (float("nan"), -float("inf")):
+        lines = [{"name": "a name is no number", "error": value}]
+        monkeypatch.setattr(finetune_cls, "predictions", Mock(return_value=lines))
+        result = call("finetune_cls.py", *flags, cwd=tmp_path)
+        assert result.returncode == 2 and f"predictions: error is {value}" in result.stderr
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=40))
@@ -403,9 +406,11 @@ def test_a_row_twice_is_the_same(task, tmp_path, tok):
     model = task.module.AUTO_CLASS.from_pretrained(tmp_path / "one/o").eval()
     test = load(str(task.data), tok)["test"]
     again = task.module.predictions(model, task.module.pieces_of(test, 66))
-    answer = {finetune_cls: "predicted", finetune_qa: "answer"}[task.module]
+    answer, metrics = {finetune_cls: ("predicted", ["accuracy", "macro_f1"]),
+                       finetune_qa: ("answer", ["em", "f1"])}[task.module]
     assert [line[answer] for line in again] == [line[answer] for line in lines]
-    for metric in {*row["metrics"]} - {"macro_f1"}:
+    assert row["metrics"] == metrics
+    for metric in {*metrics} - {"macro_f1"}:
         assert row[metric] == pytest.approx(100 * np.mean([line[metric] for line in lines]))
 
     again = call(*evaluate, cwd=tmp_path / "two")

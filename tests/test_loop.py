@@ -270,7 +270,8 @@ def shared_training(env, folder):
 
 @pytest.mark.slow
 def test_a_batch_shared_by_processes(tmp_path):
-    """One of the two may have fewer labels, fewer micro-batches or no piece: the weights of one process."""
+    """Two processes end with the weights of one, also where one of them has fewer labels, fewer micro-batches
+    or no piece at all."""
     labels = (LABELS != -100).sum(1)
     plan = [indices for _, indices in loop.batches(LENGTH, 4, 3, seed=5)]
     assert any(labels[indices[::2]].sum() != labels[indices[1::2]].sum() for indices in plan)

@@ -18,13 +18,14 @@ from nmg import counts, policies
 from nmg.policies import LinearPolicy, PaperPolicy, load_policy, random_policy, sharpened, standardized
 from support import models, runs, toy
 from support.data import Batch, blocks, collate
-from support.rng import RowRandom
+from support.rng import RowRandom, rng_for
 from support.runs import UserError
 
 HEURISTICS = sorted(maskers.MASKERS)
 # The most probable tokens of a policy with random weights, and draws from it.
-torch.manual_seed(0)
-POLICY = PaperPolicy(16)
+with torch.random.fork_rng():
+    torch.manual_seed(0)
+    POLICY = PaperPolicy(16)
 LEARNED = {"nmg": maskers.greedy(POLICY.logits), "sampled": maskers.sampled(POLICY.logits)}
 # Maskers whose units are single tokens: they use all of the budget.
 EXACT = ["random", "span", *SCORES, *LEARNED]
@@ -335,6 +336,11 @@ def test_corruption_is_80_10_10():
     for expected, found in ((0.8, ids == 4), (0.1, ids >= 10), (0.1, ids == 7)):
         assert abs(found.mean() - expected) < 5 * np.sqrt(expected * (1 - expected) / len(ids)) + 1e-3
     assert len(np.unique(ids[ids >= 10])) > 950
+
+
+def test_streams_depend_on_seed_and_name_alone():
+    first = [rng_for(*stream).random() for stream in ((0, "order"), (0, "order"), (0, "head"), (1, "order"))]
+    assert first[0] == first[1] and len(set(first)) == 3
 
 
 def test_random_numbers_are_uniform_and_unrelated():

@@ -61,7 +61,8 @@ LATE = [
 
 @pytest.mark.parametrize(("command", "said"), WRONG + LATE, ids=[command for command, _ in WRONG + LATE])
 def test_wrong_flags(command, said, tmp_path):
-    """Nothing is written but an empty file of results."""
+    """Nothing is written but an empty file of results, and what says that a run was begun where the mistake
+    shows late."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full/c.txt").write_text("bird\n" * 20)
     write_rows(tmp_path / "one.jsonl", [{"text": text, "label": "a"} for text in TEXTS * 5])

@@ -21,7 +21,7 @@ def labelled_texts(n):
 
 
 def sampler_of(folder, val_share, **splits):
-    """A sampler of these rows (without any: of what lies in the folder), or of a data set by its name."""
+    """A sampler of these rows, or without any of a data set by its name."""
     return SubTaskSampler(load_splits(folder, toy.tokenizer(), **splits), finetune_cls, 64, 64, val_share)
 
 

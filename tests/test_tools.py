@@ -144,7 +144,7 @@ def test_parts_of_speech_against_a_naive_count(lm_folder, policy, tmp_path, caps
 
 
 def test_the_tokens_that_are_masked_most():
-    """By hand: the ten that are masked most beyond chance, or fewer where fewer are. 40 is too rare."""
+    """The ten tokens that are masked most beyond chance, or fewer if fewer are. Token 40 is too rare."""
     rng = np.random.default_rng(0)
     ids = np.append(rng.integers(0, 40, 2000), [40] * 9)
     split = SimpleNamespace(input_ids=ids, token_start=np.array([0, 300, 2009]),
@@ -289,7 +289,9 @@ def test_what_is_foretold():
 def test_a_policy_of_several_runs_foretells_another():
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    played = {run: [an_episode(rng, N=2) for _ in range(3)] for run in "abc"}
+    played = {}
+    for run in "abc":
+        played[run] = [an_episode(rng, N=2) for _ in range(3)]
     cfg = foretell.Config(metric="em", judged_by="em")
     rows = [*foretell.judged(["a", "b"], ["c"], played, 8, cfg)]
     agents = train_nmg.Agents(8, cfg)

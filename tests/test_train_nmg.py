@@ -528,7 +528,8 @@ def test_what_an_episode_of_the_paper_hands_on(continual, expected, cls_folder, 
      {"paper": True, "uniform_episodes": 0, "rl_lr": 1e-3, "replay_size": 300}),
 ])
 def test_what_is_good_to_mask_is_learned(form, N, p, episodes, noise, least, flags):
-    """Without an LM: the score of a play is how many good tokens (one kind of four) it masked, and noise."""
+    """A simulation without an LM: a play scores by how many good tokens (one kind of four) it masked, and by
+    chance. In the end the policy draws good tokens."""
     L, H = 12, 16
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
@@ -580,6 +581,8 @@ def test_a_small_run(finished):
     metrics = runs.read_rows(place / "o/metrics.jsonl")
     assert [row["episode"] for row in metrics] == [1, 2, 3, 4]
     assert ["random_score" in row for row in metrics] == [True, False, True, False]
+    for row in metrics:
+        assert np.isfinite(list(row.values())).all()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -649,7 +652,7 @@ def test_killed_before_any_of_its_files_it_ends_the_same(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_several_processes_learn_what_one_does(finished, tmp_path):
-    """Byte for byte; in the paper's form, which also sends the LM of its learner to all of them."""
+    """The same policy, byte for byte. In the paper's form the LM of the learner is sent to all."""
     said = side_by_side(ranks(3), "train_nmg.py", *FORMS["paper"], "--out=o", cwd=tmp_path)
     assert_ends_alike(tmp_path, finished["paper"])
     assert "".join(said).count("--masker=sampled:o") == 1

@@ -21,6 +21,7 @@ from tools import toy_compare
 
 COLUMNS = ["minus random masks, or as named", "seeds", "points", "95 % interval", "p", "better on",
            "macro F1", "95 % interval"]
+COLORS = [f"C{i}" for i in range(10)]
 MARKERS = "osD^vP*X"
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
@@ -126,19 +127,22 @@ def draw(points: pd.DataFrame, file: Path) -> None:
     """The gain of learned masks over random ones, with its interval, against the amount of text.
 
     points: columns task, text, difference, low, high"""
-    fig = plots.figure(7, 3.4)
+    fig = plots.figure(7.6, 3.4)
     ax = fig.subplots()
     ax.axhline(0, color="grey", linestyle=":", linewidth=1)
     # Those with equally many texts are shifted apart.
     place = points.groupby("text").cumcount()
-    points = points.assign(x=points["text"] * 1.06**place)
-    # A color for each data set, and in it a marker for each way of learning and fine-tuning.
-    data_set = points["task"].str.partition(",")[0]
-    for color, (_, of_set) in enumerate(points.groupby(data_set, sort=False)):
-        for way, (task, of_task) in enumerate(of_set.groupby("task", sort=False)):
-            half = of_task["high"] - of_task["difference"]
-            ax.errorbar(of_task["x"], of_task["difference"], yerr=half, color=f"C{color}",
-                        fmt=MARKERS[way % len(MARKERS)], markersize=5, capsize=3, label=task)
+    points = points.assign(x=points["text"] * 1.045**place)
+    # A task is called "data set, way": each data set has a color, and each way of learning and fine-tuning a
+    # marker.
+    data_set = points["task"].str.partition(", ")[0]
+    way = points["task"].str.partition(", ")[2]
+    color = dict(zip(data_set.unique(), COLORS, strict=False))
+    marker = dict(zip(way.unique(), MARKERS, strict=False))
+    for (of_set, in_way), of_task in points.groupby([data_set, way]):
+        half = of_task["high"] - of_task["difference"]
+        ax.errorbar(of_task["x"], of_task["difference"], yerr=half, color=color[of_set], fmt=marker[in_way],
+                    markersize=5, capsize=3, label=f"{of_set}, {in_way}")
     ticks = sorted(points["text"].unique())
     ax.set_xscale("log")
     ax.set_xticks(ticks, [f"{n:,.0f}" for n in ticks], fontsize=7)
