@@ -12,7 +12,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import ROOT, TEXTS, call, fast_tokenizer, kill_when, names, random_lm, same, succeed, weights
+from conftest import (
+    ROOT,
+    TEXTS,
+    call,
+    corpus_of,
+    fast_tokenizer,
+    kill_when,
+    names,
+    random_lm,
+    same,
+    succeed,
+    weights,
+)
 from safetensors.torch import load_file
 
 import data_prep
@@ -32,8 +44,7 @@ KINDS = ["bert", "distilbert", "roberta", "electra", "deberta", "modernbert", "a
 @pytest.fixture
 def pieces(tmp_path, tok):
     """60 blocks of up to 32 tokens."""
-    (tmp_path / "corpus.txt").write_text("\n".join(f"{TEXTS[i % 4]} {i}" for i in range(40)))
-    return blocks(data_prep.load(str(tmp_path / "corpus.txt"), tok).corpus, 32)
+    return blocks(corpus_of(tmp_path, tok, *[f"{TEXTS[i % 4]} {i}" for i in range(40)]), 32)
 
 
 def mask_batch(pieces, masker=maskers.random, n=8):

@@ -21,9 +21,10 @@ from tools import toy_compare
 
 COLUMNS = ["minus random masks, or as named", "seeds", "points", "95 % interval", "p", "better on",
            "macro F1", "95 % interval"]
+HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
+# In gain.png, of the data sets, and of the ways to learn and to fine-tune; more of them cannot be drawn.
 COLORS = [f"C{i}" for i in range(10)]
 MARKERS = "osD^vP*X"
-HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
 @dataclass
@@ -126,23 +127,21 @@ def agreement_table(file: Path) -> str:
 def draw(points: pd.DataFrame, file: Path) -> None:
     """The gain of learned masks over random ones, with its interval, against the amount of text.
 
-    points: columns task, text, difference, low, high"""
+    points: columns task ("data set, way"), text (how many texts), difference, low, high"""
     fig = plots.figure(7.6, 3.4)
     ax = fig.subplots()
     ax.axhline(0, color="grey", linestyle=":", linewidth=1)
-    # Those with equally many texts are shifted apart.
+    # Points with equally many texts would hide one another: each is a little further to the right.
     place = points.groupby("text").cumcount()
     points = points.assign(x=points["text"] * 1.045**place)
-    # A task is called "data set, way": each data set has a color, and each way of learning and fine-tuning a
-    # marker.
-    data_set = points["task"].str.partition(", ")[0]
-    way = points["task"].str.partition(", ")[2]
-    color = dict(zip(data_set.unique(), COLORS, strict=False))
-    marker = dict(zip(way.unique(), MARKERS, strict=False))
-    for (of_set, in_way), of_task in points.groupby([data_set, way]):
+    names = points["task"].str.partition(", ").set_axis(["data set", "comma", "way"], axis=1)
+    color = dict(zip(names["data set"].unique(), COLORS, strict=False))
+    marker = dict(zip(names["way"].unique(), MARKERS, strict=False))
+    for task, of_task in points.groupby("task"):
+        data_set, _, way = task.partition(", ")
         half = of_task["high"] - of_task["difference"]
-        ax.errorbar(of_task["x"], of_task["difference"], yerr=half, color=color[of_set], fmt=marker[in_way],
-                    markersize=5, capsize=3, label=f"{of_set}, {in_way}")
+        ax.errorbar(of_task["x"], of_task["difference"], yerr=half, color=color[data_set], fmt=marker[way],
+                    markersize=5, capsize=3, label=task)
     ticks = sorted(points["text"].unique())
     ax.set_xscale("log")
     ax.set_xticks(ticks, [f"{n:,.0f}" for n in ticks], fontsize=7)
