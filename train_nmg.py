@@ -37,7 +37,6 @@ from tqdm import tqdm
 import data_prep
 import maskers
 from nmg import loop
-from nmg.monitor import is_tied, p_agree, won_lost
 from nmg.paper_form import PaperAgents
 from nmg.plays import (
     Episode,
@@ -45,9 +44,11 @@ from nmg.plays import (
     checksum_of_plays,
     episodes_of_runs,
     file_of,
+    is_tied,
     load_episodes,
     save_episode,
     warn_of_other_runs,
+    won_lost,
 )
 from nmg.policies import (
     CLIP,
@@ -296,8 +297,8 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
 
 class Agents:
     """Learner and opponent, which are one policy here. A class of your own needs what `meta_train` and
-    `finish` call: policies, resume, learn, save_checkpoint and about; name it in `main`. For networks that
-    learn see paper_form.PaperAgents, its counterpart with --paper.
+    `finish` call: policies, resume, learn and save_checkpoint; name it in `main`. For networks that learn see
+    paper_form.PaperAgents, its counterpart with --paper.
 
     w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
     So the policy is always one step away from the uniform one. How long that step is does not matter, as
@@ -309,16 +310,13 @@ class Agents:
         self.policy = LinearPolicy(hidden_size).to(device())
         self.policy.sharpness, self.policy.clip = cfg.sharpness, cfg.clip
         self.policies = {"opponent": self.policy, "learner": self.policy}
-        self.gradients = torch.zeros(0, hidden_size)                                        # (E, H)
 
     @torch.no_grad()
     def learn(self, episode: Episode, states: list[State]) -> dict[str, float]:
-        """Adds the gradient of an episode. Returns what is logged: the p value of all episodes so far."""
-        gradient = policy_gradient(episode, states, self.cfg)
-        self.gradients = torch.cat([self.gradients, gradient[None]])
-        self.policy.weight[:] = self.gradients.sum(0)
+        """Adds the gradient of an episode. Returns what is logged of it: nothing."""
+        self.policy.weight += policy_gradient(episode, states, self.cfg).to(device())
         loop.check_finite(self.policy.weight, "the weights of the policy")
-        return {"p_agree": p_agree(self.gradients)}
+        return {}
 
     def resume(self, folder: Path, lm: torch.nn.Module) -> list[dict]:
         """Learns from the plays of other runs, and from those that this run has in `folder` already. Returns
@@ -338,12 +336,6 @@ class Agents:
 
     def save_checkpoint(self, folder: Path, lm: torch.nn.Module, metrics: list[dict]) -> None:
         """Nothing is written: the plays, which `meta_train` saves, are all that `resume` needs."""
-
-    def about(self) -> str:
-        """What is printed at the end and stands in the card of the policy."""
-        return (f"Do the {len(self.gradients)} episodes that taught it agree on what to mask? p = "
-                f"{p_agree(self.gradients):.2g} (in our tests p did not predict which policies gain: "
-                "docs/comparisons.md).")
 
 
 # ---------------------------------------------------------------- the outer loop
@@ -492,15 +484,15 @@ def finish(agents: Agents | PaperAgents, run: Run, cfg: Config) -> None:
     if metrics and all(map(is_tied, metrics)):
         print("WARNING: in each episode of this run all players had the same score, so that these episodes "
               "taught nothing; --metric=likelihood, a larger --ft_lr or more --ft_epochs may help")
-    about = agents.about()
     text = (f"A policy that chooses which words to mask when this LM is pre-trained further. It played "
             f"{len(metrics)} episodes of its own, rewarded by {cfg.metric} on at most {cfg.validation:,} "
-            f"held-out examples; the exploring learner {won_lost(metrics)}. {about}\n\n"
+            f"held-out examples; the exploring learner {won_lost(metrics)}.\n\n"
             "    python pretrain.py --masker=sampled:FOLDER")
+    if cfg.paper:
+        text += "\n\nIt is in the paper's form, which has learned nothing in any task tried so far."
     write_card(run.folder, "train_nmg.py", cfg, "a Neural Mask Generator learned", text,
                tags=["neural-mask-generator"])
     run.finish(base_model=runs.base_of(cfg.lm))
-    print(about)
     played = "metrics.jsonl, plays, curves.png, " if metrics else ""
     print(f"saved {run.folder}: {played}policy for --masker=sampled:{run.folder}")
 

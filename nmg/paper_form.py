@@ -172,7 +172,7 @@ class Agent:
 
 class PaperAgents:
     """Learner and opponent, which are two policies, with the states that their replay needs. As
-    train_nmg.Agents it has `policies`, `resume`, `learn`, `save_checkpoint` and `about`."""
+    train_nmg.Agents it has `policies`, `resume`, `learn` and `save_checkpoint`."""
 
     def __init__(self, hidden_size: int, cfg: Any):
         self.cfg = cfg
@@ -227,9 +227,6 @@ class PaperAgents:
             log |= {f"{name}_{loss}": value for loss, value in mean_losses.items()}
         self.number += 1
         return log
-
-    def about(self) -> str:
-        return "It is in the paper's form, which has learned nothing in any task tried so far."
 
     def save_checkpoint(self, folder: Path, lm: torch.nn.Module, metrics: list[dict]) -> None:
         """All that the next episode depends on, in checkpoint.pt."""

@@ -132,3 +132,18 @@ def warn_of_other_runs(cfg: Any, data: str, weights: str) -> None:
         if cfg.episodes and (played.get("seed"), played.get("data")) == (cfg.seed, data):
             print(f"WARNING: --plays={folder}: was played with --seed={cfg.seed}, too, so that this run "
                   "draws the same sub-tasks and directions again; another --seed teaches more")
+
+
+# ---------------------------------------------------------------- what metrics.jsonl tells
+
+def won_lost(metrics: list[dict]) -> str:
+    """The record of the learner's plays, in which it explores (its policy plus the episode's direction),
+    against random, in the episodes in which random played."""
+    played = [m for m in metrics if "random_score" in m]
+    ahead = np.array([m["learner_score"] - m["random_score"] for m in played])
+    return f"won {sum(ahead > 0)}, lost {sum(ahead < 0)}, tied {sum(ahead == 0)} against random"
+
+
+def is_tied(log: dict) -> bool:
+    """Whether all players of an episode had the same score, so that nothing is learned from it."""
+    return len({log[name] for name in log if name.endswith("_score")}) == 1

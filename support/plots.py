@@ -33,7 +33,10 @@ def save(fig, file: Path) -> None:
 def curves(metrics: list[dict], file: Path) -> None:
     """The paper's learning curves, and the scores, from the records of metrics.jsonl, one per episode."""
     fig = figure(15, 3.4)
-    regret, scores, entropy, learning = fig.subplots(1, 4)
+    # Only the paper's form has losses.
+    has_losses = "learner_policy_loss" in metrics[0]
+    panels = fig.subplots(1, 3 + has_losses)
+    regret, scores, entropy = panels[:3]
     last = metrics[-1]["episode"]
     against_random = [m for m in metrics if "random_score" in m]
     compared = [m["episode"] for m in against_random]
@@ -49,23 +52,16 @@ def curves(metrics: list[dict], file: Path) -> None:
         if name != "random":
             lost = [m[f"{name}_score"] < m["random_score"] for m in against_random]
             regret.plot(compared, np.cumsum(lost), ".-", color=color, label=name)
-        if f"{name}_policy_loss" in metrics[0]:
+        if name != "random" and has_losses:
             losses = [m[f"{name}_policy_loss"] + m[f"{name}_value_loss"] for m in metrics]
-            learning.plot([m["episode"] for m in metrics], losses, ".-", color=color, label=name)
+            panels[3].plot([m["episode"] for m in metrics], losses, ".-", color=color, label=name)
     regret.set(title="episodes lost against random, so far", ylim=(0, None))
     regret.yaxis.get_major_locator().set_params(integer=True)
     scores.set(title="score (what is rewarded)")
     entropy.set(title="mean entropy of the policy, nats", ylim=(0, None))
-    # Only the paper's form has losses, and only the other one tells whether its episodes agree.
-    if "p_agree" in metrics[0]:
-        p = [m["p_agree"] for m in metrics]
-        learning.plot([m["episode"] for m in metrics], p, ".-", color=BLUE, label="p, sign-flip test")
-        learning.set(title="do the episodes agree?", yscale="log", ylim=(5e-5, 1.5))
-        learning.yaxis.set_major_formatter("{x:g}")
-        learning.yaxis.set_minor_formatter("")
-    else:
-        learning.set(title="loss of an action in replay")
-    for ax in (regret, scores, entropy, learning):
+    if has_losses:
+        panels[3].set(title="loss of an action in replay")
+    for ax in panels:
         ax.set(xlabel="episode", xlim=(0, last + 1))
         ax.xaxis.get_major_locator().set_params(integer=True)
         ax.legend(frameon=False, fontsize=8)

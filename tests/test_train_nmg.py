@@ -2,7 +2,6 @@
 import contextlib
 import copy
 import gc
-import itertools
 import json
 import math
 import os
@@ -22,7 +21,7 @@ import finetune_cls
 import maskers
 import pretrain
 import train_nmg
-from nmg import monitor, paper_form, policies
+from nmg import paper_form, policies
 from nmg.plays import Episode, Play
 from nmg.policies import LinearPolicy, PaperPolicy
 from nmg.subtasks import SubTaskSampler
@@ -381,23 +380,6 @@ def test_the_policy_learns_by_policy_gradient(contexts, monkeypatch):
     monkeypatch.setattr(train_nmg, "rewards", lambda episode, cfg: earned)
     shifted = train_nmg.policy_gradient(episode, states, agents.cfg)
     torch.testing.assert_close(shifted, agents.gradients[-1])
-
-
-def test_whether_episodes_agree():
-    """All 32 signs of five gradients, counted one by one. p is small if gradients point the same way; if they
-    are noise, it is below .1 a tenth of the time."""
-    rng = np.random.default_rng(0)
-    gradients = rng.normal(size=(5, 3)) + 0.5
-    length = np.linalg.norm(gradients.sum(0))
-    as_long = 0
-    for signs in itertools.product([-1, 1], repeat=5):
-        as_long += np.linalg.norm(signs @ gradients) >= length - 1e-9
-    found = monitor.p_agree(torch.from_numpy(gradients).float())
-    assert found == pytest.approx(as_long / 32, abs=0.02) and 0 < found < 1
-    assert 0 < monitor.p_agree(torch.ones(40, 3)) < 0.01
-    assert monitor.p_agree(torch.zeros(3, 3)) == monitor.p_agree(torch.ones(1, 3)) == 1
-    by_chance = [monitor.p_agree(torch.from_numpy(rng.normal(size=(12, 30)))) for _ in range(200)]
-    assert 8 <= np.sum(np.array(by_chance) < 0.1) <= 34
 
 
 def value_of(agent, memory):

@@ -2,8 +2,7 @@
 
 Comparisons of masks are listed in results/comparisons.toml. The toy world's scores are those that
 tools.toy_compare writes, and what policies foretell is what tools.foretell writes; foretell-PLAYS.jsonl there
-hold its rows, or those of earlier measurements by the same equations. Of its rows in agreement.jsonl, where
-the runs of a task count as one, only p_agree is shown.
+hold its rows, or those of earlier measurements by the same equations.
 
     python -m tools.figures
 """
@@ -111,19 +110,6 @@ def foretold_table(folder: Path) -> str:
     return report.markdown_table(means.rename(columns=names).astype(str).set_index("plays"))
 
 
-def agreement_table(file: Path) -> str:
-    """Do the episodes of some runs agree? p for each score that is rewarded.
-
-    file: of tools.foretell, with the runs of a task as one (--plays=A+B,C+D)"""
-    rows = pd.DataFrame(rows_of(file, "agreement"))
-    # Each policy stands in several rows, one for each task that it foretells.
-    p = rows.pivot_table("p_agree", "source", "metric", "first", sort=False)
-    p.index = p.index.str.replace("nmg-", "").str.replace("-minilm", "").str.replace("+", ", ")
-    for metric in p:
-        p[metric] = report.formatted(p[metric], "{:.2g}")
-    return report.markdown_table(p.rename_axis("runs").rename(columns="p by {}".format))
-
-
 def draw(points: pd.DataFrame, file: Path) -> None:
     """The gain of learned masks over random ones, with its interval, against the amount of text.
 
@@ -178,7 +164,6 @@ def main(cfg: Config) -> None:
     print(f"\nWhat masks are worth in the toy world\n\n{toy_table(toy_rows)}")
     toy_compare.draw(toy_rows, folder / "toy.png")
     print(f"\nWhat policies foretell\n\n{foretold_table(file.parent)}")
-    print(f"\nDo episodes agree?\n\n{agreement_table(file.parent / 'agreement.jsonl')}")
     print(f"\npictures: {folder}")
 
 

@@ -13,8 +13,8 @@ highest tenth, as the share of the masked tokens that are among the tenth of the
 logits. Printed is the correlation of that with the score, both minus their mean over the plays of the
 episode: the mean, and that of each pair of runs. So a learner is judged by plays that it has not seen,
 without playing. Look at the highest tenth, too: a policy can be right about most words and wrong about those
-that it masks. The last lines tell for each policy whether the episodes that taught it agree
-(nmg.monitor.p_agree).
+that it masks.
+
 Flags that say how plays are made, such as --contexts or --exploration, have no effect, as the plays are there
 already, nor have those of --paper.
 """
@@ -30,7 +30,6 @@ import torch
 from tqdm import tqdm
 
 import train_nmg
-from nmg.monitor import p_agree
 from nmg.plays import Episode, episodes_of_runs
 from nmg.policies import Policy, State, encode, policy_forward, sharpened, standardized
 from support import devices, runs, toy
@@ -47,7 +46,7 @@ class Config(train_nmg.Config):
 
 
 # The fields of a line of --out.
-FIELDS = {"metric", "judged_by", "source", "p_agree", "target", "way", "r"}
+FIELDS = {"metric", "judged_by", "source", "target", "way", "r"}
 # The share of a block's maskable tokens that counts as highest.
 HIGHEST = 0.1
 
@@ -87,12 +86,11 @@ def judged(sources: list[str], targets: list[str], played: dict[str, list], hidd
     for source in sources:
         for episode, states in played[source]:
             agents.learn(episode, states)
-    p = p_agree(agents.gradients)
     for target in targets:
         for score, ways in foretold(agents.policy, played[target], cfg.judged_by.split(",")).items():
             for way, r in ways.items():
                 yield {"metric": cfg.metric, "judged_by": score, "source": ",".join(sources),
-                       "p_agree": p, "target": target, "way": way, "r": r}
+                       "target": target, "way": way, "r": r}
 
 
 def main(cfg: Config) -> None:
@@ -136,8 +134,6 @@ def main(cfg: Config) -> None:
     for (score, way), found in pd.DataFrame(rows).groupby(["judged_by", "way"]):
         each = "  ".join(f"{r:.2f}" for r in found["r"])
         print(f"{score:<10}  {way:<14} {found['r'].mean():.3f}  {each}")
-    for source, found in pd.DataFrame(rows).groupby("source", sort=False):
-        print(f"p {found['p_agree'].iloc[0]:.2g}: do the episodes of {source} agree?")
 
 
 if __name__ == "__main__":

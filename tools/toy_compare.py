@@ -16,7 +16,7 @@ import pandas as pd
 import data_prep
 import finetune_cls
 import maskers
-from nmg.monitor import won_lost
+from nmg.plays import won_lost
 from pretrain import mask_batch, pretrain
 from support import devices, plots, runs, toy
 from support.data import Data, blocks, truncated
