@@ -540,31 +540,16 @@ def load_spacy(name: str, **options):
 def run_spacy(split: Split, nlp) -> np.ndarray:
     entity_ids = np.full(len(split.input_ids), -1, np.int32)
     texts = tqdm(range(len(split)), desc="named entities", disable=None)
-    for i, begin, doc in spacy_docs(split, texts, nlp):
+    for i, doc in enumerate(nlp.pipe(map(split.text, texts), batch_size=64)):
         tokens = slice(split.token_start[i], split.token_start[i + 1])
-        found_before = entity_ids[tokens].max(initial=-1) + 1
-        for n, entity in enumerate(doc.ents, found_before):
-            first = np.searchsorted(split.char_end[tokens], begin + entity.start_char, "right")
-            stop = np.searchsorted(split.char_begin[tokens], begin + entity.end_char)
+        for n, entity in enumerate(doc.ents):
+            first = np.searchsorted(split.char_end[tokens], entity.start_char, "right")
+            stop = np.searchsorted(split.char_begin[tokens], entity.end_char)
             entity_ids[tokens][first:stop] = n
     if (entity_ids < 0).all():
         raise UserError(f"the spaCy model {nlp.meta['name']!r} finds no named entity in this text; its "
                         f"components: {', '.join(nlp.pipe_names) or 'none'}")
     return entity_ids
-
-
-def spacy_docs(split: Split, texts: Iterable[int], nlp) -> Iterator[tuple]:
-    """What spaCy reads in some texts of a split: the text, the character where a document begins in it, and
-    the document. A text that is too long for spaCy is several documents, cut at blanks where it has any."""
-    part = re.compile(rf"(?s).{{1,{nlp.max_length}}}(?!\S)|.{{1,{nlp.max_length}}}")
-
-    def parts():
-        for i in texts:
-            for found in part.finditer(split.text(i)):
-                yield found[0], (i, found.start())
-
-    for doc, (i, begin) in nlp.pipe(parts(), as_tuples=True, batch_size=64):
-        yield i, begin, doc
 
 
 # ---------------------------------------------------------------- the script
