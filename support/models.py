@@ -1,5 +1,4 @@
 """The language model: opened by its name, asked for its hidden states, given the head of a task."""
-import copy
 import hashlib
 import inspect
 import re
@@ -18,7 +17,7 @@ from transformers.utils import find_adapter_config_file, logging
 
 from support import runs, toy
 from support.data import Batch, SpecialTokens
-from support.devices import autocast, device, precision_of, to_device
+from support.devices import autocast, device, to_device
 from support.rng import torch_seed
 from support.runs import UserError
 
@@ -187,7 +186,9 @@ def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
         instead = f" (left out of its file: {left_out})" if left_out else ""
         print(f"WARNING: {name} brings no weights for {', '.join(sorted(info['missing_keys']))}: "
               f"NEWLY INITIALIZED, to be learned in pre-training{instead}")
-    try_lm(name, model)
+    if "attention_mask" not in inspect.signature(model.forward).parameters:
+        raise UserError(f"--lm={name}: {type(model).__name__} takes no attention mask, so that padding would "
+                        "change what it computes; another LM is needed")
     return model
 
 
@@ -211,41 +212,6 @@ def load_finetuned(name: str, auto_class: type) -> torch.nn.Module:
         raise UserError(f"--lm={name}: lacks the weights {', '.join(sorted(info['missing_keys'])[:3])}; copy "
                         "it again, or fine-tune again")
     return model
-
-
-def try_lm(name: str, model: torch.nn.Module) -> None:
-    """Raises UserError if the code of an LM fails on two short texts, or takes no attention mask. Warns if
-    padding changes what it computes."""
-    if "attention_mask" not in inspect.signature(model.forward).parameters:
-        raise UserError(f"--lm={name}: {type(model).__name__} takes no attention mask, so that padding would "
-                        "change what it computes; another LM is needed")
-    # A copy, so that nothing of the trial stays.
-    trial = copy.deepcopy(model).to(device()).train()
-    ids = torch.arange(16).view(2, 8) % model.config.vocab_size
-    mask = torch.ones_like(ids)
-    mask[1, 5:] = 0
-    try:
-        with torch.random.fork_rng(), autocast(trial):
-            inputs = to_device({"input_ids": ids, "attention_mask": mask})
-            trial.base_model(**inputs).last_hidden_state.sum()
-            trial(**inputs).logits.sum().backward()
-        with torch.no_grad():
-            # The second text, with padding behind it and without.
-            trial.eval()
-            padded = trial.base_model(**inputs).last_hidden_state[1, :5]
-            alone = trial.base_model(input_ids=inputs["input_ids"][1:, :5]).last_hidden_state[0]
-    except Exception as e:
-        if runs.is_out_of_memory(e):
-            raise
-        way_out = "another config.json or another LM is needed"
-        if precision_of(model) != torch.float32:
-            way_out = f"--fast=False may help; otherwise, {way_out}"
-        reason = str(e).strip().split("\n")[0][:200].strip()
-        raise UserError(f"--lm={name}: {type(model).__name__} cannot be trained on text here: {reason}; "
-                        f"{way_out}") from e
-    if (padded - alone).std() > 0.01 * alone.std():
-        print(f"WARNING: {name}: what {type(model).__name__} computes for a text depends on the padding "
-              "behind it (so on the texts that share its batch), or on chance")
 
 
 def check_weights(name: str, model: torch.nn.Module, info: dict) -> None:
