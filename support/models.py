@@ -21,13 +21,6 @@ from support.devices import autocast, device, to_device
 from support.rng import torch_seed
 from support.runs import UserError
 
-# Settings of config.json that change what an LM computes or returns, and what they must be here.
-ENCODER = {
-    "is_decoder": False, "add_cross_attention": False, "causal": False,     # every token sees all others
-    "chunk_size_feed_forward": 0, "return_dict": True, "torchscript": False,
-    "output_attentions": False, "output_hidden_states": False,
-    "problem_type": None,                                                   # a head's, of another task
-    "_attn_implementation": None, "_experts_implementation": None}          # may fetch code from the hub
 # What an LM is besides its weights. Other files, such as a run's, do not count.
 CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                 "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "*.model")
@@ -78,22 +71,21 @@ def check_folder(name: str, place: Path) -> None:
                         "a hub name")
 
 
-def open_config(name: str, settings: dict = ENCODER):
-    """The config of an LM, with the given settings; a setting that was another is printed."""
-    config = open_lm(name, AutoConfig)
+def open_config(name: str):
+    """The config of an LM. Raises UserError if it is not one of a masked LM that can be trained."""
+    # What else an LM may be set to return has no place here.
+    config = open_lm(name, AutoConfig, return_dict=True, output_attentions=False)
     if getattr(config, "quantization_config", None):
         raise UserError(f"--lm={name}: its weights are quantized, so that they cannot be trained; its "
                         "original is needed")
-    for setting, value in settings.items():
-        found = getattr(config, setting, value)
-        if found != value:
-            there = f"{setting.removeprefix('_')}={found} in its config.json"
-            print(f"WARNING: {name}: {there} is not for a masked LM; {value} is used")
-            setattr(config, setting, value)
-    # At its first short batch BigBird switches to full attention for good, so that results would depend on
-    # the order of batches.
-    if config.model_type == "big_bird" and config.attention_type != "original_full":
-        print(f"WARNING: {name}: its sparse attention depends on the batch; full attention is used")
+    for setting in ("is_decoder", "add_cross_attention", "causal"):
+        if getattr(config, setting, False):
+            raise UserError(f"--lm={name}: {setting} is true in its config.json, as in a decoder; a masked "
+                            "LM is needed, whose tokens see all others")
+    # Another name than those of torch and transformers would fetch code from the hub, and run it.
+    config._attn_implementation = None
+    # At its first batch of short texts BigBird switches from sparse to full attention, and says nothing.
+    if config.model_type == "big_bird":
         config.attention_type = "original_full"
     return config
 
@@ -195,10 +187,7 @@ def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
 def load_finetuned(name: str, auto_class: type) -> torch.nn.Module:
     """A model that finetune_*.py saved, or another one with all weights of the same task (an AutoModelFor...
     class). Raises UserError if it is none."""
-    # The kind of its labels stays as it is.
-    settings = {**ENCODER}
-    del settings["problem_type"]
-    config = open_config(name, settings)
+    config = open_config(name)
     wanted = auto_class.__name__.removeprefix("AutoModel")
     made = (config.architectures or ["model without architectures in its config.json"])[0]
     if not made.endswith(wanted):

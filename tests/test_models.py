@@ -130,31 +130,26 @@ def test_big_bird_attends_in_full(tmp_path):
 
 
 @pytest.mark.parametrize(("setting", "value"), [
-    ("is_decoder", True), ("causal", True), ("chunk_size_feed_forward", 3), ("return_dict", False),
-    ("output_attentions", True), ("problem_type", "multi_label_classification"),
+    ("return_dict", False), ("output_attentions", True),
     # Which would be fetched from the hub, and run.
     ("attn_implementation", "kernels-community/flash-attn"),
 ])
-def test_settings_that_change_what_is_computed(setting, value, tmp_path, capsys):
-    """They are reset, which is said: the LM computes what it does without them, and is saved without them."""
+def test_settings_that_change_what_is_returned(setting, value, tmp_path):
+    """The LM returns what it does without them, and can be saved."""
     lm = random_lm("bert").eval()
     lm.save_pretrained(tmp_path)
     edit_config(tmp_path, **{setting: value})
     opened = models.load_lm(str(tmp_path)).eval()
-    assert f"WARNING: {tmp_path}: {setting}={value} in its config.json" in capsys.readouterr().out
     ids = torch.arange(5, 15)[None]
     assert torch.equal(opened(input_ids=ids).logits, lm(input_ids=ids).logits)
     opened.save_pretrained(tmp_path / "again")
-    models.load_lm(str(tmp_path / "again"))
-    assert not capsys.readouterr().out
 
 
-def test_a_fine_tuned_model_fetches_no_code_and_has_one_label(tmp_path, capsys):
+def test_a_fine_tuned_model_fetches_no_code_and_has_one_label(tmp_path):
     auto_class = transformers.AutoModelForSequenceClassification
     transformers.BertForSequenceClassification(random_lm("bert").config).save_pretrained(tmp_path)
     edit_config(tmp_path, attn_implementation="kernels-community/flash-attn")
     models.load_finetuned(str(tmp_path), auto_class)
-    assert "attn_implementation=kernels-community/flash-attn in its config.json" in capsys.readouterr().out
     edit_config(tmp_path, problem_type="multi_label_classification")
     with pytest.raises(UserError, match="does not choose one of several labels"):
         models.load_finetuned(str(tmp_path), auto_class)
@@ -177,6 +172,7 @@ def test_a_fine_tuned_model_fetches_no_code_and_has_one_label(tmp_path, capsys):
     (lambda folder: [file.unlink() for file in folder.glob("*token*")], "its tokenizer knows no words"),
     (lambda folder: edit_config(folder, quantization_config={"quant_method": "bitsandbytes"}),
      "its weights are quantized"),
+    (lambda folder: edit_config(folder, is_decoder=True), "is_decoder is true in its config.json, as in a"),
     (add_tokens, r"2 tokens that the LM has no embedding for .*call resize_token_embeddings\(112\)"),
     # weights that do not fit
     (lambda folder: as_pickle(folder, {f"module.{name}": x for name, x in saved(folder).items()}),
