@@ -110,7 +110,10 @@ def load_tokenizer(name: str):
     if (getattr(config, "type_vocab_size", None) or 0) < 2:
         names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
         tokenizer.model_input_names = names
-    warn_of_missing_ends(name, tokenizer)
+    special = special_tokens_of(tokenizer)
+    if tokenizer.cls_token and not special.prefix + special.suffix:
+        print(f"WARNING: {name}: its tokenizer has {tokenizer.cls_token}, but puts nothing around texts; it "
+              "may lack the post_processor in its tokenizer.json")
     return tokenizer
 
 
@@ -140,22 +143,6 @@ def special_tokens_of(tokenizer) -> SpecialTokens:
         mask_id=tokenizer.mask_token_id,
         ordinary_ids=np.setdiff1d(vocabulary, tokenizer.all_special_ids),
         vocabulary_size=max(vocabulary) + 1)
-
-
-def warn_of_missing_ends(name: str, tokenizer) -> None:
-    """Warns where a tokenizer has a token for the beginning or the end of a text, and does not use it."""
-    special = special_tokens_of(tokenizer)
-    missing = []
-    # XLNet's [CLS] stands at the end.
-    if tokenizer.cls_token and tokenizer.cls_token_id not in special.prefix + special.suffix:
-        missing.append(f"cls_token {tokenizer.cls_token}")
-    # It stands between question and text, and at the end.
-    in_both = tokenizer.sep_token_id in special.middle and tokenizer.sep_token_id in special.suffix
-    if tokenizer.sep_token and not in_both:
-        missing.append(f"sep_token {tokenizer.sep_token}")
-    if missing:
-        print(f"WARNING: {name}: its tokenizer puts no {' and no '.join(missing)} around texts, although it "
-              "has one; if the LM was trained with it, its tokenizer.json lacks a post-processor")
 
 
 def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
