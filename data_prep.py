@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 import regex
-from confusable_homoglyphs.confusables import confusables_data
 from tokenizers import Encoding, Tokenizer
 from tqdm import tqdm
 
@@ -34,16 +33,15 @@ from support.models import load_tokenizer, special_tokens_of
 from support.runs import UserError
 from support.sources import CACHE, SPLITS, DataFlags, Source, error_context, find_source, make_once
 
-FORMAT = 9              # goes up when what is kept changes, so that old caches are not read
+FORMAT = 10             # goes up when what is kept changes, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
 KIND_OF_FIELD = {"label": "cls", "qas": "qa"}
 # What a text consists of: words, and all that stands between them, sign by sign. A blank before either is no
 # unit, as tokenizers may put it into the token of what follows.
 UNIT = regex.compile(rf"{WORD.pattern}|\S\p{{M}}*|[^\S ]|\ (?!\S)")
 MARKS = regex.compile(r"\p{M}*")
-# Characters that one does not see; white space apart.
-INVISIBLE = regex.compile(r"(?V1)[[\p{DI}\p{Cc}\p{Cf}]--\s]")
-NUMBER = re.compile(r"-?\d+(\.\d*)?(e-?\d+)?")
+# Characters that one does not see.
+INVISIBLE = regex.compile(r"[\p{DI}\p{Cc}\p{Cf}]")
 # Parts of spaCy pipelines that take time and that named entities do not depend on.
 NOT_FOR_ENTITIES = ["tagger", "morphologizer", "parser", "attribute_ruler", "lemmatizer"]
 
@@ -216,14 +214,12 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         splits |= cut_parts(train, source.cut)
     names = [split for split in SPLITS if split in splits]
     label_errors, written = {}, {}
-    alike = look_alikes(labels)
     for split in names:
         # A corpus is text only.
         wanted = fields if split != "corpus" else set()
         own_arrays = source.own_arrays if split != "corpus" else None
         what = f"{name}, {split}"
         problem = write_split(splits[split], tokenizer, folder / split, wanted, labels, what, own_arrays)
-        problem = problem or alike
         if problem:
             label_errors[split] = problem
         written[split] = Split(folder / split, special_tokens_of(tokenizer), labels, find_entities)
@@ -255,32 +251,18 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
     if n >= 20 and len(counts) > n / 5:
         yield (f"WARNING: {len(counts):,} labels for {n:,} texts: are these classes, not scores, names or "
                "texts? (--label=COLUMN)")
-    broken = [label for label in counts if NUMBER.fullmatch(label) and float(label) % 1 > 0]
-    if broken and all(map(NUMBER.fullmatch, counts)):
-        yield f"WARNING: labels such as {broken[0]!r} look like scores, but each is read as a class"
-    no_labels = [label for label in counts if label.lower() in ("na", "n/a", "nan", "null", "none")]
-    if no_labels:
-        yield (f"WARNING: the label {no_labels[0]!r} is read as a class; if it stands for no label, leave "
-               "the cell empty, or remove the row")
-    # Several labels in one, where a part of it is a label, too, or all parts stand in others.
-    parts = {label: set(re.split(r"\s*[,;|#]\s*", label.strip())) - {""} for label in counts}
-    labels_with = collections.Counter(itertools.chain(*parts.values()))
-    joined = [label for label in counts if re.fullmatch(r"\[.*\]|\{.*\}", label)]
     for label in counts:
-        is_known = parts[label] & counts.keys() or all(labels_with[part] > 1 for part in parts[label])
-        if len(parts[label]) > 1 and is_known:
-            joined.append(label)
-    if joined:
-        yield (f"WARNING: labels such as {joined[0]!r} look like several labels, but each is read as one "
-               "class; several labels per text are not supported")
+        parts = set(re.split(r"\s*[,;|#]\s*", label)) - {label}
+        if parts & counts.keys() or re.fullmatch(r"\[.*\]|\{.*\}", label):
+            yield (f"WARNING: the label {label!r} looks like several labels, but is read as one class; "
+                   "several labels per text are not supported")
+            break
     first = {}
     for label in counts:
-        other = first.setdefault(visible(label).casefold(), label)
-        if visible(other) != visible(label):
-            yield f"WARNING: the labels {other!a} and {label!a} differ in capitals alone, but are two classes"
-        whole = label.removesuffix(".0")
-        if whole != label and whole in counts:
-            yield f"WARNING: the labels {whole!r} and {label!r} are the same number, but are two classes"
+        seen = INVISIBLE.sub("", unicodedata.normalize("NFKC", label)).casefold()
+        other = first.setdefault(seen, label)
+        if other != label:
+            yield f"WARNING: the labels {other!a} and {label!a} look alike, but are two classes"
 
 
 def overlaps(splits: dict[str, Split], numbered: list[str]) -> Iterator[str]:
@@ -308,36 +290,6 @@ def overlaps(splits: dict[str, Split], numbered: list[str]) -> Iterator[str]:
 def stripped_texts(split: Split) -> Iterator[str]:
     for i in range(len(split)):
         yield split.text(i).strip()
-
-
-def look_alikes(labels: list[str]) -> str | None:
-    """A sentence about two labels that look identical; None if there are none."""
-    seen = {}
-    for label in labels:
-        other = seen.setdefault(visible(label), label)
-        if other != label:
-            return f"the labels {other!a} and {label!a} look alike; make them one"
-    return None
-
-
-def visible(label: str) -> str:
-    """What one sees of a label: without invisible characters, with one kind of white space and accents, and
-    with the letters of ASCII in place of those that look the same."""
-    characters = []
-    for c in INVISIBLE.sub("", unicodedata.normalize("NFKC", label)):
-        # Letters of ASCII are told apart: 1 from l, and rn from m.
-        if not c.isascii():
-            alike = [other["c"] for other in confusables_data.get(c, []) if len(other["c"]) == 1]
-            # Readers of a script tell its letters apart.
-            alike = [other for other in alike if script_of(other) != script_of(c)]
-            c = min([c, *alike], key=lambda c: (not c.isalpha(), c))
-        characters.append(c)
-    return " ".join("".join(characters).split())
-
-
-def script_of(character: str) -> str:
-    """The first word of the character's Unicode name, which for a letter is its script."""
-    return unicodedata.name(character, "").partition(" ")[0]
 
 
 def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]:
@@ -588,31 +540,16 @@ def load_spacy(name: str, **options):
 def run_spacy(split: Split, nlp) -> np.ndarray:
     entity_ids = np.full(len(split.input_ids), -1, np.int32)
     texts = tqdm(range(len(split)), desc="named entities", disable=None)
-    for i, begin, doc in spacy_docs(split, texts, nlp):
+    for i, doc in enumerate(nlp.pipe(map(split.text, texts), batch_size=64)):
         tokens = slice(split.token_start[i], split.token_start[i + 1])
-        found_before = entity_ids[tokens].max(initial=-1) + 1
-        for n, entity in enumerate(doc.ents, found_before):
-            first = np.searchsorted(split.char_end[tokens], begin + entity.start_char, "right")
-            stop = np.searchsorted(split.char_begin[tokens], begin + entity.end_char)
+        for n, entity in enumerate(doc.ents):
+            first = np.searchsorted(split.char_end[tokens], entity.start_char, "right")
+            stop = np.searchsorted(split.char_begin[tokens], entity.end_char)
             entity_ids[tokens][first:stop] = n
     if (entity_ids < 0).all():
         raise UserError(f"the spaCy model {nlp.meta['name']!r} finds no named entity in this text; its "
                         f"components: {', '.join(nlp.pipe_names) or 'none'}")
     return entity_ids
-
-
-def spacy_docs(split: Split, texts: Iterable[int], nlp) -> Iterator[tuple]:
-    """What spaCy reads in some texts of a split: the text, the character where a document begins in it, and
-    the document. A text that is too long for spaCy is several documents, cut at blanks where it has any."""
-    part = re.compile(rf"(?s).{{1,{nlp.max_length}}}(?!\S)|.{{1,{nlp.max_length}}}")
-
-    def parts():
-        for i in texts:
-            for found in part.finditer(split.text(i)):
-                yield found[0], (i, found.start())
-
-    for doc, (i, begin) in nlp.pipe(parts(), as_tuples=True, batch_size=64):
-        yield i, begin, doc
 
 
 # ---------------------------------------------------------------- the script

@@ -1,5 +1,4 @@
 """The language model: opened by its name, asked for its hidden states, given the head of a task."""
-import copy
 import hashlib
 import inspect
 import re
@@ -18,17 +17,10 @@ from transformers.utils import find_adapter_config_file, logging
 
 from support import runs, toy
 from support.data import Batch, SpecialTokens
-from support.devices import autocast, device, precision_of, to_device
+from support.devices import autocast, device, to_device
 from support.rng import torch_seed
 from support.runs import UserError
 
-# Settings of config.json that change what an LM computes or returns, and what they must be here.
-ENCODER = {
-    "is_decoder": False, "add_cross_attention": False, "causal": False,     # every token sees all others
-    "chunk_size_feed_forward": 0, "return_dict": True, "torchscript": False,
-    "output_attentions": False, "output_hidden_states": False,
-    "problem_type": None,                                                   # a head's, of another task
-    "_attn_implementation": None, "_experts_implementation": None}          # may fetch code from the hub
 # What an LM is besides its weights. Other files, such as a run's, do not count.
 CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                 "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "*.model")
@@ -79,22 +71,21 @@ def check_folder(name: str, place: Path) -> None:
                         "a hub name")
 
 
-def open_config(name: str, settings: dict = ENCODER):
-    """The config of an LM, with the given settings; a setting that was another is printed."""
-    config = open_lm(name, AutoConfig)
+def open_config(name: str):
+    """The config of an LM. Raises UserError if it is not one of a masked LM that can be trained."""
+    # What else an LM may be set to return has no place here.
+    config = open_lm(name, AutoConfig, return_dict=True, output_attentions=False)
     if getattr(config, "quantization_config", None):
         raise UserError(f"--lm={name}: its weights are quantized, so that they cannot be trained; its "
                         "original is needed")
-    for setting, value in settings.items():
-        found = getattr(config, setting, value)
-        if found != value:
-            there = f"{setting.removeprefix('_')}={found} in its config.json"
-            print(f"WARNING: {name}: {there} is not for a masked LM; {value} is used")
-            setattr(config, setting, value)
-    # At its first short batch BigBird switches to full attention for good, so that results would depend on
-    # the order of batches.
-    if config.model_type == "big_bird" and config.attention_type != "original_full":
-        print(f"WARNING: {name}: its sparse attention depends on the batch; full attention is used")
+    for setting in ("is_decoder", "add_cross_attention", "causal"):
+        if getattr(config, setting, False):
+            raise UserError(f"--lm={name}: {setting} is true in its config.json, as in a decoder; a masked "
+                            "LM is needed, whose tokens see all others")
+    # Another name than those of torch and transformers would fetch code from the hub, and run it.
+    config._attn_implementation = None
+    # At its first batch of short texts BigBird switches from sparse to full attention, and says nothing.
+    if config.model_type == "big_bird":
         config.attention_type = "original_full"
     return config
 
@@ -119,7 +110,10 @@ def load_tokenizer(name: str):
     if (getattr(config, "type_vocab_size", None) or 0) < 2:
         names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
         tokenizer.model_input_names = names
-    warn_of_missing_ends(name, tokenizer)
+    special = special_tokens_of(tokenizer)
+    if tokenizer.cls_token and not special.prefix + special.suffix:
+        print(f"WARNING: {name}: its tokenizer has {tokenizer.cls_token}, but puts nothing around texts; it "
+              "may lack the post_processor in its tokenizer.json")
     return tokenizer
 
 
@@ -151,22 +145,6 @@ def special_tokens_of(tokenizer) -> SpecialTokens:
         vocabulary_size=max(vocabulary) + 1)
 
 
-def warn_of_missing_ends(name: str, tokenizer) -> None:
-    """Warns where a tokenizer has a token for the beginning or the end of a text, and does not use it."""
-    special = special_tokens_of(tokenizer)
-    missing = []
-    # XLNet's [CLS] stands at the end.
-    if tokenizer.cls_token and tokenizer.cls_token_id not in special.prefix + special.suffix:
-        missing.append(f"cls_token {tokenizer.cls_token}")
-    # It stands between question and text, and at the end.
-    in_both = tokenizer.sep_token_id in special.middle and tokenizer.sep_token_id in special.suffix
-    if tokenizer.sep_token and not in_both:
-        missing.append(f"sep_token {tokenizer.sep_token}")
-    if missing:
-        print(f"WARNING: {name}: its tokenizer puts no {' and no '.join(missing)} around texts, although it "
-              "has one; if the LM was trained with it, its tokenizer.json lacks a post-processor")
-
-
 def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
     """A masked LM in fp32, from a folder or the hub. An MLM head that it lacks is initialized from
     `seed`, with a warning. Raises UserError if weights of its encoder are missing."""
@@ -187,17 +165,16 @@ def load_lm(name: str, seed: int = 0) -> torch.nn.Module:
         instead = f" (left out of its file: {left_out})" if left_out else ""
         print(f"WARNING: {name} brings no weights for {', '.join(sorted(info['missing_keys']))}: "
               f"NEWLY INITIALIZED, to be learned in pre-training{instead}")
-    try_lm(name, model)
+    if "attention_mask" not in inspect.signature(model.forward).parameters:
+        raise UserError(f"--lm={name}: {type(model).__name__} takes no attention mask, so that padding would "
+                        "change what it computes; another LM is needed")
     return model
 
 
 def load_finetuned(name: str, auto_class: type) -> torch.nn.Module:
     """A model that finetune_*.py saved, or another one with all weights of the same task (an AutoModelFor...
     class). Raises UserError if it is none."""
-    # The kind of its labels stays as it is.
-    settings = {**ENCODER}
-    del settings["problem_type"]
-    config = open_config(name, settings)
+    config = open_config(name)
     wanted = auto_class.__name__.removeprefix("AutoModel")
     made = (config.architectures or ["model without architectures in its config.json"])[0]
     if not made.endswith(wanted):
@@ -211,41 +188,6 @@ def load_finetuned(name: str, auto_class: type) -> torch.nn.Module:
         raise UserError(f"--lm={name}: lacks the weights {', '.join(sorted(info['missing_keys'])[:3])}; copy "
                         "it again, or fine-tune again")
     return model
-
-
-def try_lm(name: str, model: torch.nn.Module) -> None:
-    """Raises UserError if the code of an LM fails on two short texts, or takes no attention mask. Warns if
-    padding changes what it computes."""
-    if "attention_mask" not in inspect.signature(model.forward).parameters:
-        raise UserError(f"--lm={name}: {type(model).__name__} takes no attention mask, so that padding would "
-                        "change what it computes; another LM is needed")
-    # A copy, so that nothing of the trial stays.
-    trial = copy.deepcopy(model).to(device()).train()
-    ids = torch.arange(16).view(2, 8) % model.config.vocab_size
-    mask = torch.ones_like(ids)
-    mask[1, 5:] = 0
-    try:
-        with torch.random.fork_rng(), autocast(trial):
-            inputs = to_device({"input_ids": ids, "attention_mask": mask})
-            trial.base_model(**inputs).last_hidden_state.sum()
-            trial(**inputs).logits.sum().backward()
-        with torch.no_grad():
-            # The second text, with padding behind it and without.
-            trial.eval()
-            padded = trial.base_model(**inputs).last_hidden_state[1, :5]
-            alone = trial.base_model(input_ids=inputs["input_ids"][1:, :5]).last_hidden_state[0]
-    except Exception as e:
-        if runs.is_out_of_memory(e):
-            raise
-        way_out = "another config.json or another LM is needed"
-        if precision_of(model) != torch.float32:
-            way_out = f"--fast=False may help; otherwise, {way_out}"
-        reason = str(e).strip().split("\n")[0][:200].strip()
-        raise UserError(f"--lm={name}: {type(model).__name__} cannot be trained on text here: {reason}; "
-                        f"{way_out}") from e
-    if (padded - alone).std() > 0.01 * alone.std():
-        print(f"WARNING: {name}: what {type(model).__name__} computes for a text depends on the padding "
-              "behind it (so on the texts that share its batch), or on chance")
 
 
 def check_weights(name: str, model: torch.nn.Module, info: dict) -> None:

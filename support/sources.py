@@ -21,7 +21,6 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from decimal import Decimal
 from http.client import HTTPException
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,8 +43,6 @@ QUOTES = ('a double quote in a quoted cell is written twice (""), with no backsl
           "right, use jsonl (pandas writes it with to_json(orient='records', lines=True))")
 # One file of several, as in train-00000-of-00002.parquet or train-00000-of-00002-1a2b3c4d.parquet.
 SHARD = re.compile(r"-(\d+)-of-(\d+)[-.]")
-# Fields that say that a question has no answer.
-UNANSWERABLE = ("is_impossible", "no_answer")
 
 
 @dataclass
@@ -316,32 +313,18 @@ def read_arrow(path: Path) -> Iterator[tuple[str, dict]]:
             schema = batches.schema
         # Raises ValueError where two columns have the same name.
         unique_names(schema.names)
-        # Classes are numbers, or lists of numbers; what else there is may be of types that datasets lacks.
-        numbers = [part for part in schema if types.is_integer(getattr(part.type, "value_type", part.type))]
+        # Classes are numbers; what else there is may be of types that datasets lacks.
+        numbers = [part for part in schema if types.is_integer(part.type)]
         features = datasets.Features.from_arrow_schema(pyarrow.schema(numbers, schema.metadata))
-        classes = {}
-        for column, kind in features.items():
-            # Of a list, the type of its items.
-            kind = getattr(kind, "feature", kind)
-            if isinstance(kind, datasets.ClassLabel):
-                classes[column] = kind
+        classes = {column: kind for column, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
         rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
         for n, row in enumerate(rows, 1):
             at.where = f"{path}, row {n}"
             for column, kind in classes.items():
-                if isinstance(row[column], list):
-                    row[column] = [class_name(kind, number) for number in row[column]]
-                else:
-                    row[column] = class_name(kind, row[column])
+                number = row[column]
+                is_class = number is not None and number >= 0
+                row[column] = kind.int2str(number) if is_class else None
             yield at.where, row
-
-
-def class_name(kind, number: int | None) -> str | None:
-    """The name that a ClassLabel of the library `datasets` has for a number; None where there is no class,
-    which a negative number stands for."""
-    if number is None or number < 0:
-        return None
-    return kind.int2str(number)
 
 
 def note_row(note: dict) -> dict:
@@ -520,14 +503,13 @@ def is_question(row: dict, columns: DataFlags) -> bool:
 def label_of(value: object) -> object:
     """The name of a class. Numbers, true and false become text, as JSON writes them; a lone surrogate becomes
     its escape; what cannot be a label, such as a list, stays as it is. None if there is none."""
-    if isinstance(value, list) and len(value) <= 1:
+    # A list of one label, as annotation tools write it; a number in a list may stand for a name.
+    if isinstance(value, list) and len(value) <= 1 and not any(isinstance(item, int) for item in value):
         value = value[0] if value else None
     if isinstance(value, str):
         return value.strip().encode("utf-8", "backslashreplace").decode() or None
     if is_missing(value):
         return None
-    if isinstance(value, Decimal):
-        return str(value)
     return json.dumps(value) if isinstance(value, int | float) else value
 
 
@@ -599,7 +581,7 @@ def squad_answers(qa: dict) -> dict:
     if is_missing(given) or isinstance(given, str):
         given = [given]
     # In SQuAD 2 and the like, what stands there may be a trap.
-    if any(str(qa.get(name)).lower() in ("true", "1", "1.0") for name in UNANSWERABLE):
+    if any(str(qa.get(name)).lower() in ("true", "1", "1.0") for name in ("is_impossible", "no_answer")):
         given = []
     for found in as_list(given):
         if not isinstance(found, dict):
@@ -854,9 +836,6 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
         files = [path]
         if path.is_dir() and split:
             files = sorted(path.iterdir())
-            # The library `datasets` has saved this split alone.
-            if path / "state.json" in files:
-                files = find_splits(path)["train"]
         for file in files:
             has_format = suffix_of(file) in READERS
             if split and has_format:

@@ -92,10 +92,8 @@ def test_pre_training_reads_train_and_corpus(numbered, tmp_path, tok):
 
 
 def class_labels(labels):
-    """A Dataset as the hub has it: labels are numbers of the names neg and pos, or -1; or lists of these."""
+    """A Dataset as the hub has it: labels are numbers of the names neg and pos, or -1."""
     kind = datasets.ClassLabel(names=["neg", "pos"])
-    if isinstance(labels[0], list):
-        kind = datasets.List(kind)
     features = datasets.Features({"text": datasets.Value("string"), "label": kind})
     texts = [f"text {i} of {len(labels)}" for i in range(len(labels))]
     return datasets.Dataset.from_dict({"text": texts, "label": labels}, features=features)
@@ -115,13 +113,6 @@ def test_a_saved_folder_of_the_library_datasets(tmp_path, tok):
     # All labels of test are -1, which says that there are none.
     with pytest.raises(UserError, match="test: there is no label"):
         data.check_labels("test")
-    # Each split by itself.
-    class_labels([0, 1, 1]).save_to_disk(tmp_path / "each/train")
-    class_labels([1]).save_to_disk(tmp_path / "each/test")
-    each = load(str(tmp_path / "each"), tok)
-    assert (len(each["train"]), label_names(each["test"])) == (2, ["pos"])
-    class_labels([[1], [0], [-1]]).save_to_disk(tmp_path / "lists")
-    assert load(str(tmp_path / "lists"), tok)["train"].labels == ["neg", "pos"]
     two = {name: class_labels([0]) for name in ("train", "validation_a", "validation_b")}
     datasets.DatasetDict(two).save_to_disk(tmp_path / "two")
     with pytest.raises(UserError, match="two of its parts could be dev"):
@@ -182,7 +173,7 @@ def test_columns_by_their_names(tmp_path, tok):
 
 @pytest.mark.parametrize(("given", "names"), [
     ([10, 9, -1], ["-1", "10", "9"]), ([True, False], ["false", "true"]), ([0.5, 1.0], ["0.5", "1.0"]),
-    ([" b", "a "], ["a", "b"])])
+    ([" b", "a "], ["a", "b"]), ([["b"], "a"], ["a", "b"])])
 def test_labels_are_named_as_they_were_written(given, names, tmp_path, tok):
     rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(given)]
     data = load_splits(tmp_path, tok, train=rows, dev=rows)
@@ -474,9 +465,6 @@ def test_entities_are_where_spacy_finds_them(tmp_path, tok):
             hit = np.flatnonzero(corpus.entity_ids[tokens] == number)
             assert corpus.char_begin[tokens][hit].min() == place.start()
             assert corpus.char_end[tokens][hit].max() == place.end()
-    # A text that is too long for spaCy is read in parts.
-    nlp.max_length = 25
-    assert (data_prep.run_spacy(corpus, nlp) == corpus.entity_ids).all()
     with pytest.raises(UserError, match="finds no named entity"):
         data_prep.run_spacy(corpus, spacy.blank("en"))
 
@@ -588,15 +576,13 @@ BAD = [
     ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: two columns have the name 'text'; rename"),
     ("twice.parquet", TWICE.getvalue(), "twice.parquet: two columns have the name 'text'; rename"),
     ("zero.jsonl", jsonl({"text": 0}), "zero.jsonl:1: the field 'text' must be text and not empty, not 0"),
-    ("space.jsonl", jsonl(GOOD, GOOD | {"label": "a\u200b"}), r"the labels 'a' and 'a\u200b' look alike"),
+    ("list.jsonl", jsonl(GOOD, GOOD | {"label": [1]}), "a label must be text, a number, or true or false"),
     ("pointer.csv", "version https://git-lfs.github.com/spec/v1\n", "pointer.csv: is not the data, but a"),
     ("escaped.csv", 'text,label,date\n"size 5\\", a river",neg\na city,pos,monday\n', "torn apart at ','"),
     ("blank.csv", 'label,text,date\npos,a city,monday\nneg, "a river, wide"\n', "torn apart at ','"),
     ("fasttext.txt", "__label__pos a b\n__label__neg __label__x c\n", TEXT_ALONE),
     ("last.txt", "".join(f"{row['label']}\t{row['text']}\n" for row in ROWS), TEXT_ALONE),
     ("data.tar", b"train.csv" + bytes(503) + TABLE.encode(), "data.tar: holds NUL bytes, so that it"),
-    ("look1.jsonl", jsonl(*stories(["p\u043es", "pos"])), r"the labels 'pos' and 'p\u043es' look alike"),
-    ("look3.jsonl", jsonl(*stories(["A1", "\uff21\uff11"])), "look alike"),
     ("emotions.txt", "".join(f"{row['text']};{row['label']}\n" for row in ROWS), TEXT_ALONE),
     # Also in a file of which most rows are right.
     ("inches.csv", TABLE + '"a 12,neg\na river,pos\na 5",neg\n', "rows: 'a river,pos'"),
@@ -621,18 +607,18 @@ LOOKS = [
     ("excel.csv", "\nsep=;\ntext;label\na;x\n", (1, 1), "csv: its columns are separated by ';'"),
     ("empty.csv", "text,label\na,x\n,\nb,y\n\n ,\n", (2, 2), "empty.csv: 2 empty rows are skipped"),
     ("reject.jsonl", jsonl(*stories(["a"], answer=["accept", "reject", "ignore"])), (14, 1), "26 rejected"),
-    ("scores.jsonl", jsonl(*stories([0.5, 1.5, 2, "-3e-1"])), (40, 4), "'0.5' look like scores"),
     ("names.jsonl", jsonl(*stories([f"user {i}" for i in range(20)])), (40, 20), "20 labels for 40 texts"),
-    ("vector.jsonl", jsonl(*stories(["[1, 0]", "[0, 1]"])), (40, 2), "'[1, 0]' look like several labels"),
-    ("comma.jsonl", jsonl(*stories(["pos", "pos,river"])), (40, 2), "'pos,river' look like several labels"),
-    ("case.jsonl", jsonl(*stories(["pos", "Pos"])), (40, 2), "'pos' and 'Pos' differ in capitals"),
+    ("vector.jsonl", jsonl(*stories(["[1, 0]", "[0, 1]"])), (40, 2), "'[1, 0]' looks like several labels"),
+    ("comma.jsonl", jsonl(*stories(["pos", "pos,river"])), (40, 2), "'pos,river' looks like several labels"),
+    ("case.jsonl", jsonl(*stories(["pos", "Pos"])), (40, 2), "'pos' and 'Pos' look alike, but are two"),
+    ("unseen.jsonl", jsonl(*stories(["a", "a\u200b"])), (40, 2), r"'a' and 'a\u200b' look alike"),
+    ("heart.jsonl", jsonl(*stories(["\u2764", "\u2764\ufe0f"])), (40, 2), r"'\u2764\ufe0f' look alike"),
+    ("width.jsonl", jsonl(*stories(["A1", "\uff21\uff11"])), (40, 2), r"'\uff21\uff11' look alike"),
     ("list.txt", json.dumps(ROWS, indent=1), (40, 2), "  for example 'story 1 of a river', label 'pos'"),
     ("one_line.txt", json.dumps(ROWS), (40, 2), ""),
     ("ids.json", json.dumps({f"id {i}": row for i, row in enumerate(ROWS)}), (40, 2), ""),
     ("columns.json", pd.DataFrame(ROWS).set_index("text", drop=False).to_json(), (40, 2), ""),
     ("units.csv", 'label,text\n' + 'a,"Sold:\n1,234 units"\n' * 3, (3, 1), "3 rows in 7 lines"),
-    ("none.jsonl", jsonl(*stories(["pos", "NA"])), (40, 2), "the label 'NA' is read as a class"),
-    ("whole.jsonl", jsonl(*stories(["1", "1.0"])), (40, 2), "the labels '1' and '1.0' are the same number"),
     ("torn.csv", "label,text,more\n" + "a,b,c\n" * 40 + "a,half a text\n", (41, 1), "torn.csv:42; is a line"),
     ("frage.csv", '"Frage, Text";text;label\n1;a;x\n', (1, 1), "separated by ';'"),
     ("blank.csv", "text; label\na; x\n", (1, 1), "separated by ';'"),
@@ -640,7 +626,6 @@ LOOKS = [
     ("column.json", json.dumps({"data": [1, 2], "text": ["a", "b"], "label": ["x", "y"]}), (2, 2), ""),
     ("blanks.csv", 'label, "text"\npos, "bad ""movie"""\n"neg", good\n', (2, 2), None),
     ("spoken.csv", 'label, text\npos, "Great" movie\n', (1, 1), None),
-    ("thai.jsonl", jsonl(*stories(["\u0e14\u0e35", "\u0e15\u0e35"])), (40, 2), None),
     ("plain.jsonl", jsonl(*stories(["burn", "bum", "1", "l"])), (40, 4), None),
     ("topics.jsonl", jsonl(*stories(["Sports", "Science, technology"])), (40, 2), None),
     ("folder.csv", "text,label\n" + "".join(f'"C:\\dir{i}\\",a\n' for i in range(40)), (40, 1), None),

@@ -172,11 +172,12 @@ def parts_of_speech(split: Split, texts: np.ndarray, nlp) -> np.ndarray:
 
     spaCy reads the raw text; a token belongs to the word in which its last character stands."""
     tags = np.full(len(split.input_ids), "", "U8")
-    for i, begin, doc in data_prep.spacy_docs(split, texts, nlp):
+    docs = nlp.pipe(map(split.text, texts), batch_size=64)
+    for i, doc in zip(texts, docs, strict=True):
         tokens = slice(*split.token_start[i:i + 2])
-        last = split.char_end[tokens] - 1 - begin
-        word = np.searchsorted([w.idx for w in doc], last, "right") - 1
-        here = (word >= 0) & (last < len(doc.text))
+        word = np.searchsorted([w.idx for w in doc], split.char_end[tokens] - 1, "right") - 1
+        # A token of no characters may stand before the first word.
+        here = word >= 0
         tags[tokens][here] = np.array([w.pos_ for w in doc])[word[here]]
     return tags
 
