@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import regex
+from confusable_homoglyphs.confusables import confusables_data
 from tokenizers import Encoding, Tokenizer
 from tqdm import tqdm
 
@@ -40,8 +41,9 @@ KIND_OF_FIELD = {"label": "cls", "qas": "qa"}
 # unit, as tokenizers may put it into the token of what follows.
 UNIT = regex.compile(rf"{WORD.pattern}|\S\p{{M}}*|[^\S ]|\ (?!\S)")
 MARKS = regex.compile(r"\p{M}*")
-# Characters that one does not see.
-INVISIBLE = regex.compile(r"[\p{DI}\p{Cc}\p{Cf}]")
+# Characters that one does not see; white space apart.
+INVISIBLE = regex.compile(r"(?V1)[[\p{DI}\p{Cc}\p{Cf}]--\s]")
+NUMBER = re.compile(r"-?\d+(\.\d*)?(e-?\d+)?")
 # Parts of spaCy pipelines that take time and that named entities do not depend on.
 NOT_FOR_ENTITIES = ["tagger", "morphologizer", "parser", "attribute_ruler", "lemmatizer"]
 
@@ -214,12 +216,14 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         splits |= cut_parts(train, source.cut)
     names = [split for split in SPLITS if split in splits]
     label_errors, written = {}, {}
+    alike = look_alikes(labels)
     for split in names:
         # A corpus is text only.
         wanted = fields if split != "corpus" else set()
         own_arrays = source.own_arrays if split != "corpus" else None
         what = f"{name}, {split}"
         problem = write_split(splits[split], tokenizer, folder / split, wanted, labels, what, own_arrays)
+        problem = problem or alike
         if problem:
             label_errors[split] = problem
         written[split] = Split(folder / split, special_tokens_of(tokenizer), labels, find_entities)
@@ -251,18 +255,32 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
     if n >= 20 and len(counts) > n / 5:
         yield (f"WARNING: {len(counts):,} labels for {n:,} texts: are these classes, not scores, names or "
                "texts? (--label=COLUMN)")
+    broken = [label for label in counts if NUMBER.fullmatch(label) and float(label) % 1 > 0]
+    if broken and all(map(NUMBER.fullmatch, counts)):
+        yield f"WARNING: labels such as {broken[0]!r} look like scores, but each is read as a class"
+    no_labels = [label for label in counts if label.lower() in ("na", "n/a", "nan", "null", "none")]
+    if no_labels:
+        yield (f"WARNING: the label {no_labels[0]!r} is read as a class; if it stands for no label, leave "
+               "the cell empty, or remove the row")
+    # Several labels in one, where a part of it is a label, too, or all parts stand in others.
+    parts = {label: set(re.split(r"\s*[,;|#]\s*", label.strip())) - {""} for label in counts}
+    labels_with = collections.Counter(itertools.chain(*parts.values()))
+    joined = [label for label in counts if re.fullmatch(r"\[.*\]|\{.*\}", label)]
     for label in counts:
-        parts = set(re.split(r"\s*[,;|#]\s*", label)) - {label}
-        if parts & counts.keys() or re.fullmatch(r"\[.*\]|\{.*\}", label):
-            yield (f"WARNING: the label {label!r} looks like several labels, but is read as one class; "
-                   "several labels per text are not supported")
-            break
+        is_known = parts[label] & counts.keys() or all(labels_with[part] > 1 for part in parts[label])
+        if len(parts[label]) > 1 and is_known:
+            joined.append(label)
+    if joined:
+        yield (f"WARNING: labels such as {joined[0]!r} look like several labels, but each is read as one "
+               "class; several labels per text are not supported")
     first = {}
     for label in counts:
-        seen = INVISIBLE.sub("", unicodedata.normalize("NFKC", label)).casefold()
-        other = first.setdefault(seen, label)
-        if other != label:
-            yield f"WARNING: the labels {other!a} and {label!a} look alike, but are two classes"
+        other = first.setdefault(visible(label).casefold(), label)
+        if visible(other) != visible(label):
+            yield f"WARNING: the labels {other!a} and {label!a} differ in capitals alone, but are two classes"
+        whole = label.removesuffix(".0")
+        if whole != label and whole in counts:
+            yield f"WARNING: the labels {whole!r} and {label!r} are the same number, but are two classes"
 
 
 def overlaps(splits: dict[str, Split], numbered: list[str]) -> Iterator[str]:
@@ -290,6 +308,36 @@ def overlaps(splits: dict[str, Split], numbered: list[str]) -> Iterator[str]:
 def stripped_texts(split: Split) -> Iterator[str]:
     for i in range(len(split)):
         yield split.text(i).strip()
+
+
+def look_alikes(labels: list[str]) -> str | None:
+    """A sentence about two labels that look identical; None if there are none."""
+    seen = {}
+    for label in labels:
+        other = seen.setdefault(visible(label), label)
+        if other != label:
+            return f"the labels {other!a} and {label!a} look alike; make them one"
+    return None
+
+
+def visible(label: str) -> str:
+    """What one sees of a label: without invisible characters, with one kind of white space and accents, and
+    with the letters of ASCII in place of those that look the same."""
+    characters = []
+    for c in INVISIBLE.sub("", unicodedata.normalize("NFKC", label)):
+        # Letters of ASCII are told apart: 1 from l, and rn from m.
+        if not c.isascii():
+            alike = [other["c"] for other in confusables_data.get(c, []) if len(other["c"]) == 1]
+            # Readers of a script tell its letters apart.
+            alike = [other for other in alike if script_of(other) != script_of(c)]
+            c = min([c, *alike], key=lambda c: (not c.isalpha(), c))
+        characters.append(c)
+    return " ".join("".join(characters).split())
+
+
+def script_of(character: str) -> str:
+    """The first word of the character's Unicode name, which for a letter is its script."""
+    return unicodedata.name(character, "").partition(" ")[0]
 
 
 def cut_parts(train: list[dict], cut: dict[str, float]) -> dict[str, list[dict]]:
