@@ -10,8 +10,6 @@ import torch.distributed as dist
 from transformers import AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from support import fast_cpu
-
 FAST = False                    # set by use_fast_path
 NO_AUTOCAST = {"deberta", "xmod"}   # model types whose code fails in half precision
 
@@ -33,14 +31,10 @@ def device() -> torch.device:
 
 
 def use_fast_path(fast: bool) -> None:
-    """What --fast switches: half precision (precision_of), TF32 for what stays in fp32 on a GPU, and
-    fast_cpu.py on a CPU."""
+    """What --fast switches: half precision (precision_of), TF32 for what stays in fp32 on a GPU, and plain
+    attention on a CPU (attention_implementation)."""
     global FAST
     FAST = fast
-    if fast and device().type == "cpu":
-        fast_cpu.enable()
-    else:
-        fast_cpu.disable()
     if device().type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = fast
         AttentionMaskInterface.register("sdpa", mask_of_padding)
@@ -52,6 +46,15 @@ def mask_of_padding(*args, attention_mask: torch.Tensor | None = None, **options
     if attention_mask is not None:
         options["allow_is_bidirectional_skip"] = False
     return sdpa_mask(*args, attention_mask=attention_mask, **options)
+
+
+def attention_implementation() -> str | None:
+    """What computes attention, as transformers calls it; None leaves the choice to transformers. On the fast
+    path a CPU takes plain matrix products, which are faster than torch's kernel on short rows
+    (docs/speed.md)."""
+    if FAST and device().type == "cpu":
+        return "eager"
+    return None
 
 
 def has_bf16() -> bool:

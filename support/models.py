@@ -17,7 +17,7 @@ from transformers.utils import find_adapter_config_file, logging
 
 from support import runs, toy
 from support.data import Batch, SpecialTokens
-from support.devices import autocast, device, to_device
+from support.devices import attention_implementation, autocast, device, to_device
 from support.rng import torch_seed
 from support.runs import UserError
 
@@ -82,8 +82,8 @@ def open_config(name: str):
         if getattr(config, setting, False):
             raise UserError(f"--lm={name}: {setting} is true in its config.json, as in a decoder; a masked "
                             "LM is needed, whose tokens see all others")
-    # Another name than those of torch and transformers would fetch code from the hub, and run it.
-    config._attn_implementation = None
+    # What stands there would fetch code from the hub, and run it, if it is no name of torch or transformers.
+    config._attn_implementation = attention_implementation()
     # At its first batch of short texts BigBird switches from sparse to full attention, and says nothing.
     if config.model_type == "big_bird":
         config.attention_type = "original_full"
@@ -340,6 +340,8 @@ def with_head(lm: torch.nn.Module, auto_class: type, seed: int, **config: object
     Its head is fresh, and so is BERT's pooler, which a masked LM does not have. config: what the task changes
     in the LM's config, such as num_labels."""
     changed = type(lm.config).from_dict(lm.config.to_dict() | config)
+    # The dict is without this setting.
+    changed._attn_implementation = lm.config._attn_implementation
     # On the device "meta" a model has shapes and no weights, which costs next to nothing.
     with torch.device("meta"):
         model_class = type(auto_class.from_config(changed, trust_remote_code=False))
