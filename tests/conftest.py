@@ -244,8 +244,6 @@ def random_lm(kind: str, vocab: int = 120, dropout: float = 0.0, layers: int = 2
         "mpnet": drop | {"pad_token_id": 1},
         "longformer": drop | ends | {"sep_token_id": 3, "attention_window": 16},
         "distilbert": {"hidden_dim": 64, "dropout": dropout, "attention_dropout": dropout},
-        # Two heads that share a key and a value.
-        "eurobert": {"num_key_value_heads": 1, "attention_dropout": dropout},
         "modernbert": ends | {"embedding_dropout": dropout, "mlp_dropout": dropout,
                               "attention_dropout": dropout, "cls_token_id": 2, "sep_token_id": 3,
                               "reference_compile": False}}
