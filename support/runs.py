@@ -53,6 +53,9 @@ CODE = ("*.py", "nmg/*.py", "support/*.py", "tools/*.py")
 CHECKPOINTS = ("checkpoint.pt", "plays")
 # The beginning of a file that git has not fetched.
 LFS_POINTER = b"version https://git-lfs"
+# What a path in the wrong place raises: no rights to it, a file where a folder should be, or the reverse.
+FILE_ERRORS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
+               errno.ENAMETOOLONG}
 # What errors of a full disk say, whoever raises them.
 DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
@@ -97,19 +100,33 @@ def start(main: Callable, config: type, tiny: dict | None = None, presets: dict 
         sys.stdout = open(os.devnull, "w")
     try:
         main(parse_flags(config, sys.argv[1:], tiny, presets))
-    except UserError as e:
-        # One line, also if a name in it has several.
-        print("error:", *str(e).splitlines(), file=sys.stderr)
-        sys.exit(2)
-    except (RuntimeError, OSError, MemoryError) as e:
-        if not is_out_of_memory(e):
+    except Exception as e:
+        said = sentence_of(e)
+        if not said:
             raise
-        reason = (str(e) or "out of memory").splitlines()[0]
-        print(f"error: {reason}; a small --micro_batch or shorter pieces need less", file=sys.stderr)
+        print("error:", said, file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from its last checkpoint, if any", file=sys.stderr)
         sys.exit(130)
+
+
+def sentence_of(error: Exception) -> str:
+    """What a user is told of an error, in one line; empty for a defect of the program, which keeps its
+    traceback."""
+    if isinstance(error, UserError):
+        # A name in it may have several lines.
+        return " ".join(str(error).splitlines())
+    if isinstance(error, OSError) and error.errno in FILE_ERRORS:
+        return f"{error.filename}: cannot be read or written ({error.strerror}); choose another path"
+    # torch and safetensors raise errors of their own, which say it, or follow from one that does.
+    said = "".join(traceback.format_exception(error))
+    if any(reason in said for reason in DISK_FULL):
+        return "the disk is full; free some space, and start the same command again"
+    if is_out_of_memory(error):
+        reason = (str(error) or "out of memory").splitlines()[0]
+        return f"{reason}; a small --micro_batch or shorter pieces need less"
+    return ""
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -217,41 +234,28 @@ def is_main_process() -> bool:
 
 # ---------------------------------------------------------------- files
 
-def unwritable(path: Path, reason: str) -> UserError:
-    return UserError(f"{path}: cannot be written to ({reason}); choose another path")
-
-
 def target_of(path: Path) -> Path:
-    """The file that is written as `path`, its links resolved; makes the folder of `path`. Raises UserError if
-    something other than a file is in its place, such as a folder or /dev/null."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise unwritable(path, e.strerror) from None
+    """The file that is written as `path`, its links resolved; makes its folder. Raises UserError if something
+    other than a file is in its place, such as a folder or /dev/null."""
     target = Path(os.path.realpath(path))
-    if os.path.exists(target) and not target.is_file():
-        raise unwritable(path, "it is no regular file")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and not target.is_file():
+        raise UserError(f"{path}: is no regular file; choose another path")
     return target
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """A path beside `path` for a file or a folder; renamed into place when the block ends well, else
-    removed. Raises UserError if it cannot be written. What a killed process left there is overwritten."""
+    removed. What a killed process left there is overwritten."""
     target = target_of(path)
     partial = target.with_name(f".{target.name}.partial")
-    with full_disk(path):
-        try:
-            remove(partial)
-            yield partial
-            os.replace(partial, target)
-        except OSError as e:
-            # An error of another file, which the block reads or writes, is passed on as it is.
-            if str(e.filename) != str(partial):
-                raise
-            raise unwritable(path, e.strerror) from None
-        finally:
-            remove(partial)
+    remove(partial)
+    try:
+        yield partial
+        os.replace(partial, target)
+    finally:
+        remove(partial)
 
 
 def remove(path: Path) -> None:
@@ -262,33 +266,12 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-@contextlib.contextmanager
-def full_disk(path: Path) -> Iterator[None]:
-    """Turns what a full disk raises where `path` is written into one sentence."""
-    try:
-        yield
-    except Exception as e:
-        # torch and safetensors raise errors of their own, which say it, or follow from one that does.
-        said = "".join(traceback.format_exception(e))
-        if not any(reason in said for reason in DISK_FULL):
-            raise
-        raise UserError(f"{path}: the disk is full; free some space, and start the same command "
-                        "again") from None
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a file that several processes write; it lies beside the file. Raises UserError if it
-    cannot be made."""
-    lock = f"{target_of(path)}.lock"
-    try:
-        # FileLock would wait for a folder that takes no files, such as /proc.
-        Path(lock).touch()
-        held = FileLock(lock).acquire()
-    except OSError as e:
-        raise unwritable(path, f"{lock}: {e.strerror}") from None
-    with held:
-        yield
+def locked(path: Path) -> FileLock:
+    """For `with`: holds the lock of a file that several processes write; it lies beside the file."""
+    lock = Path(f"{target_of(path)}.lock")
+    # FileLock would wait for a folder that takes no files, such as /proc.
+    lock.touch()
+    return FileLock(lock)
 
 
 def shared(jobs: Iterable[Hashable], done: Callable[[], set], locks: Path,
@@ -461,9 +444,6 @@ class Run:
         except Timeout:
             raise UserError(f"--out={self.folder}: another process is at work on it; wait for it, "
                             "or choose another folder") from None
-        except OSError as e:
-            raise UserError(f"--out={self.folder}: cannot be written to ({e.strerror}); choose another "
-                            "folder") from None
         if not grows and (self.folder / "run.json").exists():
             self.lock.release()
             raise UserError(f"--out={self.folder}: another process has just finished it; start the same "
