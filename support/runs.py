@@ -380,22 +380,16 @@ class Run:
     process is at work on it.
 
     settings: every resolved flag, and the checksums of what was read; JSON values
-    longer: the flag that may grow: a finished run then keeps its checkpoint, and goes on from it if more is
-        asked for
-    checkpoint: the file or folder from which it goes on"""
+    longer: whether a finished run goes on, to more episodes"""
 
-    def __init__(self, folder: str | Path, settings: dict, longer: str | None = None,
-                 checkpoint: str = "checkpoint.pt"):
+    def __init__(self, folder: str | Path, settings: dict, longer: bool = False):
         self.folder = Path(folder)
         # Through JSON and back, as recorded settings went: so the two compare equal (tuples become lists).
         self.settings = json.loads(json.dumps(settings))
-        self.longer = longer
-        self.checkpoint = self.folder / checkpoint
         started = self.folder / "started.json"
         # The record of what is there: of a finished run, of one that was stopped after a checkpoint, or {}.
         before = read_run(self.folder)
-        grows = bool(before) and self.grows(before["settings"])
-        self.done = bool(before) and not grows
+        self.done = bool(before) and not longer
         has_checkpoint = any(os.path.exists(self.folder / name) for name in CHECKPOINTS)
         if not before and has_checkpoint and os.path.isfile(started):
             # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
@@ -404,22 +398,11 @@ class Run:
         if self.done:
             print(f"already done: {self.folder} (remove it to run it again)")
         elif is_main_process():
-            self.begin(is_ours=bool(before) or os.path.isfile(started), grows=grows)
+            self.begin(is_ours=bool(before) or os.path.isfile(started), longer=longer)
 
-    def grows(self, recorded: dict) -> bool:
-        """Whether a finished run is to be made longer, which needs its checkpoint."""
-        if self.longer not in recorded or self.settings[self.longer] <= recorded[self.longer]:
-            return False
-        # A run of length 0 has none.
-        if recorded[self.longer] and not self.checkpoint.exists():
-            raise UserError(f"--out={self.folder}: is finished, and its checkpoint is gone, so that it "
-                            "cannot be made longer; choose another folder, or "
-                            f"--{self.longer}={recorded[self.longer]}")
-        return True
-
-    def begin(self, is_ours: bool, grows: bool) -> None:
+    def begin(self, is_ours: bool, longer: bool) -> None:
         """Takes the folder, which may hold other files only if it is ours, and a finished run only if that
-        grows."""
+        is made longer."""
         self.lock = FileLock(self.folder / ".lock")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -431,7 +414,7 @@ class Run:
         except Timeout:
             raise UserError(f"--out={self.folder}: another process is at work on it; wait for it, "
                             "or choose another folder") from None
-        if not grows and (self.folder / "run.json").exists():
+        if not longer and (self.folder / "run.json").exists():
             self.lock.release()
             raise UserError(f"--out={self.folder}: another process has just finished it; start the same "
                             "command again")
@@ -443,9 +426,10 @@ class Run:
     def refuse_others(self, recorded: dict) -> None:
         changed = []
         for name, value in self.settings.items():
-            # In an unfinished run, a flag that the record lacks is an edit of the code, and the run goes on.
-            is_new = name not in recorded and not self.done
-            if recorded.get(name) == value or name == self.longer or is_new:
+            # A run may go on to another number of episodes. A flag that its record lacks is an edit of the
+            # code.
+            may_differ = name == "episodes" or name not in recorded
+            if recorded.get(name) == value or (may_differ and not self.done):
                 continue
             # The settings of an earlier stage are too many to be shown.
             if isinstance(value, dict):
@@ -455,9 +439,6 @@ class Run:
         if changed:
             raise UserError(f"--out={self.folder}: holds another run ({', '.join(changed)}); remove it, "
                             "or choose another folder")
-        if self.done and self.longer in recorded and self.settings[self.longer] < recorded[self.longer]:
-            raise UserError(f"--out={self.folder}: holds a run with --{self.longer}={recorded[self.longer]}, "
-                            "which cannot be made shorter; choose another folder")
 
     def finish(self, **results: object) -> None:
         """Writes run.json: the settings, the results, and the versions."""
@@ -466,10 +447,7 @@ class Run:
             partial.write_text(json.dumps(run, indent=1))
         self.lock.release()
         # Half-written files are what an earlier, killed process left.
-        leftovers = [*self.folder.glob(".*.partial"), self.folder / "started.json", self.folder / ".lock"]
-        if not self.longer:
-            leftovers.append(self.checkpoint)
-        for path in leftovers:
+        for path in (*self.folder.glob(".*.partial"), self.folder / "started.json", self.folder / ".lock"):
             remove(path)
 
 

@@ -238,30 +238,32 @@ def test_a_record_that_is_not_ours_is_refused(name, text, said, tmp_path):
     # A flag that the code did not have is an edit of it.
     ("stopped", {}, {"clip": 0.2}, "goes on"),
     ("finished", {}, {"clip": 0.2}, "(clip=None there, 0.2 here)"),
-    # A flag that may grow.
+    # The flag that may grow.
     ("stopped", {"episodes": 2}, {"episodes": 3}, "goes on"),
-    ("finished", {"episodes": 3}, {"episodes": 1}, "cannot be made shorter"),
+    ("finished", {"episodes": 3}, {"episodes": 1}, "(episodes=3 there, 1 here)"),
     ("finished", {"episodes": 3}, {"episodes": 5, "clip": 0.2}, "goes on"),
     ("finished", {"episodes": 3}, {"episodes": 5, "seed": 1}, "(seed=0 there, 1 here)"),
-    ("no checkpoint", {"episodes": 3}, {"episodes": 5}, "its checkpoint is gone"),
-    # A run of length 0 has none.
-    ("no checkpoint", {"episodes": 0}, {"episodes": 1}, "goes on"),
     # Killed while it was made longer: what lies there is between two lengths.
     ("killed longer", {"episodes": 2}, {"episodes": 2}, "goes on"),
     ("killed longer", {"episodes": 2}, {"episodes": 4}, "goes on"),
     ("killed longer", {"episodes": 2}, {"episodes": 4, "seed": 1}, "(seed=0 there, 1 here)"),
 ])
 def test_what_a_command_finds_in_its_folder(state, before, now, expected, tmp_path):
-    folder, longer = tmp_path / "o", "episodes" if "episodes" in before else None
-    run = Run(folder, SETTINGS | before, longer)
-    if state not in ("begun", "no checkpoint"):
-        run.checkpoint.touch()
+    folder = tmp_path / "o"
+    longer = now.get("episodes", 0) > before.get("episodes", 0)
+    run = Run(folder, SETTINGS | before)
+    kept = set()
+    if state == "stopped":
+        (folder / "checkpoint.pt").touch()
+        kept = {"checkpoint.pt"}
     if state in ("begun", "stopped"):
         run.lock.release()
     else:
         run.finish()
     if state == "killed longer":
-        Run(folder, SETTINGS | {"episodes": 4}, longer).lock.release()
+        Run(folder, SETTINGS | {"episodes": 4}, longer=True).lock.release()
+        (folder / "plays").mkdir()
+        kept = {"plays"}
         assert runs.read_run(folder) == {}
     if expected != "goes on":
         with pytest.raises(UserError, match=re.escape(expected)):
@@ -269,15 +271,14 @@ def test_what_a_command_finds_in_its_folder(state, before, now, expected, tmp_pa
         return
     # What a killed process left.
     (folder / ".model.partial").mkdir()
-    # Only a run that may grow needs its checkpoint any more.
-    kept = {"checkpoint.pt"} if longer and run.checkpoint.exists() else set()
     run = Run(folder, SETTINGS | now, longer)
     assert not run.done
     assert json.loads((folder / "started.json").read_text())["settings"] == run.settings
     run.finish()
     assert runs.read_run(folder)["settings"] == run.settings
+    # A run that is made longer goes on from these.
     assert {*names(folder)} == {"run.json"} | kept
-    assert Run(folder, SETTINGS | now, longer).done
+    assert Run(folder, SETTINGS | now).done
 
 
 def test_a_run_that_another_process_has_just_finished_stays(tmp_path, monkeypatch):

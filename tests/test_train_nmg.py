@@ -619,6 +619,23 @@ def test_killed_at_any_moment_it_ends_the_same(form, finished, tmp_path):
     assert_ends_alike(tmp_path, finished[form])
 
 
+@pytest.mark.parametrize(("paper", "checkpoint"), [(False, "plays"), (True, "checkpoint.pt")])
+def test_a_run_is_made_longer_from_its_checkpoint(paper, checkpoint, tmp_path):
+    def is_longer(episodes):
+        return train_nmg.is_longer(Config(paper=paper, episodes=episodes, out=str(tmp_path)))
+
+    assert not is_longer(3)
+    for played in (0, 2):
+        (tmp_path / "run.json").write_text(json.dumps({"settings": {"episodes": played}}))
+        assert not is_longer(played)
+        if played:
+            with pytest.raises(runs.UserError, match=f"{checkpoint} is gone"):
+                is_longer(3)
+            (tmp_path / checkpoint).touch()
+        assert is_longer(3)
+    assert not is_longer(1)
+
+
 class Killed(BaseException):
     """What nothing in the program catches."""
 
