@@ -107,7 +107,7 @@ def sentence_of(error: Exception) -> str:
     if isinstance(error, UserError):
         # A name in it may have several lines.
         return " ".join(str(error).splitlines())
-    if isinstance(error, OSError) and error.errno in FILE_ERRORS:
+    if isinstance(error, OSError) and error.filename and error.errno in FILE_ERRORS:
         return f"{error.filename}: cannot be read or written ({error.strerror}); choose another path"
     # torch and safetensors raise errors of their own, which say it, or follow from one that does.
     said = "".join(traceback.format_exception(error))
