@@ -488,11 +488,11 @@ def check_flags(cfg: Config) -> None:
 def is_longer(cfg: Config) -> bool:
     """Whether a finished run is to be made longer. Raises UserError if what it would go on from is gone."""
     played = runs.read_run(cfg.out).get("settings", {}).get("episodes", cfg.episodes)
-    checkpoint = Path(cfg.out, "checkpoint.pt" if cfg.paper else "plays")
+    checkpoint = "checkpoint.pt" if cfg.paper else "plays"
     # A run of no episodes has none.
-    if 0 < played < cfg.episodes and not checkpoint.exists():
-        raise UserError(f"--out={cfg.out}: is finished, and {checkpoint.name} is gone, so that it cannot be "
-                        f"made longer; choose another folder, or --episodes={played}")
+    if 0 < played < cfg.episodes and not Path(cfg.out, checkpoint).exists():
+        raise UserError(f"--out={cfg.out}: is finished, and {checkpoint} is gone, so that it cannot be made "
+                        f"longer; choose another folder, or --episodes={played}")
     return played < cfg.episodes
 
 

@@ -465,7 +465,7 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     (tmp_path / "gap/plays/00002.npz").unlink()
     # A run that was killed while it was made longer.
     (tmp_path / "half/run.json").rename(tmp_path / "half/started.json")
-    cases = {f"--episodes=0 --plays={tmp_path}/other/o --out=0": "holds another run (plays_checksum=",
+    cases = {f"--episodes=1 --plays={tmp_path}/other/o --out=0": "holds another run (plays_checksum=",
              f"--episodes=0 --plays={other},gap": "gap holds plays that are in another of these folders, too",
              "--episodes=9 --out=gap": "gap/plays/00002.npz: is missing",
              f"--episodes=0 --plays={other} --dataset=toyqa --metric=em": "its plays have no score em",
