@@ -226,11 +226,8 @@ def check_pretraining(pretraining: dict, cfg: EvaluationConfig, data: str) -> No
 def check_results(path: Path) -> None:
     """Rewrites the file of results unchanged, so that a bad path fails before hours of training and not after
     them."""
-    try:
-        with runs.locked(path):
-            runs.write_rows(path, runs.read_rows(path))
-    except UserError as e:
-        raise UserError(f"--results={e}") from None
+    with runs.locked(path):
+        runs.write_rows(path, runs.read_rows(path))
 
 
 def add_result(path: Path, run: Run, row: str | None = None) -> None:

@@ -477,6 +477,17 @@ def check_flags(cfg: Config) -> None:
         raise UserError("--episodes=0: nothing is played, so --plays=FOLDER must name plays to learn from")
 
 
+def is_longer(cfg: Config) -> bool:
+    """Whether a finished run is to be made longer. Raises UserError if what it would go on from is gone."""
+    played = runs.read_run(cfg.out).get("settings", {}).get("episodes", cfg.episodes)
+    checkpoint = "checkpoint.pt" if cfg.paper else "plays"
+    # A run of no episodes has none.
+    if 0 < played < cfg.episodes and not Path(cfg.out, checkpoint).exists():
+        raise UserError(f"--out={cfg.out}: is finished, and {checkpoint} is gone, so that it cannot be made "
+                        f"longer; choose another folder, or --episodes={played}")
+    return played < cfg.episodes
+
+
 def finish(agents: Agents | PaperAgents, run: Run, cfg: Config) -> None:
     """Saves the policy, with its card, and ends the run."""
     agents.policies["learner"].save(run.folder)
@@ -512,8 +523,7 @@ def main(cfg: Config) -> None:
     # longer. (A preset is known by its values, and flags of the other form are not read.)
     without = ("micro_batch", "preset", *unread_flags(cfg))
     settings = runs.settings_of(cfg, without, **sources)
-    checkpoint = "checkpoint.pt" if cfg.paper else "plays"
-    run = Run(cfg.out, settings, longer="episodes", checkpoint=checkpoint)
+    run = Run(cfg.out, settings, is_longer(cfg))
     if run.done:
         return
     form = PaperAgents if cfg.paper else Agents

@@ -258,9 +258,8 @@ def weights_of(lm: str) -> str | None:
 
 def save_lm(folder: Path, model: torch.nn.Module, tokenizer) -> None:
     """Writes a Hugging Face folder: an LM, or a model of a task, with its tokenizer."""
-    with runs.full_disk(folder):
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     # safetensors hides its files from all but their owner.
     for file in folder.glob("*.safetensors"):
         shutil.copymode(folder / "config.json", file)

@@ -19,7 +19,6 @@ import errno
 import functools
 import hashlib
 import inspect
-import itertools
 import json
 import os
 import platform
@@ -28,7 +27,6 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 import traceback
 import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -38,21 +36,16 @@ from pathlib import Path
 import fire
 from filelock import FileLock, Timeout
 
-# What the flags of the project must be. A flag of another name may have any value, also 0 or less than 0.
+# What numbers of flags must be, by their names. Other whole numbers are 1 or more, others 0 or more.
 SHARES = {"p", "val_share", "dev_share", "new_share"}   # above 0 and at most 1
-AT_LEAST_ZERO = {
-    "clip", "dropout", "episodes", "exploration", "ft_lr", "lr", "mlm_lr", "rl_lr", "seed", "sharpness",
-    "uniform_episodes", "weight_decay"}
-AT_LEAST_ONE = {
-    "batch_size", "contexts", "docs", "epochs", "eval_every", "examples", "ft_epochs", "ft_max_len",
-    "labelled", "max_len", "max_steps", "micro_batch", "minibatch", "mlm_epochs", "policies", "random_every",
-    "replay_size", "seeds", "updates_per_episode", "validation"}
-# Which files of the repository a run is made by.
-CODE = ("*.py", "nmg/*.py", "support/*.py", "tools/*.py")
+FROM_ZERO = {"seed", "episodes", "uniform_episodes"}    # whole numbers that may be 0
 # What would be lost if a run with other flags began in the folder of one that was stopped.
 CHECKPOINTS = ("checkpoint.pt", "plays")
 # The beginning of a file that git has not fetched.
 LFS_POINTER = b"version https://git-lfs"
+# What a path in the wrong place raises: no rights to it, a file where a folder should be, or the reverse.
+FILE_ERRORS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
+               errno.ENAMETOOLONG}
 # What errors of a full disk say, whoever raises them.
 DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
@@ -97,19 +90,33 @@ def start(main: Callable, config: type, tiny: dict | None = None, presets: dict 
         sys.stdout = open(os.devnull, "w")
     try:
         main(parse_flags(config, sys.argv[1:], tiny, presets))
-    except UserError as e:
-        # One line, also if a name in it has several.
-        print("error:", *str(e).splitlines(), file=sys.stderr)
-        sys.exit(2)
-    except (RuntimeError, OSError, MemoryError) as e:
-        if not is_out_of_memory(e):
+    except Exception as e:
+        said = sentence_of(e)
+        if not said:
             raise
-        reason = (str(e) or "out of memory").splitlines()[0]
-        print(f"error: {reason}; a small --micro_batch or shorter pieces need less", file=sys.stderr)
+        print("error:", said, file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from its last checkpoint, if any", file=sys.stderr)
         sys.exit(130)
+
+
+def sentence_of(error: Exception) -> str:
+    """What a user is told of an error, in one line; empty for a defect of the program, which keeps its
+    traceback."""
+    if isinstance(error, UserError):
+        # A name in it may have several lines.
+        return " ".join(str(error).splitlines())
+    if isinstance(error, OSError) and error.filename and error.errno in FILE_ERRORS:
+        return f"{error.filename}: cannot be read or written ({error.strerror}); choose another path"
+    # torch and safetensors raise errors of their own, which say it, or follow from one that does.
+    said = "".join(traceback.format_exception(error))
+    if any(reason in said for reason in DISK_FULL):
+        return "the disk is full; free some space, and start the same command again"
+    if is_out_of_memory(error):
+        reason = (str(error) or "out of memory").splitlines()[0]
+        return f"{reason}; a small --micro_batch or shorter pieces need less"
+    return ""
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -201,9 +208,9 @@ def convert(name: str, text: str, flag_type: type) -> object:
         raise UserError(f"--{name}={text}: a share must be above 0 and at most 1")
     if name == "warmup" and not 0 <= number <= 1:
         raise UserError(f"--{name}={text}: a share of the steps, from 0 to 1")
-    if name in AT_LEAST_ONE and number < 1:
+    if flag_type is int and name not in FROM_ZERO and number < 1:
         raise UserError(f"--{name}={text}: must be 1 or more")
-    if name in AT_LEAST_ZERO and number < 0:
+    if number < 0:
         raise UserError(f"--{name}={text}: must be 0 or more")
     if not abs(number) < float("inf"):
         raise UserError(f"--{name}={text}: must be a finite number")
@@ -217,41 +224,28 @@ def is_main_process() -> bool:
 
 # ---------------------------------------------------------------- files
 
-def unwritable(path: Path, reason: str) -> UserError:
-    return UserError(f"{path}: cannot be written to ({reason}); choose another path")
-
-
 def target_of(path: Path) -> Path:
-    """The file that is written as `path`, its links resolved; makes the folder of `path`. Raises UserError if
-    something other than a file is in its place, such as a folder or /dev/null."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise unwritable(path, e.strerror) from None
+    """The file that is written as `path`, its links resolved; makes its folder. Raises UserError if something
+    other than a file is in its place, such as a folder or /dev/null."""
     target = Path(os.path.realpath(path))
-    if os.path.exists(target) and not target.is_file():
-        raise unwritable(path, "it is no regular file")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and not target.is_file():
+        raise UserError(f"{path}: is no regular file; choose another path")
     return target
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """A path beside `path` for a file or a folder; renamed into place when the block ends well, else
-    removed. Raises UserError if it cannot be written. What a killed process left there is overwritten."""
+    removed. What a killed process left there is overwritten."""
     target = target_of(path)
     partial = target.with_name(f".{target.name}.partial")
-    with full_disk(path):
-        try:
-            remove(partial)
-            yield partial
-            os.replace(partial, target)
-        except OSError as e:
-            # An error of another file, which the block reads or writes, is passed on as it is.
-            if str(e.filename) != str(partial):
-                raise
-            raise unwritable(path, e.strerror) from None
-        finally:
-            remove(partial)
+    remove(partial)
+    try:
+        yield partial
+        os.replace(partial, target)
+    finally:
+        remove(partial)
 
 
 def remove(path: Path) -> None:
@@ -262,33 +256,12 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-@contextlib.contextmanager
-def full_disk(path: Path) -> Iterator[None]:
-    """Turns what a full disk raises where `path` is written into one sentence."""
-    try:
-        yield
-    except Exception as e:
-        # torch and safetensors raise errors of their own, which say it, or follow from one that does.
-        said = "".join(traceback.format_exception(e))
-        if not any(reason in said for reason in DISK_FULL):
-            raise
-        raise UserError(f"{path}: the disk is full; free some space, and start the same command "
-                        "again") from None
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a file that several processes write; it lies beside the file. Raises UserError if it
-    cannot be made."""
-    lock = f"{target_of(path)}.lock"
-    try:
-        # FileLock would wait for a folder that takes no files, such as /proc.
-        Path(lock).touch()
-        held = FileLock(lock).acquire()
-    except OSError as e:
-        raise unwritable(path, f"{lock}: {e.strerror}") from None
-    with held:
-        yield
+def locked(path: Path) -> FileLock:
+    """For `with`: holds the lock of a file that several processes write; it lies beside the file."""
+    lock = Path(f"{target_of(path)}.lock")
+    # FileLock would wait for a folder that takes no files, such as /proc.
+    lock.touch()
+    return FileLock(lock)
 
 
 def shared(jobs: Iterable[Hashable], done: Callable[[], set], locks: Path,
@@ -321,29 +294,12 @@ def shared(jobs: Iterable[Hashable], done: Callable[[], set], locks: Path,
             time.sleep(1)
 
 
-def read_toml(file: Path, flag: str) -> dict:
-    """What a TOML file holds. Raises UserError, also if it is empty; flag: the flag that names it."""
-    try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise UserError(f"--{flag}={file}: cannot be read ({e.strerror})") from None
-    except ValueError as e:
-        raise UserError(f"{file}: is not TOML ({e})") from None
-    if not found:
-        raise UserError(f"--{flag}={file}: is empty")
-    return found
-
-
 def read_rows(file: Path) -> list[dict]:
     """The JSON objects of a file, one a line; none where there is no file. UserError names a broken line."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not file.exists():
         return []
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"{file}: cannot be read as text ({e}); choose another path") from None
     rows = []
-    for n, line in enumerate(text.split("\n"), 1):
+    for n, line in enumerate(file.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
         try:
@@ -397,59 +353,32 @@ class Run:
 
     run.json is written last: where it is, the run is done, and the same command does nothing. A folder is
     refused if it holds a finished run or a checkpoint of other settings, or other files, or if another
-    process is at work on it. A run that was begun by other code goes on, with a warning.
+    process is at work on it.
 
     settings: every resolved flag, and the checksums of what was read; JSON values
-    longer: the flag that may grow: a finished run then keeps its checkpoint, and goes on from it if more is
-        asked for
-    checkpoint: the file or folder from which it goes on"""
+    longer: whether a finished run goes on, to more episodes"""
 
-    def __init__(self, folder: str | Path, settings: dict, longer: str | None = None,
-                 checkpoint: str = "checkpoint.pt"):
+    def __init__(self, folder: str | Path, settings: dict, longer: bool = False):
         self.folder = Path(folder)
         # Through JSON and back, as recorded settings went: so the two compare equal (tuples become lists).
         self.settings = json.loads(json.dumps(settings))
-        self.longer = longer
-        self.checkpoint = self.folder / checkpoint
         started = self.folder / "started.json"
         # The record of what is there: of a finished run, of one that was stopped after a checkpoint, or {}.
         before = read_run(self.folder)
-        grows = bool(before) and self.grows(before["settings"])
-        self.done = bool(before) and not grows
+        self.done = bool(before) and not longer
         has_checkpoint = any(os.path.exists(self.folder / name) for name in CHECKPOINTS)
         if not before and has_checkpoint and os.path.isfile(started):
             # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
             before = read_record(started)
         self.refuse_others(before.get("settings", {}))
-        self.commits = self.with_this_commit(before.get("commits", []))
         if self.done:
             print(f"already done: {self.folder} (remove it to run it again)")
         elif is_main_process():
-            self.begin(is_ours=bool(before) or os.path.isfile(started), grows=grows)
+            self.begin(is_ours=bool(before) or os.path.isfile(started), longer=longer)
 
-    def grows(self, recorded: dict) -> bool:
-        """Whether a finished run is to be made longer, which needs its checkpoint."""
-        if self.longer not in recorded or self.settings[self.longer] <= recorded[self.longer]:
-            return False
-        # A run of length 0 has none.
-        if recorded[self.longer] and not self.checkpoint.exists():
-            raise UserError(f"--out={self.folder}: is finished, and its checkpoint is gone, so that it "
-                            "cannot be made longer; choose another folder, or "
-                            f"--{self.longer}={recorded[self.longer]}")
-        return True
-
-    def with_this_commit(self, commits: list[str]) -> list[str]:
-        """All commits that take part in the run; warns if the last one was another."""
-        if commits and commits[-1] == commit():
-            return commits
-        if commits:
-            print(f"WARNING: what is in {self.folder} was made by commit {commits[-1]}, and the code is now "
-                  f"commit {commit()}", flush=True)
-        return [*commits, commit()]
-
-    def begin(self, is_ours: bool, grows: bool) -> None:
+    def begin(self, is_ours: bool, longer: bool) -> None:
         """Takes the folder, which may hold other files only if it is ours, and a finished run only if that
-        grows."""
+        is made longer."""
         self.lock = FileLock(self.folder / ".lock")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -461,24 +390,22 @@ class Run:
         except Timeout:
             raise UserError(f"--out={self.folder}: another process is at work on it; wait for it, "
                             "or choose another folder") from None
-        except OSError as e:
-            raise UserError(f"--out={self.folder}: cannot be written to ({e.strerror}); choose another "
-                            "folder") from None
-        if not grows and (self.folder / "run.json").exists():
+        if not longer and (self.folder / "run.json").exists():
             self.lock.release()
             raise UserError(f"--out={self.folder}: another process has just finished it; start the same "
                             "command again")
         with atomic_write(self.folder / "started.json") as partial:
-            partial.write_text(json.dumps({"settings": self.settings, "commits": self.commits}, indent=1))
+            partial.write_text(json.dumps({"settings": self.settings}, indent=1))
         # A run that is made longer is no longer done: what it writes from now on is not what run.json says.
         remove(self.folder / "run.json")
 
     def refuse_others(self, recorded: dict) -> None:
         changed = []
         for name, value in self.settings.items():
-            # In an unfinished run, a flag that the record lacks is an edit of the code, and the run goes on.
-            is_new = name not in recorded and not self.done
-            if recorded.get(name) == value or name == self.longer or is_new:
+            # A run may go on to another number of episodes. A flag that its record lacks is an edit of the
+            # code.
+            may_differ = name == "episodes" or name not in recorded
+            if recorded.get(name) == value or (may_differ and not self.done):
                 continue
             # The settings of an earlier stage are too many to be shown.
             if isinstance(value, dict):
@@ -488,27 +415,20 @@ class Run:
         if changed:
             raise UserError(f"--out={self.folder}: holds another run ({', '.join(changed)}); remove it, "
                             "or choose another folder")
-        if self.done and self.longer in recorded and self.settings[self.longer] < recorded[self.longer]:
-            raise UserError(f"--out={self.folder}: holds a run with --{self.longer}={recorded[self.longer]}, "
-                            "which cannot be made shorter; choose another folder")
 
     def finish(self, **results: object) -> None:
-        """Writes run.json: the settings, the versions, the commits that took part, and the results."""
-        run = {"settings": self.settings, **results, "versions": versions(), "commits": self.commits}
+        """Writes run.json: the settings, the results, and the versions."""
+        run = {"settings": self.settings, **results, "versions": versions()}
         with atomic_write(self.folder / "run.json") as partial:
             partial.write_text(json.dumps(run, indent=1))
         self.lock.release()
         # Half-written files are what an earlier, killed process left.
-        leftovers = [*self.folder.glob(".*.partial"), self.folder / "started.json", self.folder / ".lock"]
-        if not self.longer:
-            leftovers.append(self.checkpoint)
-        for path in leftovers:
+        for path in (*self.folder.glob(".*.partial"), self.folder / "started.json", self.folder / ".lock"):
             remove(path)
 
 
 def read_run(folder: str | Path) -> dict:
-    """run.json of a finished run: its "settings", "versions", "commits", and results by name; {} where there
-    is none."""
+    """run.json of a finished run: its "settings", "versions", and results by name; {} where there is none."""
     file = Path(folder) / "run.json"
     # os.path: a name that is too long for a file is no error.
     return read_record(file) if os.path.isfile(file) else {}
@@ -523,8 +443,6 @@ def read_record(file: Path) -> dict:
     """run.json or started.json. Raises UserError if it is cut short, or of an earlier version."""
     try:
         record = dict(json.loads(file.read_text(encoding="utf-8")))
-    except OSError as e:
-        raise UserError(f"{file}: cannot be read ({e.strerror})") from None
     except (ValueError, TypeError):
         raise UserError(f"{file}: is cut short or damaged; copy it again, or remove its folder and run "
                         "again") from None
@@ -576,13 +494,6 @@ def git(folder: Path, *args: str) -> str:
 
 @functools.cache
 def commit() -> str:
-    """The commit of this repository; where files were edited or added since, with a checksum of the code, as
-    in "1c1f3c3-edited-5a0e21b7"; "no-git-5a0e21b7" in a copy without git. Looked up once, as this process
-    does not see later edits."""
-    root = Path(__file__).parent.parent
-    head = git(root, "rev-parse", "--short", "HEAD")
-    if head and not git(root, "status", "--porcelain", "--", *[f":(glob){pattern}" for pattern in CODE]):
-        return head
-    files = itertools.chain.from_iterable(map(root.glob, CODE))
-    code = digest([checksum(file) for file in sorted(files)])
-    return f"{head}-edited-{code}" if head else f"no-git-{code}"
+    """The commit of this repository, as in "1c1f3c3", or "1c1f3c3-dirty" where its files were edited since;
+    "no-git" in a copy without git. Looked up once, as this process does not see later edits."""
+    return git(Path(__file__).parent, "describe", "--always", "--dirty") or "no-git"

@@ -1,4 +1,5 @@
 """Flags, atomic files, and the folder of a run."""
+import errno
 import io
 import json
 import os
@@ -29,8 +30,7 @@ class Config:
     remask: bool = True
     out: str | None = None
     preset: str | None = None
-    count: int = 3                  # flags of a fork, which runs.py does not know
-    weight: float = 0.5
+    weight: float = 0.5             # a flag of a fork, which runs.py does not know
 
 
 @pytest.mark.parametrize(("args", "expected"), [
@@ -44,8 +44,7 @@ class Config:
     # ~ is the home directory where a path begins, and nowhere else
     (["--masker=nmg:~/x", "--lm=~/a,~/b"], {"masker": "nmg:/home/me/x", "lm": "/home/me/a,/home/me/b"}),
     (["--out=x~/~y", "--lm=./~"], {"out": "x~/~y", "lm": "./~"}),
-    # a flag of one's own may have any value
-    (["--count=-2", "--weight=-1.5"], {"count": -2, "weight": -1.5}),
+    (["--weight=0", "--seed=0"], {"weight": 0.0, "seed": 0}),
 ])
 def test_flags(args, expected, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
@@ -53,7 +52,7 @@ def test_flags(args, expected, monkeypatch):
 
 
 @pytest.mark.parametrize(("args", "said"), [
-    (["--mask=random"], "--mask; did you mean 'masker'.* Allowed: count, epochs, lm"),
+    (["--mask=random"], "--mask; did you mean 'masker'.* Allowed: epochs, lm"),
     (["random"], "'random' is not a flag"),
     # Fire has flags of its own behind this.
     (["--seed=1", "--", "--p=0.9"], "'--' alone is not a flag"),
@@ -64,6 +63,7 @@ def test_flags(args, expected, monkeypatch):
     (["--p=0"], "--p=0: a share"),
     (["--epochs=0"], "--epochs=0: must be 1 or more"),
     (["--seed=-1"], "--seed=-1: must be 0 or more"),
+    (["--weight=-1.5"], "--weight=-1.5: must be 0 or more"),
     (["--lr=inf"], "--lr=inf: must be a finite number"),
 ])
 def test_wrong_flags(args, said):
@@ -115,6 +115,8 @@ def test_a_preset_comes_after_what_is_given_and_before_the_toy_worlds(capsys):
     (RuntimeError("CUDA out of memory. Tried 20 GiB.\nmore"), 2, "error: CUDA out of memory. Tried 20 GiB.;"),
     (MemoryError("Unable to allocate 9 GiB"), 2, "error: Unable to allocate 9 GiB; a small"),
     (RuntimeError("can't allocate memory"), 2, "; a small --micro_batch or shorter pieces need less\n"),
+    (PermissionError(errno.EACCES, "Permission denied", "/x/o"), 2,
+     "error: /x/o: cannot be read or written (Permission denied); choose another path\n"),
 ])
 def test_a_mistake_is_one_sentence(error, code, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["x.py"])
@@ -185,14 +187,16 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     for name, write in writers.items():
         (tmp_path / name).write_text("old")
         (tmp_path / f".{name}.partial").symlink_to("/dev/full")
-        with pytest.raises(UserError, match=f"{name}: the disk is full; free some space, and start the same"):
+        with pytest.raises((OSError, RuntimeError)) as stopped:
             write(tmp_path / name)
+        said = runs.sentence_of(stopped.value)
+        assert said == "the disk is full; free some space, and start the same command again"
         assert (tmp_path / name).read_text() == "old"
 
 
 def test_only_files_are_written_over(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="pipe: cannot be written to"):
+    with pytest.raises(UserError, match="pipe: is no regular file"):
         runs.write_rows(tmp_path / "pipe", [])
     assert (tmp_path / "pipe").is_fifo()
 
@@ -202,9 +206,10 @@ def test_rows_of_a_file(tmp_path):
     (tmp_path / "rows").write_text('{"a": "x\u2028y"}\r\n{"a": 1}', encoding="utf-8")
     assert runs.read_rows(tmp_path / "rows") == [{"a": "x\u2028y"}, {"a": 1}]
     assert runs.read_rows(tmp_path / "nowhere") == []
-    (tmp_path / "list").write_text('{"a": 1}\n[2]')
-    with pytest.raises(UserError, match="list:2: not a JSON object"):
-        runs.read_rows(tmp_path / "list")
+    for other in (b"[2]", b"\xff"):
+        (tmp_path / "list").write_bytes(b'{"a": 1}\n' + other)
+        with pytest.raises(UserError, match="list:2: not a JSON object"):
+            runs.read_rows(tmp_path / "list")
 
 
 # ---------------------------------------------------------------- the folder of a run
@@ -233,30 +238,32 @@ def test_a_record_that_is_not_ours_is_refused(name, text, said, tmp_path):
     # A flag that the code did not have is an edit of it.
     ("stopped", {}, {"clip": 0.2}, "goes on"),
     ("finished", {}, {"clip": 0.2}, "(clip=None there, 0.2 here)"),
-    # A flag that may grow.
+    # The flag that may grow.
     ("stopped", {"episodes": 2}, {"episodes": 3}, "goes on"),
-    ("finished", {"episodes": 3}, {"episodes": 1}, "cannot be made shorter"),
+    ("finished", {"episodes": 3}, {"episodes": 1}, "(episodes=3 there, 1 here)"),
     ("finished", {"episodes": 3}, {"episodes": 5, "clip": 0.2}, "goes on"),
     ("finished", {"episodes": 3}, {"episodes": 5, "seed": 1}, "(seed=0 there, 1 here)"),
-    ("no checkpoint", {"episodes": 3}, {"episodes": 5}, "its checkpoint is gone"),
-    # A run of length 0 has none.
-    ("no checkpoint", {"episodes": 0}, {"episodes": 1}, "goes on"),
     # Killed while it was made longer: what lies there is between two lengths.
     ("killed longer", {"episodes": 2}, {"episodes": 2}, "goes on"),
     ("killed longer", {"episodes": 2}, {"episodes": 4}, "goes on"),
     ("killed longer", {"episodes": 2}, {"episodes": 4, "seed": 1}, "(seed=0 there, 1 here)"),
 ])
 def test_what_a_command_finds_in_its_folder(state, before, now, expected, tmp_path):
-    folder, longer = tmp_path / "o", "episodes" if "episodes" in before else None
-    run = Run(folder, SETTINGS | before, longer)
-    if state not in ("begun", "no checkpoint"):
-        run.checkpoint.touch()
+    folder = tmp_path / "o"
+    longer = now.get("episodes", 0) > before.get("episodes", 0)
+    run = Run(folder, SETTINGS | before)
+    kept = set()
+    if state == "stopped":
+        (folder / "checkpoint.pt").touch()
+        kept = {"checkpoint.pt"}
     if state in ("begun", "stopped"):
         run.lock.release()
     else:
         run.finish()
     if state == "killed longer":
-        Run(folder, SETTINGS | {"episodes": 4}, longer).lock.release()
+        Run(folder, SETTINGS | {"episodes": 4}, longer=True).lock.release()
+        (folder / "plays").mkdir()
+        kept = {"plays"}
         assert runs.read_run(folder) == {}
     if expected != "goes on":
         with pytest.raises(UserError, match=re.escape(expected)):
@@ -264,15 +271,14 @@ def test_what_a_command_finds_in_its_folder(state, before, now, expected, tmp_pa
         return
     # What a killed process left.
     (folder / ".model.partial").mkdir()
-    # Only a run that may grow needs its checkpoint any more.
-    kept = {"checkpoint.pt"} if longer and run.checkpoint.exists() else set()
     run = Run(folder, SETTINGS | now, longer)
     assert not run.done
     assert json.loads((folder / "started.json").read_text())["settings"] == run.settings
     run.finish()
     assert runs.read_run(folder)["settings"] == run.settings
+    # A run that is made longer goes on from these.
     assert {*names(folder)} == {"run.json"} | kept
-    assert Run(folder, SETTINGS | now, longer).done
+    assert Run(folder, SETTINGS | now).done
 
 
 def test_a_run_that_another_process_has_just_finished_stays(tmp_path, monkeypatch):
@@ -286,33 +292,16 @@ def test_a_run_that_another_process_has_just_finished_stays(tmp_path, monkeypatc
     assert (tmp_path / "o/run.json").exists()
 
 
-def test_edited_code_goes_on_with_a_warning_that_names_both_commits(tmp_path, monkeypatch, capsys):
-    """Once; whoever took part before is still named when the same code goes on again."""
-    warned = []
-    for code in ("aaa", "aaa", "bbb", "bbb"):
-        monkeypatch.setattr(runs, "commit", lambda code=code: code)
-        run = Run(tmp_path / "o", SETTINGS)
-        warned.append("was made by commit aaa, and the code is now commit bbb" in capsys.readouterr().out)
-        (tmp_path / "o/checkpoint.pt").touch()
-        run.lock.release()
-    assert warned == [False, False, True, False]
-    run.finish()
-    assert runs.read_run(run.folder)["commits"] == ["aaa", "bbb"]
-
-
-def test_an_edit_changes_the_commit(tmp_path, monkeypatch):
-    """As a repository of its own shows: the same commit, edited in two ways, and with a new file."""
-    (tmp_path / "nmg").mkdir()
-    (tmp_path / "x.py").write_text("a = 1\n")
+def test_the_commit_says_whether_files_were_edited(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "runs.py"))
+    assert runs.commit.__wrapped__() == "no-git"
+    (tmp_path / "runs.py").write_text("a = 1\n")
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@y"]
     for command in (["init"], ["add", "."], ["commit", "-m", "first"]):
         subprocess.run([*git, *command], cwd=tmp_path, check=True, capture_output=True)
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "support/runs.py"))
-    first, edited = runs.commit.__wrapped__(), set()
-    for file, text in (("x.py", "a = 2\n"), ("x.py", "a = 3\n"), ("nmg/y.py", "")):
-        (tmp_path / file).write_text(text)
-        edited.add(runs.commit.__wrapped__())
-    assert len(edited) == 3 and all(commit.startswith(f"{first}-edited-") for commit in edited)
+    first = runs.commit.__wrapped__()
+    (tmp_path / "runs.py").write_text("a = 2\n")
+    assert first and runs.commit.__wrapped__() == f"{first}-dirty"
 
 
 def test_only_an_empty_folder_is_taken(tmp_path):

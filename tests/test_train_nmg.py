@@ -447,7 +447,7 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
     (tmp_path / "gap/plays/00002.npz").unlink()
     # A run that was killed while it was made longer.
     (tmp_path / "half/run.json").rename(tmp_path / "half/started.json")
-    cases = {f"--episodes=0 --plays={tmp_path}/other/o --out=0": "holds another run (plays_checksum=",
+    cases = {f"--episodes=1 --plays={tmp_path}/other/o --out=0": "holds another run (plays_checksum=",
              f"--episodes=0 --plays={other},gap": "gap holds plays that are in another of these folders, too",
              "--episodes=9 --out=gap": "gap/plays/00002.npz: is missing",
              f"--episodes=0 --plays={other} --dataset=toyqa --metric=em": "its plays have no score em",
@@ -599,6 +599,23 @@ def test_killed_at_any_moment_it_ends_the_same(form, finished, tmp_path):
     assert fewer.returncode == 2 and "--episodes=1: o holds" in fewer.stderr
     succeed(*command, cwd=tmp_path)
     assert_ends_alike(tmp_path, finished[form])
+
+
+@pytest.mark.parametrize(("paper", "checkpoint"), [(False, "plays"), (True, "checkpoint.pt")])
+def test_a_run_is_made_longer_from_its_checkpoint(paper, checkpoint, tmp_path):
+    def is_longer(episodes):
+        return train_nmg.is_longer(Config(paper=paper, episodes=episodes, out=str(tmp_path)))
+
+    assert not is_longer(3)
+    for played in (0, 2):
+        (tmp_path / "run.json").write_text(json.dumps({"settings": {"episodes": played}}))
+        assert not is_longer(played)
+        if played:
+            with pytest.raises(runs.UserError, match=f"{checkpoint} is gone"):
+                is_longer(3)
+            (tmp_path / checkpoint).touch()
+        assert is_longer(3)
+    assert not is_longer(1)
 
 
 class Killed(BaseException):
