@@ -283,7 +283,6 @@ def main(cfg: Config) -> None:
                       what_was_done(cfg, pieces, steps, before, after), library_name="transformers",
                       pipeline_tag="fill-mask")
     run.finish(held_out_loss=[before, after], seconds=round(seconds, 3), base_model=runs.base_of(cfg.lm))
-    # A finished run needs it no more.
     runs.remove(checkpoint)
     print(f"saved {run.folder}: {steps:,} steps in {seconds:.1f} s")
     if held_out:
