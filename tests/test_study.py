@@ -307,7 +307,7 @@ def test_the_plans_of_the_repository(tmp_path, monkeypatch):
     assert plans
     for file in plans:
         # Some compare policies that were learned before.
-        for folder in re.findall(r"runs/studies/[\w/-]+", file.read_text("utf-8")):
+        for folder in re.findall(r"(?:runs/studies|results/policies)/[\w/-]+", file.read_text("utf-8")):
             LinearPolicy(8).save(tmp_path / folder)
         read = study.read_plan(file, study.Config(lm="other"))
         assert read.plan.lm == read.play.lm == read.learn.lm == "other"
