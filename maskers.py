@@ -226,7 +226,7 @@ def pmi(batch: Batch, budget: np.ndarray, rng: RowRandom, lm=None) -> np.ndarray
 
 # ---------------------------------------------------------------- scores, each of which makes a masker
 
-# Word counts of general English, made by tools/general_words.py; difference:FILE takes counts of your own.
+# Word counts of general English (docs/adapt.md says how they were made); difference:FILE takes your own.
 GENERAL = Path(counts.__file__).with_name("general_words.txt")
 FIRST = 20.0    # a logit far above all noise: such tokens come first
 

@@ -35,7 +35,6 @@ WRONG = [
     ("report.py --results=no.jsonl", "--results=no.jsonl: no such file; the finetune scripts write it"),
     ("tools/toy_compare.py --out=results.jsonl", "is the picture, and must end with .png"),
     ("tools/toy_compare.py --out=two.png", "two.jsonl: holds lines of another kind, which would be lost"),
-    ("tools/general_words.py --out=results.jsonl", "is a list of words, and must end with .txt"),
     ("tools/make_tiny.py --out=full", "--out=full: is there already; choose another folder"),
     ("tools/linear.py --dataset=two.jsonl --save_model=True", "is not kept; leave out --save_model"),
     ("tools/study.py --plan=empty.toml", "--plan=empty.toml: is empty"),

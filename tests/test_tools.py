@@ -236,17 +236,6 @@ def test_what_nmg_learned_is_compared_by_seed(tmp_path, monkeypatch):
     assert (tmp_path / "toy.png").exists()
 
 
-# ---------------------------------------------------------------- general_words
-
-def test_words_of_wordfreq_are_counted_among_a_billion(tmp_path, monkeypatch):
-    frequency = {"die": 0.0398, "00": 0.002, "straße": 1.234e-7, "selten": 1.02e-8}
-    fake = SimpleNamespace(top_n_list=lambda language, n: {"de": list(frequency)}[language][:n],
-                           word_frequency=lambda word, language: {"de": frequency}[language][word])
-    monkeypatch.setitem(sys.modules, "wordfreq", fake)
-    succeed("tools/general_words.py", "--language=de", "--words=3", cwd=tmp_path)
-    assert (tmp_path / "general_words.txt").read_text("utf-8") == "die\t39800000\nstraße\t123\n"
-
-
 # ---------------------------------------------------------------- foretell
 
 def an_episode(rng, N=5, L=8):
