@@ -353,7 +353,7 @@ class Run:
 
     run.json is written last: where it is, the run is done, and the same command does nothing. A folder is
     refused if it holds a finished run or a checkpoint of other settings, or other files, or if another
-    process is at work on it. A run that was begun by other code goes on, with a warning.
+    process is at work on it.
 
     settings: every resolved flag, and the checksums of what was read; JSON values
     longer: whether a finished run goes on, to more episodes"""
@@ -373,12 +373,7 @@ class Run:
         self.refuse_others(before.get("settings", {}))
         if self.done:
             print(f"already done: {self.folder} (remove it to run it again)")
-            return
-        made_by = before.get("versions", {}).get("commit", commit())
-        if made_by != commit():
-            print(f"WARNING: what is in {self.folder} was made by commit {made_by}, and the code is now "
-                  f"commit {commit()}", flush=True)
-        if is_main_process():
+        elif is_main_process():
             self.begin(is_ours=bool(before) or os.path.isfile(started), longer=longer)
 
     def begin(self, is_ours: bool, longer: bool) -> None:
@@ -400,7 +395,7 @@ class Run:
             raise UserError(f"--out={self.folder}: another process has just finished it; start the same "
                             "command again")
         with atomic_write(self.folder / "started.json") as partial:
-            partial.write_text(json.dumps({"settings": self.settings, "versions": versions()}, indent=1))
+            partial.write_text(json.dumps({"settings": self.settings}, indent=1))
         # A run that is made longer is no longer done: what it writes from now on is not what run.json says.
         remove(self.folder / "run.json")
 
@@ -499,10 +494,6 @@ def git(folder: Path, *args: str) -> str:
 
 @functools.cache
 def commit() -> str:
-    """The commit of this repository, as in "1c1f3c3"; where its Python files were edited since, with a
-    checksum of the edits, as in "1c1f3c3-edited-5a0e21b7"; "no-git" in a copy without git. Looked up once, as
-    this process does not see later edits."""
-    folder = Path(__file__).parent
-    head = git(folder, "describe", "--always") or "no-git"
-    edits = git(folder, "diff", "HEAD", "--", ":/*.py")
-    return f"{head}-edited-{digest(edits)}" if edits else head
+    """The commit of this repository, as in "1c1f3c3", or "1c1f3c3-dirty" where its files were edited since;
+    "no-git" in a copy without git. Looked up once, as this process does not see later edits."""
+    return git(Path(__file__).parent, "describe", "--always", "--dirty") or "no-git"
