@@ -2,6 +2,8 @@
 files again without playing, also from those of other runs.
 """
 import json
+import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,8 +67,8 @@ def load_episode(file: Path) -> tuple[Episode, dict]:
                 plays[name] = Play(mask, said["entropy"], said["scores"])
             attention_mask = np.arange(L) < arrays["length"][:, None]
             maskable = np.unpackbits(arrays["maskable"], 1, count=L).astype(bool)
-    # A damaged file fails in one of many ways.
-    except Exception as e:
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, zipfile.BadZipFile,
+            zlib.error) as e:
         raise UserError(f"{file}: is no episode of train_nmg.py, or damaged; copy it again, or remove it and "
                         "the later ones beside it") from e
     return Episode(input_ids, attention_mask, maskable, plays), about["log"]

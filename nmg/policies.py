@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch.nn.utils.rnn import pad_sequence
 
@@ -175,8 +176,7 @@ def load_policy(folder: str | Path) -> Policy:
         policy = classes[settings.get("class", "PaperPolicy")](settings["hidden_size"])
         policy.load_state_dict(weights)
         policy.sharpness, policy.clip = settings.get("sharpness"), settings.get("clip")
-    # A damaged file fails in one of many ways.
-    except Exception as e:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:
         raise UserError(f"{folder}: no policy of train_nmg.py in this folder: policy.json or "
                         "policy.safetensors is missing, cut short, or written by other code") from e
     if isinstance(policy, LinearPolicy) and not policy.weight.any():

@@ -1,6 +1,8 @@
 """Checkpoints: what a killed run needs to go on to the same result."""
 import contextlib
+import pickle
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,8 +43,9 @@ def loaded_state(file: Path) -> Iterator[dict]:
         if damaged:
             raise ValueError(f"the checksum of {damaged} is another")
         yield torch.load(file, weights_only=True, map_location="cpu")
-    # A file that is cut short, or that has values of other types, fails in one of many ways.
-    except Exception as e:
+    # What torch raises for a file that is cut short, and the block for values of other types.
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError,
+            zipfile.BadZipFile, zlib.error, pickle.UnpicklingError) as e:
         # That is no fault of the file.
         if is_out_of_memory(e):
             raise

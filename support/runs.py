@@ -27,6 +27,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import traceback
 import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -294,12 +295,29 @@ def shared(jobs: Iterable[Hashable], done: Callable[[], set], locks: Path,
             time.sleep(1)
 
 
+def read_toml(file: Path, flag: str) -> dict:
+    """What a TOML file holds. Raises UserError, also if it is empty; flag: the flag that names it."""
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise UserError(f"--{flag}={file}: cannot be read ({e.strerror})") from None
+    except ValueError as e:
+        raise UserError(f"{file}: is not TOML ({e})") from None
+    if not found:
+        raise UserError(f"--{flag}={file}: is empty")
+    return found
+
+
 def read_rows(file: Path) -> list[dict]:
     """The JSON objects of a file, one a line; none where there is no file. UserError names a broken line."""
-    if not file.exists():
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
         return []
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f"{file}: cannot be read as text ({e}); choose another path") from None
     rows = []
-    for n, line in enumerate(file.read_bytes().split(b"\n"), 1):
+    for n, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -443,6 +461,8 @@ def read_record(file: Path) -> dict:
     """run.json or started.json. Raises UserError if it is cut short, or of an earlier version."""
     try:
         record = dict(json.loads(file.read_text(encoding="utf-8")))
+    except OSError as e:
+        raise UserError(f"{file}: cannot be read ({e.strerror})") from None
     except (ValueError, TypeError):
         raise UserError(f"{file}: is cut short or damaged; copy it again, or remove its folder and run "
                         "again") from None

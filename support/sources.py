@@ -17,7 +17,6 @@ import operator
 import os
 import re
 import shutil
-import tomllib
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
@@ -78,15 +77,6 @@ def error_context(where: object) -> Iterator[SimpleNamespace]:
     # What a broken or a forbidden file raises; anything else is a defect of the program.
     except (OSError, TypeError, ValueError, AttributeError, EOFError, OverflowError, zlib.error) as e:
         raise UserError(f"{at.where}: {e}") from e
-
-
-def read_toml(file: Path, flag: str) -> dict:
-    """What a TOML file holds. Raises UserError, also if it is empty; flag: the flag that names it."""
-    with error_context(f"--{flag}={file}"):
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-    if not found:
-        raise UserError(f"--{flag}={file}: is empty")
-    return found
 
 
 def lines(path: Path) -> Iterator[tuple[str, str]]:

@@ -206,10 +206,9 @@ def test_rows_of_a_file(tmp_path):
     (tmp_path / "rows").write_text('{"a": "x\u2028y"}\r\n{"a": 1}', encoding="utf-8")
     assert runs.read_rows(tmp_path / "rows") == [{"a": "x\u2028y"}, {"a": 1}]
     assert runs.read_rows(tmp_path / "nowhere") == []
-    for other in (b"[2]", b"\xff"):
-        (tmp_path / "list").write_bytes(b'{"a": 1}\n' + other)
-        with pytest.raises(UserError, match="list:2: not a JSON object"):
-            runs.read_rows(tmp_path / "list")
+    (tmp_path / "list").write_text('{"a": 1}\n[2]')
+    with pytest.raises(UserError, match="list:2: not a JSON object"):
+        runs.read_rows(tmp_path / "list")
 
 
 # ---------------------------------------------------------------- the folder of a run

@@ -15,7 +15,7 @@ from scipy import stats
 import report
 from support import plots, runs
 from support.runs import UserError
-from support.sources import error_context, read_toml
+from support.sources import error_context
 from tools import toy_compare
 
 COLUMNS = ["minus random masks, or as named", "seeds", "points", "95 % interval", "p", "better on",
@@ -143,7 +143,7 @@ def main(cfg: Config) -> None:
     drawn = {"accuracy": {}, "macro F1": {}}
     # A field that is missing or wrong is said with the file's name.
     with error_context(file):
-        for table in read_toml(file, "comparisons")["table"]:
+        for table in runs.read_toml(file, "comparisons")["table"]:
             print(f"\n{table['name']}\n\n{HEAD}")
             for row in table["row"]:
                 plays = plays_of(row, file.parent)

@@ -117,7 +117,7 @@ class Study:
 
 def read_plan(file: Path, cfg: Config) -> Study:
     """Raises UserError, which names the key or value that is wrong, and what is allowed."""
-    fields = sources.read_toml(file, "plan")
+    fields = runs.read_toml(file, "plan")
     tables = {name: fields.pop(name, {}) for name in ("learn", "play")}
     folder = Path(cfg.out, file.stem)
     plan = parsed(Plan, fields, str(file), {})
