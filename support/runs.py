@@ -37,9 +37,15 @@ from pathlib import Path
 import fire
 from filelock import FileLock, Timeout
 
-# What numbers of flags must be, by their names. Other whole numbers are 1 or more, others 0 or more.
+# What the flags of the project must be. A flag of another name may have any value, also 0 or less than 0.
 SHARES = {"p", "val_share", "dev_share", "new_share"}   # above 0 and at most 1
-FROM_ZERO = {"seed", "episodes", "uniform_episodes"}    # whole numbers that may be 0
+AT_LEAST_ZERO = {
+    "clip", "dropout", "episodes", "exploration", "ft_lr", "lr", "mlm_lr", "rl_lr", "seed", "sharpness",
+    "uniform_episodes", "weight_decay"}
+AT_LEAST_ONE = {
+    "batch_size", "contexts", "docs", "epochs", "eval_every", "examples", "ft_epochs", "ft_max_len",
+    "labelled", "max_len", "max_steps", "micro_batch", "minibatch", "mlm_epochs", "policies", "random_every",
+    "replay_size", "seeds", "updates_per_episode", "validation"}
 # What would be lost if a run with other flags began in the folder of one that was stopped.
 CHECKPOINTS = ("checkpoint.pt", "plays")
 # The beginning of a file that git has not fetched.
@@ -209,9 +215,9 @@ def convert(name: str, text: str, flag_type: type) -> object:
         raise UserError(f"--{name}={text}: a share must be above 0 and at most 1")
     if name == "warmup" and not 0 <= number <= 1:
         raise UserError(f"--{name}={text}: a share of the steps, from 0 to 1")
-    if flag_type is int and name not in FROM_ZERO and number < 1:
+    if name in AT_LEAST_ONE and number < 1:
         raise UserError(f"--{name}={text}: must be 1 or more")
-    if number < 0:
+    if name in AT_LEAST_ZERO and number < 0:
         raise UserError(f"--{name}={text}: must be 0 or more")
     if not abs(number) < float("inf"):
         raise UserError(f"--{name}={text}: must be a finite number")
