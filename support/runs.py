@@ -19,6 +19,7 @@ import errno
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import platform
@@ -46,6 +47,8 @@ AT_LEAST_ONE = {
     "batch_size", "contexts", "docs", "epochs", "eval_every", "examples", "ft_epochs", "ft_max_len",
     "labelled", "max_len", "max_steps", "micro_batch", "minibatch", "mlm_epochs", "policies", "random_every",
     "replay_size", "seeds", "updates_per_episode", "validation"}
+# Which files of the repository a run is made by.
+CODE = ("*.py", "nmg/*.py", "support/*.py", "tools/*.py")
 # What would be lost if a run with other flags began in the folder of one that was stopped.
 CHECKPOINTS = ("checkpoint.pt", "plays")
 # The beginning of a file that git has not fetched.
@@ -377,7 +380,7 @@ class Run:
 
     run.json is written last: where it is, the run is done, and the same command does nothing. A folder is
     refused if it holds a finished run or a checkpoint of other settings, or other files, or if another
-    process is at work on it.
+    process is at work on it. A run that was begun by other code goes on, with a warning.
 
     settings: every resolved flag, and the checksums of what was read; JSON values
     longer: whether a finished run goes on, to more episodes"""
@@ -395,10 +398,20 @@ class Run:
             # Without a checkpoint nothing would be lost, so that a run with other flags may start over here.
             before = read_record(started)
         self.refuse_others(before.get("settings", {}))
+        self.commits = self.with_this_commit(before.get("commits", []))
         if self.done:
             print(f"already done: {self.folder} (remove it to run it again)")
         elif is_main_process():
             self.begin(is_ours=bool(before) or os.path.isfile(started), longer=longer)
+
+    def with_this_commit(self, commits: list[str]) -> list[str]:
+        """All commits that take part in the run; warns if the last one was another."""
+        if commits and commits[-1] == commit():
+            return commits
+        if commits:
+            print(f"WARNING: what is in {self.folder} was made by commit {commits[-1]}, and the code is now "
+                  f"commit {commit()}", flush=True)
+        return [*commits, commit()]
 
     def begin(self, is_ours: bool, longer: bool) -> None:
         """Takes the folder, which may hold other files only if it is ours, and a finished run only if that
@@ -419,7 +432,7 @@ class Run:
             raise UserError(f"--out={self.folder}: another process has just finished it; start the same "
                             "command again")
         with atomic_write(self.folder / "started.json") as partial:
-            partial.write_text(json.dumps({"settings": self.settings}, indent=1))
+            partial.write_text(json.dumps({"settings": self.settings, "commits": self.commits}, indent=1))
         # A run that is made longer is no longer done: what it writes from now on is not what run.json says.
         remove(self.folder / "run.json")
 
@@ -441,8 +454,8 @@ class Run:
                             "or choose another folder")
 
     def finish(self, **results: object) -> None:
-        """Writes run.json: the settings, the results, and the versions."""
-        run = {"settings": self.settings, **results, "versions": versions()}
+        """Writes run.json: the settings, the versions, the commits that took part, and the results."""
+        run = {"settings": self.settings, **results, "versions": versions(), "commits": self.commits}
         with atomic_write(self.folder / "run.json") as partial:
             partial.write_text(json.dumps(run, indent=1))
         self.lock.release()
@@ -452,7 +465,8 @@ class Run:
 
 
 def read_run(folder: str | Path) -> dict:
-    """run.json of a finished run: its "settings", "versions", and results by name; {} where there is none."""
+    """run.json of a finished run: its "settings", "versions", "commits", and results by name; {} where there
+    is none."""
     file = Path(folder) / "run.json"
     # os.path: a name that is too long for a file is no error.
     return read_record(file) if os.path.isfile(file) else {}
@@ -520,6 +534,13 @@ def git(folder: Path, *args: str) -> str:
 
 @functools.cache
 def commit() -> str:
-    """The commit of this repository, as in "1c1f3c3", or "1c1f3c3-dirty" where its files were edited since;
-    "no-git" in a copy without git. Looked up once, as this process does not see later edits."""
-    return git(Path(__file__).parent, "describe", "--always", "--dirty") or "no-git"
+    """The commit of this repository; where files were edited or added since, with a checksum of the code, as
+    in "1c1f3c3-edited-5a0e21b7"; "no-git-5a0e21b7" in a copy without git. Looked up once, as this process
+    does not see later edits."""
+    root = Path(__file__).parent.parent
+    head = git(root, "rev-parse", "--short", "HEAD")
+    if head and not git(root, "status", "--porcelain", "--", *[f":(glob){pattern}" for pattern in CODE]):
+        return head
+    files = itertools.chain.from_iterable(map(root.glob, CODE))
+    code = digest([checksum(file) for file in sorted(files)])
+    return f"{head}-edited-{code}" if head else f"no-git-{code}"

@@ -307,14 +307,14 @@ def test_settings_that_differ_are_named_with_their_rows(tmp_path):
     add(tmp_path, "nmg:a", 0, pretraining={"p": 0.05}, policy={"seed": 0, "paper": True})
     add(tmp_path, "nmg:b", 1, pretraining={"p": 0.05}, policy={"seed": 1, "paper": False})
     # With the commit where tools/study.py writes it.
-    add(tmp_path, "whole", 0, config={"lr": 1e-3, "labelled": 100}, commit="1a-dirty")
+    add(tmp_path, "whole", 0, config={"lr": 1e-3, "labelled": 100}, commit="1a-edited-2b")
     add(tmp_path, "whole", 1)
     assert notes_of(tmp_path) == [
         "- lr differs: 0.0002 (none, random, whole, nmg, my.py:rare), 0.001 (whole).",
         "- labelled differs: 100 (whole), None (random).",
         "- pretraining.p differs: 0.05 (nmg), 0.15 (random, whole, my.py:rare).",
         "- pretraining.policy.paper differs: False (nmg), True (nmg).",
-        "- The code was edited between these lines (commits 1a, 1a-dirty)."]
+        "- The code was edited between these lines (commits 1a, 1a-edited-2b)."]
 
 
 def test_splits_and_several_files(tmp_path, capsys):

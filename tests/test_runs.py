@@ -292,16 +292,33 @@ def test_a_run_that_another_process_has_just_finished_stays(tmp_path, monkeypatc
     assert (tmp_path / "o/run.json").exists()
 
 
-def test_the_commit_says_whether_files_were_edited(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "runs.py"))
-    assert runs.commit.__wrapped__() == "no-git"
-    (tmp_path / "runs.py").write_text("a = 1\n")
+def test_edited_code_goes_on_with_a_warning_that_names_both_commits(tmp_path, monkeypatch, capsys):
+    """Once; whoever took part before is still named when the same code goes on again."""
+    warned = []
+    for code in ("aaa", "aaa", "bbb", "bbb"):
+        monkeypatch.setattr(runs, "commit", lambda code=code: code)
+        run = Run(tmp_path / "o", SETTINGS)
+        warned.append("was made by commit aaa, and the code is now commit bbb" in capsys.readouterr().out)
+        (tmp_path / "o/checkpoint.pt").touch()
+        run.lock.release()
+    assert warned == [False, False, True, False]
+    run.finish()
+    assert runs.read_run(run.folder)["commits"] == ["aaa", "bbb"]
+
+
+def test_an_edit_changes_the_commit(tmp_path, monkeypatch):
+    """As a repository of its own shows: the same commit, edited in two ways, and with a new file."""
+    (tmp_path / "nmg").mkdir()
+    (tmp_path / "x.py").write_text("a = 1\n")
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@y"]
     for command in (["init"], ["add", "."], ["commit", "-m", "first"]):
         subprocess.run([*git, *command], cwd=tmp_path, check=True, capture_output=True)
-    first = runs.commit.__wrapped__()
-    (tmp_path / "runs.py").write_text("a = 2\n")
-    assert first and runs.commit.__wrapped__() == f"{first}-dirty"
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "support/runs.py"))
+    first, edited = runs.commit.__wrapped__(), set()
+    for file, text in (("x.py", "a = 2\n"), ("x.py", "a = 3\n"), ("nmg/y.py", "")):
+        (tmp_path / file).write_text(text)
+        edited.add(runs.commit.__wrapped__())
+    assert len(edited) == 3 and all(commit.startswith(f"{first}-edited-") for commit in edited)
 
 
 def test_only_an_empty_folder_is_taken(tmp_path):
