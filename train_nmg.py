@@ -478,8 +478,11 @@ def check_flags(cfg: Config) -> None:
 
 
 def is_longer(cfg: Config) -> bool:
-    """Whether a finished run is to be made longer. Raises UserError if what it would go on from is gone."""
+    """Whether a finished run is to be made longer. Raises UserError if it cannot be, or is to be shorter."""
     played = runs.read_run(cfg.out).get("settings", {}).get("episodes", cfg.episodes)
+    if played > cfg.episodes:
+        raise UserError(f"--out={cfg.out}: holds a run with --episodes={played}, which cannot be made "
+                        "shorter; choose another folder")
     checkpoint = "checkpoint.pt" if cfg.paper else "plays"
     # A run of no episodes has none.
     if 0 < played < cfg.episodes and not Path(cfg.out, checkpoint).exists():

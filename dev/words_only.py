@@ -61,7 +61,6 @@ def main(cfg: Config) -> None:
         agents.learn(episode, encode(lm, episode))
     agents.policy.save(run.folder)
     run.finish(base_model=runs.base_of(cfg.lm))
-    print(agents.about())
 
 
 @functools.cache

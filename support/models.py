@@ -73,8 +73,9 @@ def check_folder(name: str, place: Path) -> None:
 
 def open_config(name: str):
     """The config of an LM. Raises UserError if it is not one of a masked LM that can be trained."""
-    # What else an LM may be set to return has no place here.
-    config = open_lm(name, AutoConfig, return_dict=True, output_attentions=False)
+    # Outputs are read by name, without attention weights, and computed for a whole text at a time.
+    settings = {"return_dict": True, "output_attentions": False, "chunk_size_feed_forward": 0}
+    config = open_lm(name, AutoConfig, **settings)
     if getattr(config, "quantization_config", None):
         raise UserError(f"--lm={name}: its weights are quantized, so that they cannot be trained; its "
                         "original is needed")

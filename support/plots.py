@@ -35,7 +35,8 @@ def curves(metrics: list[dict], file: Path) -> None:
     fig = figure(15, 3.4)
     # Only the paper's form has losses.
     has_losses = "learner_policy_loss" in metrics[0]
-    panels = fig.subplots(1, 3 + has_losses)
+    n_panels = 4 if has_losses else 3
+    panels = fig.subplots(1, n_panels)
     regret, scores, entropy = panels[:3]
     last = metrics[-1]["episode"]
     against_random = [m for m in metrics if "random_score" in m]

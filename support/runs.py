@@ -53,7 +53,8 @@ CODE = ("*.py", "nmg/*.py", "support/*.py", "tools/*.py")
 CHECKPOINTS = ("checkpoint.pt", "plays")
 # The beginning of a file that git has not fetched.
 LFS_POINTER = b"version https://git-lfs"
-# What a path in the wrong place raises: no rights to it, a file where a folder should be, or the reverse.
+# What a path raises that cannot be written: no rights to it, a file where a folder should be or the reverse,
+# or too long a name.
 FILE_ERRORS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
                errno.ENAMETOOLONG}
 # What errors of a full disk say, whoever raises them.
@@ -122,7 +123,8 @@ def sentence_of(error: Exception) -> str:
     # torch and safetensors raise errors of their own, which say it, or follow from one that does.
     said = "".join(traceback.format_exception(error))
     if any(reason in said for reason in DISK_FULL):
-        return "the disk is full; free some space, and start the same command again"
+        where = f"{error.filename}: " if getattr(error, "filename", None) else ""
+        return f"{where}the disk is full; free some space, and start the same command again"
     if is_out_of_memory(error):
         reason = (str(error) or "out of memory").splitlines()[0]
         return f"{reason}; a small --micro_batch or shorter pieces need less"

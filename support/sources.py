@@ -503,8 +503,8 @@ def is_question(row: dict, columns: DataFlags) -> bool:
 def label_of(value: object) -> object:
     """The name of a class. Numbers, true and false become text, as JSON writes them; a lone surrogate becomes
     its escape; what cannot be a label, such as a list, stays as it is. None if there is none."""
-    # A list of one label, as annotation tools write it; a number in a list may stand for a name.
-    if isinstance(value, list) and len(value) <= 1 and not any(isinstance(item, int) for item in value):
+    # A list of one text, as annotation tools write it; a number in a list may stand for a name.
+    if isinstance(value, list) and len(value) <= 1 and all(isinstance(item, str) for item in value):
         value = value[0] if value else None
     if isinstance(value, str):
         return value.strip().encode("utf-8", "backslashreplace").decode() or None
@@ -836,6 +836,9 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
         files = [path]
         if path.is_dir() and split:
             files = sorted(path.iterdir())
+            # The library `datasets` has saved this split alone.
+            if path / "state.json" in files:
+                files = find_splits(path)["train"]
         for file in files:
             has_format = suffix_of(file) in READERS
             if split and has_format:

@@ -113,6 +113,11 @@ def test_a_saved_folder_of_the_library_datasets(tmp_path, tok):
     # All labels of test are -1, which says that there are none.
     with pytest.raises(UserError, match="test: there is no label"):
         data.check_labels("test")
+    # Each split by itself.
+    class_labels([0, 1, 1]).save_to_disk(tmp_path / "each/train")
+    class_labels([1]).save_to_disk(tmp_path / "each/test")
+    each = load(str(tmp_path / "each"), tok)
+    assert (len(each["train"]), label_names(each["test"])) == (2, ["pos"])
     two = {name: class_labels([0]) for name in ("train", "validation_a", "validation_b")}
     datasets.DatasetDict(two).save_to_disk(tmp_path / "two")
     with pytest.raises(UserError, match="two of its parts could be dev"):

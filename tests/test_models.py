@@ -130,7 +130,7 @@ def test_big_bird_attends_in_full(tmp_path):
 
 
 @pytest.mark.parametrize(("setting", "value"), [
-    ("return_dict", False), ("output_attentions", True),
+    ("return_dict", False), ("output_attentions", True), ("chunk_size_feed_forward", 3),
     # Which would be fetched from the hub, and run.
     ("attn_implementation", "kernels-community/flash-attn"),
 ])
