@@ -616,7 +616,8 @@ def test_a_run_is_made_longer_from_its_checkpoint(paper, checkpoint, tmp_path):
                 is_longer(3)
             (tmp_path / checkpoint).touch()
         assert is_longer(3)
-    assert not is_longer(1)
+    with pytest.raises(runs.UserError, match="--episodes=2, which cannot be made shorter"):
+        is_longer(1)
 
 
 class Killed(BaseException):
