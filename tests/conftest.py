@@ -52,6 +52,11 @@ TEXTS = [
 ]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests first: workers take from the tail of each other's list, and short ones end them alike."""
+    items.sort(key=lambda item: "slow" not in item.keywords)
+
+
 # Each pytest worker has one process that imports the scripts (ten seconds), from which others are forked.
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["pretrain", "train_nmg", "finetune_cls", "tools.study"])
