@@ -39,8 +39,14 @@ def listed(cwd=None, **env):
 
 # ---------------------------------------------------------------- which commands
 
-def test_every_row_of_the_papers_tables():
-    commands = listed()
+@pytest.fixture(scope="module")
+def papers_tables():
+    """What --list says of all of them."""
+    return run_all("--list")
+
+
+def test_every_row_of_the_papers_tables(papers_tables):
+    commands = papers_tables.stdout.splitlines()
     policies = [c for c in commands if "train_nmg.py" in c]
     rows = [c for c in commands if "finetune_" in c]
     assert commands == policies + rows
@@ -156,13 +162,12 @@ def test_the_mean_of_policies():
 
 # ---------------------------------------------------------------- what they cost
 
-def test_the_price_of_the_papers_tables_is_that_of_the_docs():
-    result = run_all("--list")
-    _, _, *table, total = result.stderr.splitlines()
+def test_the_price_of_the_papers_tables_is_that_of_the_docs(papers_tables):
+    _, _, *table, total = papers_tables.stderr.splitlines()
     assert len(table) == 2 + 6 + 1
     assert "\n".join(table) in (ROOT / "docs/speed.md").read_text(encoding="utf-8")
     # What the time limit of a job must be above.
-    longest = max(cost.hours_of(command)[3] for command in result.stdout.splitlines())
+    longest = max(cost.hours_of(command)[3] for command in papers_tables.stdout.splitlines())
     assert f"the longest command: {longest:.1f}" in total and longest > 3
 
 
@@ -271,7 +276,7 @@ case "$*" in
         case "$*" in *--dataset=unreadable*) echo "error: no column"; exit 2 ;; esac
         exit ;;
     *"import en_core_web_sm"*) exit 1 ;;
-    *show_masks*) echo "$@" >> "$STUB_LOG-masks"; exit ;;
+    *show_masks*) echo "$PYTHONPATH $@" >> "$STUB_LOG-masks"; exit ;;
     *report.py*) [ -z "$REAL_PYTHON" ] || exec $REAL_PYTHON "$@"; exit ;;
     *train_nmg.py*) sleep 0.5 ;;
 esac
@@ -279,7 +284,7 @@ echo "$@" >> "$STUB_LOG"
 case "$*" in
     *--dataset=bad*) echo wrong; exit 3;;
     *--dataset=odd*) echo "WARNING: odd";;
-    *slow*) sleep 2; echo ended >> "$STUB_LOG";;
+    *slow*) sleep 1; echo ended >> "$STUB_LOG";;
 esac
 command="$*"
 out=${command##*--out=}
@@ -407,18 +412,18 @@ def test_a_signal_ends_the_rows_at_work_and_no_other_starts(signalled, to_group,
     send = os.killpg if to_group else os.kill
     send(child.pid, signalled)
     assert child.wait(60) == 130
-    time.sleep(3)
+    time.sleep(1.5)
     begun = log.read_text().splitlines()
     assert len(begun) == 2 and "ended" not in begun
 
 
 @pytest.mark.slow
-def test_rows_are_run(tmp_path):
+def test_rows_are_run(stub, tmp_path):
     """In the toy world, by the real scripts; after that nothing is left, and the data set has its table."""
     small = "--contexts=30 --docs=6 --mlm_epochs=1 --ft_epochs=1"
-    asked = {"QUICK": "1", "SEEDS": "0", "PYTHON": sys.executable, "OUT": str(tmp_path / "out"),
-             "CLS": "toycls", "MASKERS": "none sampled", "NMG_FLAGS": f"--episodes=1 {small}",
-             "PRETRAIN_FLAGS": "--max_steps=2", "FINETUNE_FLAGS": "--epochs=1"}
+    asked = stub | {"QUICK": "1", "REAL_PYTHON": sys.executable, "LMS": "tiny", "CLS": "toycls",
+                    "MASKERS": "none sampled", "NMG_FLAGS": f"--episodes=1 {small}",
+                    "PRETRAIN_FLAGS": "--max_steps=2", "FINETUNE_FLAGS": "--epochs=1"}
     for command in listed(**asked):
         for part in command.split(" && "):
             _, script, *flags = shlex.split(part)
@@ -429,4 +434,9 @@ def test_rows_are_run(tmp_path):
     lines = runs.read_rows(tmp_path / "out/results.jsonl")
     assert sorted(line["row"] for line in lines) == ["none", "sampled"]
     assert "## toycls, tiny\n" in result.stdout and ", as the paper prints it\n" in result.stdout
+    # What the stand-in for Python was asked for besides, with the folder where modules are found.
+    masks, = (tmp_path / "log-masks").read_text().splitlines()
+    path, _, module, *flags = masks.split()
+    assert (path, module) == (str(ROOT), "tools.show_masks")
+    succeed("tools/show_masks.py", *flags, cwd=tmp_path)
     assert (tmp_path / "out/masks-toycls-tiny/masks.html").exists()
