@@ -29,6 +29,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # Two tests run side by side, each on one core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -37,7 +38,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 import data_prep
 from nmg import loop
 from support import devices
-from support.data import Data, Split
+from support.data import Batch, Data, Pieces, Split, collate
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
@@ -299,6 +300,11 @@ def corpus_of(folder: Path, tokenizer, *texts: str, **how: object) -> Split:
     """The texts of a file, one on each line."""
     (folder / "c.txt").write_text("\n".join(texts))
     return data_prep.load(str(folder / "c.txt"), tokenizer, **how).corpus
+
+
+def all_of(pieces: Pieces) -> Batch:
+    """One batch of all pieces."""
+    return collate(pieces, np.arange(len(pieces)))
 
 
 @pytest.fixture

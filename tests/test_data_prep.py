@@ -18,7 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import spacy
-from conftest import SHARED, TEXTS, corpus_of, fast_tokenizer, load_splits, needs_shared, squad, write_rows
+from conftest import (
+    SHARED,
+    TEXTS,
+    all_of,
+    corpus_of,
+    fast_tokenizer,
+    load_splits,
+    needs_shared,
+    squad,
+    write_rows,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
@@ -28,18 +38,13 @@ from transformers import PreTrainedTokenizerFast
 import data_prep
 from data_prep import load
 from support import sources
-from support.data import blocks, collate, truncated, windows
+from support.data import blocks, truncated, windows
 from support.runs import UserError
 from support.sources import DataFlags
 
 
 def texts_of(split):
     return [split.text(i) for i in range(len(split))]
-
-
-def all_of(pieces):
-    """One batch of all pieces."""
-    return collate(pieces, np.arange(len(pieces)))
 
 
 def answer_of(split, question):

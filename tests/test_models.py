@@ -1,15 +1,13 @@
 """LMs as people have them: weights, settings, tokenizers that do not fit, damaged folders, special tokens."""
-import io
 import json
 import re
 import shutil
 
 import numpy as np
 import pytest
-import sentencepiece
 import torch
 import transformers
-from conftest import TEXTS, corpus_of, fast_tokenizer, random_lm, same, weights
+from conftest import corpus_of, fast_tokenizer, random_lm, same, weights
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers
@@ -193,33 +191,6 @@ def test_a_folder_that_cannot_be_opened_is_one_sentence(change, said, lm_folder)
 
 
 # ---------------------------------------------------------------- tokenizers
-
-SENTENCEPIECE = {
-    "deberta-v2": ("spm.model", {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]",
-                                 "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}),
-    "albert": ("spiece.model", {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>",
-                                "control_symbols": "[CLS],[SEP],[MASK]"}),
-    "xlm-roberta": ("sentencepiece.bpe.model", {})}
-
-
-@pytest.mark.parametrize("kind", SENTENCEPIECE)
-def test_folders_with_a_sentencepiece_model(kind, tmp_path):
-    """As those have whose LM was saved years ago."""
-    file, options = SENTENCEPIECE[kind]
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(20 * TEXTS), model_writer=model, vocab_size=50, hard_vocab_limit=False,
-        minloglevel=2, **options)
-    (tmp_path / file).write_bytes(model.getvalue())
-    lm_of(kind, tmp_path, **SMALL | {"vocab_size": 90, "pad_token_id": 1})
-    tokenizer = models.load_tokenizer(str(tmp_path))
-    special = special_tokens_of(tokenizer)
-    assert special.prefix == [tokenizer.cls_token_id] and special.suffix == [tokenizer.sep_token_id]
-    assert set(special.middle) == {tokenizer.sep_token_id}
-    split = corpus_of(tmp_path, tokenizer, "the cat sat </s> on [SEP] the mat")
-    special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    assert len(split.input_ids) > 8 and special_ids.isdisjoint(split.input_ids.tolist())
-
 
 def test_a_vocabulary_with_gaps(tmp_path):
     vocabulary = {"[PAD]": 0, "[UNK]": 1, "[MASK]": 4, "a": 10, "b": 20, "c": 30}

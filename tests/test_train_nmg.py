@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import call, kill_when, names, random_lm, ranks, same, side_by_side, succeed, weights
+from conftest import all_of, call, kill_when, names, random_lm, ranks, same, side_by_side, succeed, weights
 
 import data_prep
 import finetune_cls
@@ -54,10 +54,6 @@ def subtask():
     world = data_prep.load("toycls", toy.tokenizer())
     sampler = SubTaskSampler(world, finetune_cls, 64, 64, 0.5)
     return sampler.sample(np.random.default_rng(0), 48, 6, 1000, 1000)
-
-
-def batch_of(pieces):
-    return collate(pieces, np.arange(len(pieces)))
 
 
 # ---------------------------------------------------------------- the paper's rewards, losses and actions
@@ -213,7 +209,7 @@ def test_states_are_the_lms_of_each_context_alone(cls_folder, tok):
     """In the order of the contexts, whatever their lengths."""
     pieces = blocks(data_prep.load(str(cls_folder), tok)["train"], 32)
     lm = random_lm("bert", len(tok), dropout=0.1).train()
-    states = train_nmg.encode(lm, batch_of(pieces))
+    states = train_nmg.encode(lm, all_of(pieces))
     assert lm.training and len(set(pieces.length)) > 3
     for i in range(len(pieces)):
         alone = collate(pieces, np.array([i]))
@@ -228,7 +224,7 @@ def test_states_are_the_lms_of_each_context_alone(cls_folder, tok):
 @pytest.fixture
 def contexts(subtask):
     """The contexts of a sub-task as a batch, and their states under the LM."""
-    batch = batch_of(subtask.contexts)
+    batch = all_of(subtask.contexts)
     return batch, train_nmg.encode(models.load_lm("tiny"), batch)
 
 
@@ -302,7 +298,7 @@ def test_sharpened_logits():
 def test_an_inner_loop_trains_a_copy_on_its_own_masks(subtask, monkeypatch):
     """Each context under its own row of the mask in every epoch; what is fine-tuned is the adapted LM; the LM
     itself stays as it was. All players of an episode have the same seeds."""
-    lm, batch = models.load_lm("tiny"), batch_of(subtask.contexts)
+    lm, batch = models.load_lm("tiny"), all_of(subtask.contexts)
     before = weights(lm)
     rng = np.random.default_rng(1)
     mask = maskers.pick(rng.random(batch.input_ids.shape), batch, maskers.budget_of(batch, 0.2))
