@@ -97,6 +97,12 @@ def succeed(script: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess:
     return result
 
 
+def refused(said: str, script: str, *flags: str, cwd: Path) -> None:
+    """`call`, which must end with exit code 2 and with this in its sentence."""
+    result = call(script, *flags, cwd=cwd)
+    assert result.returncode == 2 and said in result.stderr, result.stderr
+
+
 def child(cwd: Path, threads: int, env: dict[str, str], changed: dict[str, object], said: Path, script: str,
           *flags: str) -> None:
     """What a process of `begin` does."""

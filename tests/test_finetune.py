@@ -2,6 +2,7 @@
 import functools
 import inspect
 import json
+import random
 import re
 import string
 from types import SimpleNamespace
@@ -11,7 +12,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import TEXTS, call, fast_tokenizer, random_lm, ranks, side_by_side, squad, succeed, write_rows
+from conftest import (
+    ROOT,
+    TEXTS,
+    call,
+    fast_tokenizer,
+    random_lm,
+    ranks,
+    refused,
+    side_by_side,
+    squad,
+    succeed,
+    write_rows,
+)
 from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,8 +82,7 @@ def test_predictions_that_cannot_be_right(lm_folder, cls_folder, tmp_path, monke
     for value in (float("nan"), -float("inf")):
         lines = [{"name": "a name is no number", "error": value}]
         monkeypatch.setattr(finetune_cls, "predictions", Mock(return_value=lines))
-        result = call("finetune_cls.py", *flags, cwd=tmp_path)
-        assert result.returncode == 2 and f"predictions: error is {value}" in result.stderr
+        refused(f"predictions: error is {value}", "finetune_cls.py", *flags, cwd=tmp_path)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=40))
@@ -287,8 +299,7 @@ def test_a_copy_of_a_script_runs_its_own_functions(task, tmp_path, monkeypatch):
     loss_fn = "def loss_fn(model, tensors):\n    raise runs.UserError('the loss of the copy')\n"
     (tmp_path / f"my_{task.script}").write_text(inspect.getsource(task.module) + loss_fn)
     monkeypatch.syspath_prepend(tmp_path)
-    result = call(f"my_{task.script}", *task.flags, "--max_len=64", cwd=tmp_path)
-    assert result.returncode == 2 and "the loss of the copy" in result.stderr, result.stderr
+    refused("the loss of the copy", f"my_{task.script}", *task.flags, "--max_len=64", cwd=tmp_path)
 
 
 def test_stages_of_a_seed_use_the_same_labels(task, tmp_path, monkeypatch):
@@ -340,8 +351,7 @@ def test_labels_are_needed_only_where_they_are_used(task, tmp_path):
     for masker in ("random", "label"):
         succeed(*pretrain, f"--masker={masker}", cwd=tmp_path)
     for command in ([task.script, "--split=dev"], ["train_nmg.py"]):
-        result = call(*command, *task.flags, "--max_len=32", cwd=tmp_path)
-        assert result.returncode == 2 and said in result.stderr
+        refused(said, *command, *task.flags, "--max_len=32", cwd=tmp_path)
 
 
 def test_masks_that_read_more_labels_are_refused(lm_folder, cls_folder, tmp_path):
@@ -350,16 +360,16 @@ def test_masks_that_read_more_labels_are_refused(lm_folder, cls_folder, tmp_path
     for masker in ("label", "random"):
         succeed("pretrain.py", *flags, f"--lm={lm_folder}", f"--masker={masker}", "--labelled=12",
                 "--max_steps=1", f"--out={masker}", cwd=tmp_path)
-    for command, refused in (("--lm=label --labelled=12", False), ("--lm=label", False),
+    for command, stopped in (("--lm=label --labelled=12", False), ("--lm=label", False),
                              ("--lm=label --labelled=8", True), ("--lm=label --labelled=12 --seed=1", True),
                              ("--lm=random --labelled=8", False)):
         result = call("finetune_cls.py", *flags, "--epochs=1", *command.split(), cwd=tmp_path)
-        assert ("may have read other labels; pre-train it with" in result.stderr) == refused
-        assert result.returncode == (2 if refused else 0)
+        assert ("may have read other labels; pre-train it with" in result.stderr) == stopped
+        assert result.returncode == (2 if stopped else 0)
     # Of edited data other texts are drawn.
     write_rows(cls_folder / "train.jsonl", runs.read_rows(cls_folder / "train.jsonl")[1:])
-    result = call("finetune_cls.py", *flags, "--lm=label", "--labelled=12", cwd=tmp_path)
-    assert result.returncode == 2 and "may have read other labels" in result.stderr
+    refused("may have read other labels", "finetune_cls.py", *flags, "--lm=label", "--labelled=12",
+            cwd=tmp_path)
 
 
 def test_a_dev_split_that_pretraining_may_have_read_is_warned_of(tmp_path):
@@ -476,8 +486,7 @@ def test_new_rows_are_predicted(suffix, classifier, cls_folder, tmp_path):
     # Nothing is written over, and no column is.
     for flags, said in (([], "is there already"), ([f"--predict={out}"], "has a column 'predicted' already"),
                         (["--out=p.parquet"], "predictions are written as .csv, .tsv or .jsonl")):
-        again = call("finetune_cls.py", f"--predict=new{suffix}", f"--lm={classifier}", *flags, cwd=tmp_path)
-        assert again.returncode == 2 and said in again.stderr
+        refused(said, "finetune_cls.py", f"--predict=new{suffix}", f"--lm={classifier}", *flags, cwd=tmp_path)
 
 
 def test_new_questions_are_answered(lm_folder, qa_folder, tmp_path):
@@ -506,8 +515,8 @@ def test_new_questions_are_answered(lm_folder, qa_folder, tmp_path):
     assert [row["predicted"] is None for row in runs.read_rows(tmp_path / "b.jsonl")] == [False, True]
     # A context of which the tokenizer keeps nothing.
     write_rows(tmp_path / "none.jsonl", [rows[0], rows[1] | {"context": "\u200b"}])
-    result = call("finetune_qa.py", "--predict=none.jsonl", "--lm=o", cwd=tmp_path)
-    assert result.returncode == 2 and "the tokenizer drops every character" in result.stderr
+    refused("the tokenizer drops every character", "finetune_qa.py", "--predict=none.jsonl", "--lm=o",
+            cwd=tmp_path)
 
 
 def test_a_model_that_can_be_shared(classifier, cls_folder, tmp_path):
@@ -525,8 +534,8 @@ def test_a_model_that_can_be_shared(classifier, cls_folder, tmp_path):
     flags = [f"--dataset={cls_folder}", f"--lm={classifier}", "--epochs=1"]
     more = call("finetune_cls.py", *flags, cwd=tmp_path)
     assert "NEWLY INITIALIZED" in more.stdout and ", classifier.bias)" in more.stdout
-    result = call("finetune_qa.py", f"--predict={cls_folder}/test.jsonl", f"--lm={classifier}", cwd=tmp_path)
-    assert result.returncode == 2 and "is a BertForSequenceClassification" in result.stderr
+    refused("is a BertForSequenceClassification", "finetune_qa.py", f"--predict={cls_folder}/test.jsonl",
+            f"--lm={classifier}", cwd=tmp_path)
 
 
 @pytest.mark.slow
@@ -551,3 +560,51 @@ def test_results_that_are_there_stay(tmp_path):
             run.finish(scores={"accuracy": 50.0}, examples=8, held_out_loss=[3.0, 2.5], seconds={"train": 1})
         finetune.add_result(results, run, row)
     assert [line["seed"] for line in runs.read_rows(results)] == [7, 1, 2, 1]
+
+
+# ---------------------------------------------------------------- a third kind of task: one file of a user's
+
+@pytest.fixture
+def ner(tmp_path, monkeypatch):
+    """The module, and CoNLL files in which a name and the attribute behind it are a person."""
+    rng = random.Random(0)
+    (tmp_path / "conll").mkdir()
+    for split, n in (("train", 200), ("dev", 20), ("test", 30)):
+        text = "-DOCSTART- -X- O\n\n"
+        for _ in range(n):
+            lines = [f"{word} NN O\n" for word in rng.choices(toy.ALL_FILLERS, k=6)]
+            person = f"{rng.choice(toy.ALL_NAMES)} NN B-PER\n{rng.choice(toy.ALL_ATTRIBUTES)} NN I-PER\n"
+            lines.insert(rng.randrange(6), person)
+            text += "".join(lines) + "\n"
+        (tmp_path / f"conll/{split}.txt").write_text(text)
+    monkeypatch.syspath_prepend(ROOT / "tests/third_task")
+    import finetune_ner
+    return finetune_ner
+
+
+def test_tags_and_entities(ner):
+    # The tokens are Anna - Maria, and two that hold the blank before them.
+    arrays = {"char_end": [np.array([4, 5, 10, 16, 20])]}
+    [tag] = ner.tag_arrays([{"text": "Anna-Maria Smith sat", "tags": [1, 2, 0]}], arrays)["tag"]
+    assert [*tag] == [1, -100, -100, 2, 0]
+    lines = [{"gold": ["B-PER", "I-PER", "I-ORG"], "predicted": ["O", "B-PER", "B-PER"]}]
+    assert ner.entities(lines, "gold") == {(0, 0, "B-PER I-PER")}
+    assert ner.entities(lines, "predicted") == {(0, 1, "B-PER"), (0, 2, "B-PER")}
+
+
+@pytest.mark.slow
+@pytest.mark.training
+def test_a_policy_is_learned_for_a_third_kind_of_task(ner, tmp_path):
+    succeed("train_nmg.py", "--dataset=conll", "--contexts=60", "--docs=60", "--ft_epochs=6",
+            "--ft_lr=2e-3", "--episodes=1", "--out=o", cwd=tmp_path)
+    [row] = runs.read_rows(tmp_path / "o/metrics.jsonl")
+    assert row["learner_f1"] > 50
+
+
+@pytest.mark.training
+def test_an_lm_is_fine_tuned_and_scored(ner, tmp_path):
+    succeed("finetune_ner.py", "--lr=2e-3", cwd=tmp_path)
+    [row] = runs.read_rows(tmp_path / "results.jsonl")
+    assert (row["split"], row["examples"]) == ("test", 30) and row["f1"] > 80
+    made = succeed("report.py", cwd=tmp_path)
+    assert f"| none | {row['f1']:.2f} |" in made.stdout

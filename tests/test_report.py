@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, SHARED, call, needs_shared, succeed
+from conftest import ROOT, SHARED, needs_shared, refused, succeed
 from scipy import stats
 
 import report
@@ -506,8 +506,7 @@ def test_a_comparison_that_was_fixed_in_advance(tmp_path, rng):
     assert dict(tested["tests"]) == {"tfidf": 1, low: 2, high: 2}
     assert list(compare(lines)["tests"]) == [3] * 3
     # Else the primary comparison would be corrected in silence.
-    result = call("report.py", "--primary=tdidf", cwd=tmp_path)
-    assert result.returncode == 2 and "--primary=tdidf: no such row" in result.stderr
+    refused("--primary=tdidf: no such row", "report.py", "--primary=tdidf", cwd=tmp_path)
 
 
 def test_planned_seeds_find_the_difference(tmp_path, rng):

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import all_of, call, kill_when, names, random_lm, ranks, same, side_by_side, succeed, weights
+from conftest import all_of, kill_when, names, random_lm, ranks, refused, same, side_by_side, succeed, weights
 
 import data_prep
 import finetune_cls
@@ -454,11 +454,9 @@ def test_a_policy_of_the_plays_of_others(finished, tmp_path):
              # Its plays would be lost.
              "--seed=9 --out=half": "holds another run (seed="}
     for flags, said in cases.items():
-        result = call("train_nmg.py", *SMALL, *flags.split(), cwd=tmp_path)
-        assert result.returncode == 2 and said in result.stderr
+        refused(said, "train_nmg.py", *SMALL, *flags.split(), cwd=tmp_path)
     # The paper's form goes on from a checkpoint alone, and would remove them.
-    result = call("train_nmg.py", *PAPER, "--out=half", cwd=tmp_path)
-    assert result.returncode == 2 and "holds another run (" in result.stderr
+    refused("holds another run (", "train_nmg.py", *PAPER, "--out=half", cwd=tmp_path)
     assert len(names(tmp_path / "half/plays")) == 3
 
 
@@ -580,14 +578,14 @@ def test_a_finished_run_made_longer_is_the_longer_run(form, finished, tmp_path):
 @pytest.mark.slow
 def test_killed_at_any_moment_it_ends_the_same(finished, tmp_path):
     """SIGKILL, twice, after more and more episodes. While it is at work, the same command is refused."""
-    log, rng, refused = tmp_path / "o/metrics.jsonl", random.Random(0), []
+    log, rng, asked = tmp_path / "o/metrics.jsonl", random.Random(0), []
     command = ["train_nmg.py", *PAPER, "--out=o"]
 
     def ready(episodes):
         if len(runs.read_rows(log)) < episodes:
             return False
-        if not refused:
-            refused.append(call(*command, cwd=tmp_path))
+        if not asked:
+            asked.append(refused("another process is at work on it", *command, cwd=tmp_path))
         time.sleep(rng.uniform(0, 0.2))
         return True
 
@@ -595,9 +593,7 @@ def test_killed_at_any_moment_it_ends_the_same(finished, tmp_path):
         # With a checkpoint after each episode.
         kill_when(lambda n=episodes: ready(n), *command, cwd=tmp_path, changed={"train_nmg.SAVE_SECONDS": 0})
         assert not (tmp_path / "o/run.json").exists()
-    assert refused[0].returncode == 2 and "another process is at work on it" in refused[0].stderr
-    fewer = call(*command, "--episodes=1", cwd=tmp_path)
-    assert fewer.returncode == 2 and "--episodes=1: o holds" in fewer.stderr
+    refused("--episodes=1: o holds", *command, "--episodes=1", cwd=tmp_path)
     succeed(*command, cwd=tmp_path)
     assert_ends_alike(tmp_path, finished["paper"])
 
@@ -679,6 +675,6 @@ def test_switches(flags, players, tmp_path):
 
 def test_a_learning_rate_of_the_policy_without_sense(tmp_path):
     """All weights are finite after a step; no output is, and no policy is saved."""
-    result = call("train_nmg.py", *PAPER, "--episodes=1", "--rl_lr=1e30", "--out=o", cwd=tmp_path)
-    assert result.returncode == 2 and "became infinite or NaN; a smaller learning rate" in result.stderr
+    refused("became infinite or NaN; a smaller learning rate", "train_nmg.py", *PAPER, "--episodes=1",
+            "--rl_lr=1e30", "--out=o", cwd=tmp_path)
     assert not (tmp_path / "o/policy.safetensors").exists() and not (tmp_path / "o/metrics.jsonl").exists()
