@@ -156,10 +156,17 @@ def test_missing_seeds_are_counted_and_never_averaged_over(tmp_path):
                                              "95 % interval": "one seed: no evidence"}
     assert (found["whole"]["p"], found["whole"]["detectable"]) == ("too few seeds", "-")
     assert (found["punct"]["minus random"], found["punct"]["seeds"]) == ("-", "1 of 4, 0 with random")
+    # Of one seed, or without random, nothing is concluded.
+    for masker in ("whole", "random"):
+        add(tmp_path / "one", masker, 0, 90.0)
+        assert table_of(tmp_path / "one")["whole"]["minus random"] == ("-" if masker == "whole" else "+0.00")
+        assert concluded(tmp_path / "one") == ""
+    succeed("report.py", cwd=tmp_path / "one")
 
 
 def test_a_row_is_called_as_in_run_all(tmp_path):
-    """By its masker where it has no other name."""
+    """By its masker where it has no other name. Two policies of one seed are compared, as
+    `MASKERS="sampled:A sampled:B"` asks for; that of one seed and the two of another are one row, nmg."""
     names = {"nmg": "nmg:a", "nmg-alone": "nmg:b", None: "dir/my.py:rare", "sampled:a/b": "sampled:a/b",
              "random": "random", "nmg-paper": "nmg:d",
              # With flags of its own it is another row.
@@ -173,16 +180,11 @@ def test_a_row_is_called_as_in_run_all(tmp_path):
     assert [found[row]["paper"] for row in ("nmg-paper", "nmg-alone", "nmg")] == [
         "48.75 ±.08", "48.64 ±.27", "-"]
     assert (found["nmg"]["em"], table_of(tmp_path, "f1")["nmg"]["f1"]) == ("40.00", "60.00")
-
-
-def test_two_policies_of_one_seed_are_compared(tmp_path):
-    """As `MASKERS="sampled:A sampled:B" bash run_all.sh` asks for, or a plan of tools/study.py."""
     for seed in range(2):
         for folder in ("A/policy", "B/policy"):
-            add(tmp_path, f"sampled:{folder}", seed, row=f"sampled:{folder}")
-        # The policies of one seed, and the two of another: all of them are one row.
-        add(tmp_path, "nmg:0" if seed == 0 else "nmg:1,2", seed)
-    assert set(table_of(tmp_path)) == {"nmg", "sampled:A/policy", "sampled:B/policy"}
+            add(tmp_path / "two", f"sampled:{folder}", seed, row=f"sampled:{folder}")
+        add(tmp_path / "two", "nmg:0" if seed == 0 else "nmg:1,2", seed)
+    assert set(table_of(tmp_path / "two")) == {"nmg", "sampled:A/policy", "sampled:B/policy"}
 
 
 # The last: a folder that is called like a data set of the paper.
@@ -461,14 +463,6 @@ def test_forest(study, shown):
 def concluded(folder):
     lines = read(folder)
     return report.conclusion(compare(lines), "accuracy", report.sharing(lines))
-
-
-def test_one_seed_or_no_random_concludes_nothing(tmp_path):
-    add(tmp_path, "whole", 0, 90.0)
-    assert table_of(tmp_path)["whole"]["minus random"] == "-" and concluded(tmp_path) == ""
-    add(tmp_path, "random", 0)
-    assert concluded(tmp_path) == ""
-    succeed("report.py", cwd=tmp_path)
 
 
 def test_one_sentence_says_what_may_be_concluded(tmp_path):

@@ -147,10 +147,18 @@ def test_an_agent_remembers_its_own_rewarded_actions():
 
 def test_the_network_is_the_papers():
     """One context at a time: attention in two heads of 64, residual, LayerNorm, a layer of 128, a logit; the
-    value from the mean state."""
+    value from the mean state. It has its size, and starts from small weights and no biases."""
     torch.manual_seed(0)
+    assert sum(weight.numel() for weight in PaperPolicy(768).parameters()) == 2_561_026
     policy, hidden = PaperPolicy(128), torch.randn(3, 7, 128)
-    for weight in policy.parameters():
+    for name, weight in policy.named_parameters():
+        if name == "norm.weight":
+            assert (weight == 1).all()
+        elif name.endswith("bias"):
+            assert (weight == 0).all()
+        else:
+            assert weight.std().item() == pytest.approx(0.02, rel=0.2)
+            assert abs(weight.mean().item()) < 0.005
         torch.nn.init.normal_(weight, std=0.2)
     real = torch.arange(7) < torch.tensor([[7], [4], [6]])
     maskable = real & (torch.arange(7) > 0)
