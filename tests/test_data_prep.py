@@ -108,7 +108,8 @@ def label_names(split):
     return [split.labels[i] for i in split.label]
 
 
-def test_a_saved_folder_of_the_library_datasets(tmp_path, tok):
+def test_a_saved_folder_of_the_library_datasets(tmp_path, tok, monkeypatch):
+    """It also stands in the place of what the library would download of the hub."""
     parts = {"train": class_labels([0, 1, 1]), "validation": class_labels([1, 0]),
              "test": class_labels([-1] * 4), "unsupervised": class_labels([-1] * 5)}
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "all")
@@ -127,6 +128,12 @@ def test_a_saved_folder_of_the_library_datasets(tmp_path, tok):
     datasets.DatasetDict(two).save_to_disk(tmp_path / "two")
     with pytest.raises(UserError, match="two of its parts could be dev"):
         load(str(tmp_path / "two"), tok)
+    del parts["validation"], parts["unsupervised"]
+    datasets.DatasetDict(parts | {"train": class_labels([0, 1] * 10)}).save_to_disk(tmp_path / "hub")
+    hub = {("owner/name", "plain"): datasets.load_from_disk(tmp_path / "hub")}
+    monkeypatch.setattr(datasets, "load_dataset", lambda *asked: hub[asked])
+    data = load("hf:owner/name:plain", tok)
+    assert [len(data[split]) for split in ("train", "dev", "test")] == [18, 2, 4]
 
 
 def test_shards_are_read_in_order_and_all_of_them(tmp_path, tok):
@@ -152,17 +159,6 @@ def test_files_that_are_no_split_are_named(tmp_path, tok, capsys):
     assert {split: texts_of(data[split]) for split in data.splits} == {
         "train": ["train/part-0.jsonl"], "dev": ["eval.jsonl"]}
     assert re.search("not read.*: dev.xlsx, old.jsonl, notes.pdf\n", capsys.readouterr().out)
-
-
-def test_a_name_of_the_hub(tmp_path, tok, monkeypatch):
-    """A folder stands in the place of what the library would download."""
-    parts = {"train": class_labels([0, 1] * 10), "test": class_labels([1])}
-    datasets.DatasetDict(parts).save_to_disk(tmp_path)
-    hub = {("owner/name", "plain"): datasets.load_from_disk(tmp_path)}
-    monkeypatch.setattr(datasets, "load_dataset", lambda *asked: hub[asked])
-    data = load("hf:owner/name:plain", tok)
-    assert [len(data[split]) for split in ("train", "dev", "test")] == [18, 2, 1]
-    assert label_names(data["test"]) == ["pos"]
 
 
 def test_columns_by_their_names(tmp_path, tok):

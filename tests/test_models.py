@@ -52,12 +52,14 @@ def saved(folder):
 # ---------------------------------------------------------------- weights
 
 def test_a_missing_head_is_drawn_by_the_seed(tmp_path):
-    """Not by what torch's generator has come to, which it leaves where it was."""
-    random_lm("bert", dropout=0.1).bert.save_pretrained(tmp_path)
+    """Not by what torch's generator has come to, which it leaves where it was. What was saved in half
+    precision is trained in full."""
+    random_lm("bert", dropout=0.1).bert.bfloat16().save_pretrained(tmp_path)
     torch.manual_seed(1)
     state = torch.get_rng_state()
     one = models.load_lm(str(tmp_path), 0)
     assert torch.equal(state, torch.get_rng_state())
+    assert {weight.dtype for weight in one.parameters()} == {torch.float32}
     torch.manual_seed(2)
     assert same(weights(one), weights(models.load_lm(str(tmp_path), 0)))
     assert not same(weights(one), weights(models.load_lm(str(tmp_path), 1)))

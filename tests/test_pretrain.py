@@ -180,11 +180,6 @@ def test_a_masker_reads_the_lm_without_dropout(training, tok, pieces, monkeypatc
 
 # ---------------------------------------------------------------- the LM
 
-def test_a_lm_in_half_precision_is_trained_in_full(tmp_path, tok):
-    random_lm("bert", len(tok)).bfloat16().save_pretrained(tmp_path)
-    assert {weight.dtype for weight in models.load_lm(str(tmp_path)).parameters()} == {torch.float32}
-
-
 # With 66 rows of position embeddings; RoBERTa and its kin count from behind the padding id.
 MOST = dict.fromkeys(KINDS, 66) | {"roberta": 65, "mpnet": 64, "longformer": 65}
 

@@ -103,13 +103,19 @@ def test_a_corpus_of_the_same_documents():
 
 
 def test_a_corpus_whose_documents_are_not_those_of_train(tmp_path):
-    """Without `doc` nothing joins them: contexts come from the whole corpus, examples from all of train."""
+    """Without `doc` nothing joins them: contexts come from the whole corpus, examples from all of train. With
+    it a sub-task lacks a part, which is said."""
     corpus = [{"text": f"gamma {i} delta"} for i in range(100)]
     sampler = sampler_of(tmp_path, 0.25, train=labelled_texts(40), corpus=corpus)
     subtask = sampler.sample(np.random.default_rng(0), 60, None, 1000, 1000)
     assert len(subtask.contexts) == 60 and max(subtask.contexts.text_ids) > 40
     assert set(subtask.train.doc) == set(sampler.train_docs)
     assert set(subtask.val.doc) == set(sampler.val_docs)
+    train = [row | {"doc": i} for i, row in enumerate(labelled_texts(40))]
+    corpus = [row | {"doc": 1000 + i} for i, row in enumerate(corpus)]
+    sampler = sampler_of(tmp_path, 0.25, train=train, corpus=corpus)
+    with pytest.raises(UserError, match="drew nothing for its part 'contexts'"):
+        sampler.sample(np.random.default_rng(0), 60, None, 1000, 1000)
 
 
 def test_what_has_nothing_to_mask_is_no_context(tmp_path):
@@ -120,12 +126,3 @@ def test_what_has_nothing_to_mask_is_no_context(tmp_path):
     contexts = sampler_of(tmp_path, 0.25, train=rows).contexts
     assert 0 < len(contexts) < len(contexts.split)
     assert collate(contexts, np.arange(len(contexts))).maskable.any(1).all()
-
-
-def test_a_sub_task_without_a_part_says_so(tmp_path):
-    """Here no document of the corpus is one of train."""
-    train = [row | {"doc": i} for i, row in enumerate(labelled_texts(40))]
-    corpus = [{"text": f"beta {i}", "doc": 1000 + i} for i in range(40)]
-    sampler = sampler_of(tmp_path, 0.25, train=train, corpus=corpus)
-    with pytest.raises(UserError, match="drew nothing for its part 'contexts'"):
-        sampler.sample(np.random.default_rng(0), 60, None, 1000, 1000)
