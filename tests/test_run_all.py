@@ -284,7 +284,7 @@ echo "$@" >> "$STUB_LOG"
 case "$*" in
     *--dataset=bad*) echo wrong; exit 3;;
     *--dataset=odd*) echo "WARNING: odd";;
-    *slow*) sleep 1; echo ended >> "$STUB_LOG";;
+    *slow*) sleep 2; echo ended >> "$STUB_LOG";;
 esac
 command="$*"
 out=${command##*--out=}
@@ -412,7 +412,7 @@ def test_a_signal_ends_the_rows_at_work_and_no_other_starts(signalled, to_group,
     send = os.killpg if to_group else os.kill
     send(child.pid, signalled)
     assert child.wait(60) == 130
-    time.sleep(1.5)
+    time.sleep(2.5)
     begun = log.read_text().splitlines()
     assert len(begun) == 2 and "ended" not in begun
 
