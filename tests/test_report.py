@@ -434,6 +434,8 @@ def test_learning_curves(tmp_path, shown):
     assert entropy["random"] == [2, 2, 2] and entropy["learner"] == [0.1, 1.1, 2.1, 3.1]
     assert loss["opponent"] == pytest.approx([0.5, 2.5, 4.5, 6.5])
     assert plays.won_lost(records) == "won 1, lost 2, tied 0 against random"
+    assert not any(map(plays.is_tied, records))
+    assert plays.is_tied({"random_score": 0.5, "learner_score": 0.5, "seconds": 3.0})
     # The linear policy has no losses. Without self-play there is no opponent.
     record = {"random_score": 0.5, "random_entropy": 2.0, "learner_score": 0.5, "learner_entropy": 1.0}
     plots.curves([record | {"episode": i} for i in (1, 2, 3)], tmp_path / "c.png")
