@@ -484,7 +484,7 @@ def is_longer(cfg: Config) -> bool:
         raise UserError(f"--out={cfg.out}: holds a run with --episodes={played}, which cannot be made "
                         "shorter; choose another folder")
     checkpoint = "checkpoint.pt" if cfg.paper else "plays"
-    # A run of no episodes has none.
+    # A run of no episodes has nothing to go on from.
     if 0 < played < cfg.episodes and not Path(cfg.out, checkpoint).exists():
         raise UserError(f"--out={cfg.out}: is finished, and {checkpoint} is gone, so that it cannot be made "
                         f"longer; choose another folder, or --episodes={played}")

@@ -137,8 +137,7 @@ def warn_of_other_runs(cfg: Any, data: str, weights: str) -> None:
 # ---------------------------------------------------------------- what metrics.jsonl tells
 
 def won_lost(metrics: list[dict]) -> str:
-    """The record of the learner's plays, in which it explores (its policy plus the episode's direction),
-    against random, in the episodes in which random played."""
+    """The learner's record against random, in the episodes in which random played."""
     played = [m for m in metrics if "random_score" in m]
     ahead = np.array([m["learner_score"] - m["random_score"] for m in played])
     return f"won {sum(ahead > 0)}, lost {sum(ahead < 0)}, tied {sum(ahead == 0)} against random"

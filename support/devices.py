@@ -37,6 +37,7 @@ def use_fast_path(fast: bool) -> None:
     FAST = fast
     if device().type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = fast
+        # Whatever --fast says.
         AttentionMaskInterface.register("sdpa", mask_of_padding)
 
 

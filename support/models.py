@@ -83,7 +83,7 @@ def open_config(name: str):
         if getattr(config, setting, False):
             raise UserError(f"--lm={name}: {setting} is true in its config.json, as in a decoder; a masked "
                             "LM is needed, whose tokens see all others")
-    # What stands there would fetch code from the hub, and run it, if it is no name of torch or transformers.
+    # config.json may name a kernel of the hub here, which would be fetched and run.
     config._attn_implementation = attention_implementation()
     # At its first batch of short texts BigBird switches from sparse to full attention, and says nothing.
     if config.model_type == "big_bird":

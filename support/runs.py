@@ -116,11 +116,12 @@ def sentence_of(error: Exception) -> str:
     """What a user is told of an error, in one line; empty for a defect of the program, which keeps its
     traceback."""
     if isinstance(error, UserError):
-        # A name in it may have several lines.
+        # A path in it may hold line breaks.
         return " ".join(str(error).splitlines())
     if isinstance(error, OSError) and error.filename and error.errno in FILE_ERRORS:
         return f"{error.filename}: cannot be read or written ({error.strerror}); choose another path"
-    # torch and safetensors raise errors of their own, which say it, or follow from one that does.
+    # torch and safetensors turn the error of a full disk into errors of their own, so that the whole
+    # traceback is searched for it.
     said = "".join(traceback.format_exception(error))
     if any(reason in said for reason in DISK_FULL):
         where = f"{error.filename}: " if getattr(error, "filename", None) else ""
@@ -271,7 +272,7 @@ def remove(path: Path) -> None:
 def locked(path: Path) -> FileLock:
     """For `with`: holds the lock of a file that several processes write; it lies beside the file."""
     lock = Path(f"{target_of(path)}.lock")
-    # FileLock would wait for a folder that takes no files, such as /proc.
+    # In a folder that takes no files, such as /proc, this fails at once, and FileLock would wait forever.
     lock.touch()
     return FileLock(lock)
 
