@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, all_of, corpus_of, fast_tokenizer, load_splits, random_lm, same
+from conftest import all_of, corpus_of, fast_tokenizer, load_splits, random_lm, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -620,20 +620,6 @@ def test_label_of_a_question_is_whether_a_token_stands_in_an_answer(qa_folder, t
                 labels[t] = 1
     batch = all_of(blocks(split, 64))
     check_score("label", batch, lambda b, column: information(ids, labels, 2, batch.input_ids[b, column]))
-
-
-def test_brackets_are_not_masked(data):
-    """By a masker in a file of its own, where there are enough other tokens."""
-    split = data["train"]
-    batch = all_of(blocks(split, 64))
-    expected = np.zeros_like(batch.maskable)
-    for b, column in np.argwhere(batch.maskable).tolist():
-        t = batch.token_at[b, column]
-        token = split.text(batch.text_ids[b])[split.char_begin[t]:split.char_end[t]]
-        expected[b, column] = token not in ("<", ">", "[", "]")
-    masker = maskers.find(f"{ROOT}/dev/no_brackets.py:no_brackets")
-    mask = masker(batch, expected.sum(1), RowRandom(0, "mask", 0, batch.indices))
-    np.testing.assert_array_equal(mask, expected)
 
 
 def test_subwords_are_second_and_later_tokens_of_words(data, tok):
