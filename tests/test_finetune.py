@@ -577,7 +577,7 @@ def ner(tmp_path, monkeypatch):
             lines.insert(rng.randrange(6), person)
             text += "".join(lines) + "\n"
         (tmp_path / f"conll/{split}.txt").write_text(text)
-    monkeypatch.syspath_prepend(ROOT / "tests/third_task")
+    monkeypatch.syspath_prepend(ROOT / "docs")
     import finetune_ner
     return finetune_ner
 
