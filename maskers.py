@@ -264,6 +264,13 @@ def rare(batch: Batch, lm=None) -> np.ndarray:
 
 
 @register_score
+def long(batch: Batch, lm=None) -> np.ndarray:
+    """How many letters the token has, so that each letter more makes it e times as likely; 0 for signs."""
+    letters = batch.split.char_end[batch.token_at] - batch.split.char_begin[batch.token_at]
+    return np.where(batch.is_punct, 0, letters).astype(float)
+
+
+@register_score
 def subword(batch: Batch, lm=None) -> np.ndarray:
     """The second and later tokens of words first; the first token of a piece is never one."""
     counts.check_spaces(batch.split)
