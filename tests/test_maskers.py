@@ -622,6 +622,19 @@ def test_label_of_a_question_is_whether_a_token_stands_in_an_answer(qa_folder, t
     check_score("label", batch, lambda b, column: information(ids, labels, 2, batch.input_ids[b, column]))
 
 
+def test_long_tokens_have_many_letters(data, tok):
+    """No sign is a letter, as far as the tokenizer knows it."""
+    batch = all_of(blocks(data.corpus, 128))
+
+    def expected(b, column):
+        token = tok.convert_ids_to_tokens(int(batch.input_ids[b, column])).removeprefix("##")
+        if token == "[UNK]":
+            return 1
+        return len(token) if token.isalnum() else 0
+
+    check_score("long", batch, expected)
+
+
 def test_subwords_are_second_and_later_tokens_of_words(data, tok):
     batch = all_of(blocks(data.corpus, 128))
 
