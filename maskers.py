@@ -265,9 +265,10 @@ def rare(batch: Batch, lm=None) -> np.ndarray:
 
 @register_score
 def long(batch: Batch, lm=None) -> np.ndarray:
-    """How many letters the token has, so that each letter more makes it e times as likely; 0 for signs."""
-    letters = batch.split.char_end[batch.token_at] - batch.split.char_begin[batch.token_at]
-    return np.where(batch.is_punct, 0, letters).astype(float)
+    """How many characters the token has in the text; 0 for punctuation. So a token with one letter more is e
+    times as likely to be masked."""
+    characters = batch.split.char_end[batch.token_at] - batch.split.char_begin[batch.token_at]
+    return np.where(batch.is_punct, 0.0, characters)
 
 
 @register_score

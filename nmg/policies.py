@@ -27,9 +27,8 @@ CLIP = 1.0
 
 
 class Policy(torch.nn.Module):
-    """What all policies have in common. They are called with the hidden states (B, L, H) of the LM's last
-    layer and two masks (B, L) bool, attention_mask and maskable. They return logits (B, L), -inf where not
-    maskable.
+    """What all policies have in common. A class of your own defines `token_logits`: from the hidden states
+    (B, L, H) of the LM's last layer and attention_mask (B, L) bool to a logit (B, L) of masking each token.
 
     hidden_size: H of the LM that it reads"""
     # The arguments of `sharpened`, by which tokens are drawn; train_nmg.py sets them.
@@ -39,6 +38,14 @@ class Policy(torch.nn.Module):
     def __init__(self, hidden_size: int):
         super().__init__()
         self.hidden_size = hidden_size
+
+    def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
+                maskable: torch.Tensor) -> torch.Tensor:
+        """(B, L) the logits, -inf where not maskable. Raises UserError if one of a maskable token is not
+        finite."""
+        logits = self.token_logits(hidden, attention_mask)
+        check_finite(logits[maskable], "the logits of the policy")
+        return logits.masked_fill(~maskable, -torch.inf)
 
     @torch.no_grad()
     def logits(self, batch: Batch, lm: Callable[[Batch], torch.Tensor]) -> np.ndarray:
@@ -72,12 +79,9 @@ class LinearPolicy(Policy):
         super().__init__(hidden_size)
         self.weight = torch.nn.Parameter(torch.zeros(hidden_size))
 
-    def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
-                maskable: torch.Tensor) -> torch.Tensor:
+    def token_logits(self, hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """As Policy says."""
-        logits = hidden @ self.weight
-        check_finite(logits[maskable], "the logits of the policy")
-        return logits.masked_fill(~maskable, -torch.inf)
+        return hidden @ self.weight
 
 
 def random_policy(hidden_size: int, seed: int, name: str) -> LinearPolicy:
@@ -210,14 +214,11 @@ class PaperPolicy(Policy):
         first, second = torch.nn.Linear(hidden_size, 128), torch.nn.Linear(128, 1)
         return torch.nn.Sequential(first, torch.nn.GELU(), second)
 
-    def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
-                maskable: torch.Tensor) -> torch.Tensor:
-        """As Policy says. Raises UserError if a logit is not finite."""
+    def token_logits(self, hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """As Policy says."""
         mixed, _ = self.attention(hidden, hidden, hidden, key_padding_mask=~attention_mask,
                                   need_weights=False)
-        logits = self.token_head(self.norm(hidden + mixed)).squeeze(-1)
-        check_finite(logits[maskable], "the logits of the policy")
-        return logits.masked_fill(~maskable, -torch.inf)
+        return self.token_head(self.norm(hidden + mixed)).squeeze(-1)
 
     def value(self, hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """(B,) the critic: what reward it expects for a block, by its mean hidden state."""
