@@ -2,7 +2,7 @@
 
     python finetune_ner.py --lm=bert-base-cased     # reads conll/train.txt, dev.txt and test.txt
 
-It lies beside finetune_cls.py, whose docstring lists the names below. For pretrain.py and train_nmg.py to
+Copy it beside finetune_cls.py, whose docstring lists the names below. For pretrain.py and train_nmg.py to
 know its data set, add `import finetune_ner` to them.
 """
 import re

@@ -27,8 +27,8 @@ CLIP = 1.0
 
 
 class Policy(torch.nn.Module):
-    """What all policies have in common. A class of your own defines `token_logits`: from the hidden states
-    (B, L, H) of the LM's last layer and attention_mask (B, L) bool to a logit (B, L) of masking each token.
+    """What all policies have in common. A class of your own defines `token_logits`, takes hidden_size alone,
+    and is named in `load_policy`.
 
     hidden_size: H of the LM that it reads"""
     # The arguments of `sharpened`, by which tokens are drawn; train_nmg.py sets them.
@@ -39,10 +39,15 @@ class Policy(torch.nn.Module):
         super().__init__()
         self.hidden_size = hidden_size
 
+    def token_logits(self, hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """(B, L) the logit of masking each token, from the hidden states (B, L, H) of the LM's last layer and
+        attention_mask (B, L) bool. What it returns for tokens that must not be masked is not read."""
+        raise NotImplementedError
+
     def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor,
                 maskable: torch.Tensor) -> torch.Tensor:
-        """(B, L) the logits, -inf where not maskable. Raises UserError if one of a maskable token is not
-        finite."""
+        """(B, L) `token_logits`, but -inf where not maskable (B, L) bool. Raises UserError if the logit of a
+        maskable token is not finite."""
         logits = self.token_logits(hidden, attention_mask)
         check_finite(logits[maskable], "the logits of the policy")
         return logits.masked_fill(~maskable, -torch.inf)

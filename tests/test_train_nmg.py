@@ -179,6 +179,18 @@ def test_the_network_is_the_papers():
     assert (logits[~maskable] == -torch.inf).all()
 
 
+def test_a_policy_of_ones_own_has_finite_logits():
+    """Those of tokens that must not be masked do not count."""
+    class Own(policies.Policy):
+        def token_logits(self, hidden, attention_mask):
+            return hidden[..., 0]
+
+    hidden, real = torch.tensor([[[1.0], [torch.nan], [3.0]]]), torch.ones(1, 3, dtype=torch.bool)
+    assert Own(1)(hidden, real, torch.tensor([[True, False, True]])).tolist() == [[1, -torch.inf, 3]]
+    with pytest.raises(runs.UserError, match="the logits of the policy became infinite or NaN"):
+        Own(1)(hidden, real, real)
+
+
 def test_tokens_are_drawn_without_replacement(monkeypatch):
     """How often a token is among two drawn ones: as in successive draws from the softmax."""
     maskable = np.arange(9) > 2
