@@ -265,9 +265,10 @@ def rare(batch: Batch, lm=None) -> np.ndarray:
 
 @register_score
 def long(batch: Batch, lm=None) -> np.ndarray:
-    """The number of characters of the token in the raw text; 0 for punctuation. One character more means e
-    times the weight, so that mostly the longest tokens are drawn. A blank counts where it is part of the token;
-    an unknown token is as long as what it stands for."""
+    """The number of characters of the token in the raw text; 0 for punctuation.
+
+    One character more means e times the weight, so that mostly the longest tokens are drawn. A blank counts
+    where it is part of the token, and an unknown token is as long as what it stands for."""
     characters = batch.split.char_end[batch.token_at] - batch.split.char_begin[batch.token_at]
     return np.where(batch.is_punct, 0.0, characters)
 
