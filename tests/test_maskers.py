@@ -623,7 +623,7 @@ def test_label_of_a_question_is_whether_a_token_stands_in_an_answer(qa_folder, t
 
 
 def test_long_tokens_have_many_letters(data, tok):
-    """Punctuation has none. The brackets of these texts are unknown to the tokenizer, and so no punctuation."""
+    """Punctuation has none. Brackets are unknown to this tokenizer, and so no punctuation."""
     batch = all_of(blocks(data.corpus, 128))
 
     def expected(b, column):
