@@ -3,7 +3,7 @@
 #
 #   bash run_all.sh                     all rows; started again, it goes on where it stopped
 #   QUICK=1 bash run_all.sh             nearly the same rows on the embedded data and LM, minutes
-#   CLS=my.csv LMS=roberta-base MASKERS="none random whole tfidf" SEEDS="0 1 2 3 4 5 6 7 8 9" bash run_all.sh
+#   CLS=my.csv LMS=roberta-base MASKERS="none random whole long" SEEDS="0 1 2 3 4 5 6 7 8 9" bash run_all.sh
 #   bash run_all.sh --list              prints what is left, for a scheduler: policies (must end first), rows;
 #                                       and, on stderr, what they cost
 #   bash run_all.sh --download          only fetches and prepares the data sets, and fetches the LMs: on a
