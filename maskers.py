@@ -265,7 +265,7 @@ def rare(batch: Batch, lm=None) -> np.ndarray:
 
 @register_score
 def long(batch: Batch, lm=None) -> np.ndarray:
-    """The number of characters of the token in the raw text; 0 for punctuation.
+    """The number of characters of the token in the raw text; 0 for punctuation, which may still be masked.
 
     One character more means e times the weight, so that mostly the longest tokens are drawn. A blank counts
     where it is part of the token, and an unknown token is as long as what it stands for."""
