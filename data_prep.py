@@ -34,7 +34,7 @@ from support.models import load_tokenizer, special_tokens_of
 from support.runs import UserError
 from support.sources import CACHE, SPLITS, DataFlags, Source, error_context, find_source, make_once
 
-FORMAT = 10             # goes up when what is kept changes, so that old caches are not read
+FORMAT = 11             # goes up when what is kept changes, so that old caches are not read
 # The kind of a data set (KIND of its finetune_*.py) by a field of its records; "text" where it has neither.
 KIND_OF_FIELD = {"label": "cls", "qas": "qa"}
 # What a text consists of: words, and all that stands between them, sign by sign. A blank before either is no
@@ -44,6 +44,8 @@ MARKS = regex.compile(r"\p{M}*")
 # Characters that one does not see; white space apart.
 INVISIBLE = regex.compile(r"(?V1)[[\p{DI}\p{Cc}\p{Cf}]--\s]")
 NUMBER = re.compile(r"-?\d+(\.\d*)?(e-?\d+)?")
+# How exports write an empty cell or a failed formula: NA, <NA>, #N/A, [NULL], \N.
+NO_VALUE = re.compile(r"[#<(\[]?(na|n/a|nan|nat|null|none|undefined|ref!|value!)[>)\]]?|\\n|[?-]+", re.I)
 # Parts of spaCy pipelines that take time and that named entities do not depend on.
 NOT_FOR_ENTITIES = ["tagger", "morphologizer", "parser", "attribute_ruler", "lemmatizer"]
 
@@ -68,6 +70,8 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
         if not files:
             raise UserError(f"--dataset={name}: is not read from files, so that --text, --label and --doc "
                             "name nothing there")
+        if flags.text == flags.label:
+            raise UserError(f"--text={flags.text} --label={flags.label}: are the same column; name both")
         source.columns = flags
     if dev_share is not None and "dev" not in source.splits:
         if "train" not in source.splits:
@@ -229,7 +233,8 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
         written[split] = Split(folder / split, special_tokens_of(tokenizer), labels, find_entities)
 
     examples = records[:3] or itertools.islice(source.records(names[0]), 3)
-    look = [*map(example_of, examples), *warn_of_labels(counts), *overlaps(written, numbered)]
+    look = [*map(example_of, examples), *warn_of_labels(counts), *warn_of_texts(train),
+            *overlaps(written, numbered)]
     kind = source.kind or next((KIND_OF_FIELD[field] for field in KIND_OF_FIELD if field in fields), "text")
     meta = {"kind": kind, "labels": labels, "splits": names, "shared_doc_ids": "corpus" in numbered,
             "label_errors": label_errors, "look": look}
@@ -252,23 +257,27 @@ def example_of(record: dict) -> str:
 def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
     """Warnings of labels that look like something else than classes. counts: label -> its texts"""
     n = counts.total()
+    single = [label for label, texts in counts.items() if texts == 1]
     if n >= 20 and len(counts) > n / 5:
         yield (f"WARNING: {len(counts):,} labels for {n:,} texts: are these classes, not scores, names or "
                "texts? (--label=COLUMN)")
+    elif n >= 20 and single:
+        yield f"WARNING: the label {single[0]!r} has a single text in train: is it a class?"
     broken = [label for label in counts if NUMBER.fullmatch(label) and float(label) % 1 > 0]
     if broken and all(map(NUMBER.fullmatch, counts)):
         yield f"WARNING: labels such as {broken[0]!r} look like scores, but each is read as a class"
-    no_labels = [label for label in counts if label.lower() in ("na", "n/a", "nan", "null", "none")]
+    no_labels = list(filter(NO_VALUE.fullmatch, counts))
     if no_labels:
         yield (f"WARNING: the label {no_labels[0]!r} is read as a class; if it stands for no label, leave "
                "the cell empty, or remove the row")
     # Several labels in one, where a part of it is a label, too, or all parts stand in others.
-    parts = {label: set(re.split(r"\s*[,;|#]\s*", label.strip())) - {""} for label in counts}
+    parts = {label: set(re.split(r"\s*[,;|#/+&\n]\s*", label.strip())) - {""} for label in counts}
     labels_with = collections.Counter(itertools.chain(*parts.values()))
-    joined = [label for label in counts if re.fullmatch(r"\[.*\]|\{.*\}", label)]
+    joined = []
     for label in counts:
+        is_list = re.fullmatch(r"\[.*\]|\{.*\}", label)
         is_known = parts[label] & counts.keys() or all(labels_with[part] > 1 for part in parts[label])
-        if len(parts[label]) > 1 and is_known:
+        if (is_list or (len(parts[label]) > 1 and is_known)) and label not in no_labels:
             joined.append(label)
     if joined:
         yield (f"WARNING: labels such as {joined[0]!r} look like several labels, but each is read as one "
@@ -281,6 +290,27 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
         whole = label.removesuffix(".0")
         if whole != label and whole in counts:
             yield f"WARNING: the labels {whole!r} and {label!r} are the same number, but are two classes"
+
+
+def warn_of_texts(records: list[dict]) -> Iterator[str]:
+    """Warnings of texts of train that repeat: what stands for no text, and what has several labels."""
+    # One text may have many questions.
+    records = [record for record in records if "qas" not in record]
+    texts = collections.Counter(record["text"].strip() for record in records)
+    for text, n in texts.most_common(1):
+        if n >= 10 and n > len(records) / 50:
+            yield (f"WARNING: {n:,} of {len(records):,} texts are {' '.join(text.split())[:70]!r}; if this "
+                   "stands for no text, remove these rows")
+    labelled = set()
+    for record in records:
+        if isinstance(record.get("label"), str):
+            labelled.add((record["text"].strip(), record["label"]))
+    labels_of = collections.Counter(text for text, _ in labelled)
+    several = sum(n > 1 for n in labels_of.values())
+    if several:
+        share = several / len(labels_of)
+        warning = "WARNING:" if share > 0.05 else " "
+        yield f"{warning} {share:.1%} of the texts of train stand there with different labels"
 
 
 def overlaps(splits: dict[str, Split], numbered: list[str]) -> Iterator[str]:
@@ -509,7 +539,7 @@ def label_id(record: dict, id_of_label: dict[str, int], errors: list[str]) -> in
         if label is None:
             reason = "there is no label"
         elif not isinstance(label, str):
-            reason = f"a label must be text, a number, or true or false, not {label!r}"
+            reason = f"a label must be text, a number, or true or false, not {label!r} (one for each text)"
         errors.append(f"{reason}, in the row with the text {record['text'][:60]!r}; fix it or remove it")
     return -1
 

@@ -11,11 +11,11 @@ A kind of task is a file finetune_KIND.py with the names below; train_nmg.py fin
     Config, main   the flags, as a subclass of EvaluationConfig, and what runs with them
     KIND           the kind of data sets that it handles (Data.kind, in support/data.py)
     INNER_LOOP     the values of train_nmg.py's flags that differ between tasks
-    METRICS        what train_nmg.py may reward: the names of `summary`, and "likelihood"
+    METRICS        what train_nmg.py may reward: names of `summary`, or of `predictions`, such as "likelihood"
     pieces_of      cuts a split into what the model reads: texts, windows, ...
     finetune       trains a task model around a copy of an LM's encoder (loss_fn as in loop.fit)
-    predictions    a dict for every example, always in the same order, with its "likelihood" if METRICS has
-                   it; finetune.py looks at "gold" and "predicted", where they are there
+    predictions    a dict for every example, always in the same order, with those of METRICS that `summary`
+                   lacks; finetune.py looks at "gold" and "predicted", where they are there
     summary        the scores of all predictions, in percent: a line of results
     f1_by_label    may be missing: F1 of every class, for the end of a run
     AUTO_CLASS     the class of transformers that `finetune` makes, by which --predict opens the model

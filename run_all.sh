@@ -28,7 +28,8 @@
 #                  one GPU
 #   OUT            where everything goes
 #   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; the flags of a
-#                  row, and those that make a policy nmg-paper, -alone or -fresh, override them
+#                  row, and those that make a policy nmg-paper, -alone or -fresh, override them. All scripts
+#                  get the --text, --label and --doc of FINETUNE_FLAGS
 
 # shellcheck disable=SC2016,SC2086       # lists are split at spaces
 # -f: a * in a name is no pattern
@@ -63,8 +64,8 @@ PROCESSES=${PROCESSES:-1}
     fail "$*: give --list, --download, --help or nothing; all else are environment variables"
 [[ $JOBS:$POLICIES =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "JOBS=$JOBS, POLICIES=$POLICIES: must be 1 or more"
 [[ $PROCESSES = [1-3] ]] || fail "PROCESSES=$PROCESSES: must be 1, 2 or 3, as there are three plays"
-for name in DATASET LM MASKER SEED; do
-    [ -z "${!name}" ] || fail "$name=${!name}: is not read; what is run are QA, CLS, LMS, MASKERS, SEEDS"
+for name in DATASET DATASETS LM MASKER SEED POLICY JOB PRETRAIN_FLAG FINETUNE_FLAG NMG_FLAG; do
+    [ -z "${!name}" ] || fail "$name=${!name}: is not read; bash run_all.sh --help names what is"
 done
 [[ $SEEDS != *[!0-9[:space:]]* && $SEEDS = *[0-9]* ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"
 [[ ! " $MASKERS" =~ [[:space:]],|,[^-]|,$ ]] ||
@@ -230,7 +231,7 @@ table() {
             for number in $numbers; do
                 policy=$OUT/policy-$place-$learned_as-$number
                 [ -e $policy/run.json ] || quoted $PYTHON $torchrun $here/train_nmg.py --dataset=$data \
-                    --lm=$lm --seed=$number $episodes $NMG_FLAGS $learn --out=$policy
+                    --lm=$lm --seed=$number $episodes $columns $NMG_FLAGS $learn --out=$policy
                 policies=$policies,$policy
             done
             # The --masker of nmg and nmg-... is nmg:FOLDER, that of sampled and mean is sampled:FOLDER,...
@@ -246,7 +247,7 @@ table() {
         fi
         adapted=$OUT/pretrain-$name
         pretrain="$(quoted $PYTHON $here/pretrain.py --dataset=$data --lm=$lm --masker=$masker --seed=$seed \
-            $as_learned $PRETRAIN_FLAGS ${flags//,/ } --out=$adapted) && "
+            $as_learned $columns $PRETRAIN_FLAGS ${flags//,/ } --out=$adapted) && "
         [[ $masker != none && $masker != linear ]] || pretrain="" adapted=$lm
 
         # 3. Fine-tune and score.

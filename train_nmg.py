@@ -162,7 +162,8 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
                cfg: PlayConfig) -> tuple[torch.nn.Module, dict[str, float]]:
     """Algorithm 1, InnerLoop after the masking (`act`): pre-trains a copy of the LM under `mask` (M, L),
     fine-tunes a copy of that, and scores it on D_val'. Returns the adapted LM and its scores by name: those
-    of `task.summary`, in percent, and if METRICS has it, the mean log likelihood of the right answers.
+    of `task.summary`, in percent, and the others of METRICS, such as the mean log likelihood of the right
+    answers.
 
     task: finetune_cls, finetune_qa, or another file with their interface
     With the same `subtask.seed` the players of an episode share order, corruption, dropout and head, so
@@ -177,9 +178,10 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr, **training)
     lines = task.predictions(model, subtask.val)
     scores = {name: float(score) for name, score in task.summary(lines).items()}
-    # The likelihood stands in no table, but it may be what is rewarded.
-    if "likelihood" in task.METRICS:
-        scores["likelihood"] = float(np.mean([line["likelihood"] for line in lines]))
+    # What stands in no table may be rewarded, too, such as the likelihood: the mean over all examples.
+    for name in task.METRICS:
+        if name not in scores:
+            scores[name] = float(np.mean([line[name] for line in lines]))
     loop.check_numbers(scores, "a play")
     return adapted, scores
 
@@ -270,23 +272,27 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
 
 # ---------------------------------------------------------------- learning
 
-def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch.Tensor:
-    """(H,): the sum of R (h_a - mean h of the block's maskable tokens) over all players and the tokens a that
-    each of them masked, where R is the player's reward minus the mean reward of the episode. It points to the
-    states of tokens that good players masked; a token that all players masked counts for nothing.
-
-    This is the gradient of the sum of R log π(a) at w = 0, the uniform policy, where it is always taken,
-    however much has been learned by then: π is the softmax of w · h over the maskable tokens of a block.
-    There are no importance weights: actions count by their rewards alone, whatever policy drew them (as in
-    reward-weighted regression, Peters and Schaal 2007)."""
+def token_rewards(episode: Episode, cfg: Config) -> np.ndarray:
+    """R (M, L) of each token: the sum, over the players that masked it, of the player's reward minus the mean
+    reward of the episode. It is 0 for a token that all players masked."""
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, M, L)
     play_rewards = rewards(episode, cfg)                                                        # (P,)
     # The baseline is the mean reward. The first reward is subtracted before it, so that equal rewards become
     # exactly 0; a policy would learn from rounding errors.
     play_rewards = play_rewards - play_rewards[0]
     play_rewards = play_rewards - play_rewards.mean()
-    # The reward of a token is the sum over the players that masked it.
-    R = np.tensordot(play_rewards, masks, 1)                                                    # (M, L)
+    return np.tensordot(play_rewards, masks, 1)
+
+
+def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch.Tensor:
+    """(H,): the sum of R_a (h_a - mean h of the block's maskable tokens) over all tokens a, where R are the
+    `token_rewards`. It points to the states of tokens that good players masked.
+
+    This is the gradient of the sum of R log π(a) at w = 0, the uniform policy, where it is always taken,
+    however much has been learned by then: π is the softmax of w · h over the maskable tokens of a block.
+    There are no importance weights: actions count by their rewards alone, whatever policy drew them (as in
+    reward-weighted regression, Peters and Schaal 2007)."""
+    R = token_rewards(episode, cfg)                                                             # (M, L)
     gradient = torch.zeros(states[0][0].shape[1])
     for block in R.any(1).nonzero()[0]:
         hidden, maskable = states[block]                                                        # (L, H), (L,)
@@ -297,8 +303,9 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
 
 class Agents:
     """Learner and opponent, which are one policy here. A class of your own needs what `meta_train` and
-    `finish` call: policies, resume, learn and save_checkpoint; name it in `main`. For networks that learn see
-    paper_form.PaperAgents, its counterpart with --paper.
+    `finish` call: policies, resume, learn and save_checkpoint; name it in `main` and in tools/foretell.py.
+    For a network, `learn` would take a step of an optimizer along the gradient of the sum of R log π(a), with
+    R of `token_rewards`. With --paper the agents are paper_form.PaperAgents.
 
     w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
     So the policy is always one step away from the uniform one. How long that step is does not matter, as

@@ -325,11 +325,12 @@ class LMReader:
         return np.concatenate(values)
 
     @torch.no_grad()
-    def run(self, module: torch.nn.Module, tensors: dict[str, torch.Tensor]):
+    def run(self, module: torch.nn.Module, tensors: dict[str, torch.Tensor], **options: object):
+        """What the LM, or its base_model, returns for the tensors of a batch and options of transformers."""
         training = self.model.training
         self.model.to(device()).eval()
         with autocast(self.model):
-            output = module(**to_device(tensors))
+            output = module(**to_device(tensors), **options)
         self.model.train(training)
         return output
 

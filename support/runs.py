@@ -442,10 +442,12 @@ class Run:
     def refuse_others(self, recorded: dict) -> None:
         changed = []
         for name, value in self.settings.items():
-            # A run may go on to another number of episodes. A flag that its record lacks is an edit of the
-            # code.
-            may_differ = name == "episodes" or name not in recorded
-            if recorded.get(name) == value or (may_differ and not self.done):
+            # A flag that the record lacks is an edit of the code: it changes nothing where it is off.
+            is_new = name not in recorded
+            if recorded.get(name) == value or (is_new and not value):
+                continue
+            # A run that is not done may go on with new flags, or to another number of episodes.
+            if not self.done and (is_new or name == "episodes"):
                 continue
             # The settings of an earlier stage are too many to be shown.
             if isinstance(value, dict):

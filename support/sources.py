@@ -113,19 +113,20 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     first = [line.strip() for _, line in itertools.islice(lines(path), 1000) if line.strip()]
     tagged = [line for line in first if TAGGED.fullmatch(line)]
     # A column of few different cells for many lines holds labels: one between tabs, or what stands right
-    # behind the last semicolon of a line.
+    # behind the last sign of a line, as in a csv file.
     rows = [line.split("\t") for line in first if "\t" in line]
     columns = [*zip(*rows, strict=False)]
-    behind = [line.rpartition(";")[2] for line in first if re.search(r";[^;\s][^;]*$", line)]
+    signs = [re.search(r"[;,|]([^;,|\s][^;,|]*)$", line) for line in first]
+    behind = [sign[1] for sign in signs if sign]
     # What all lines end with, such as the name of a source, is no label.
     if len(set(behind)) > 1:
         columns.append(behind)
     is_table = any(2 * len(column) > len(first) and 5 * len(set(column)) <= len(column) for column in columns)
     # Tags and labels would be read as text.
     if is_table or 2 * len(tagged) > len(first):
-        raise ValueError("looks like a token and its tag per line (CoNLL), or a label and a text (fastText), "
-                         "but a .txt file is text alone; convert it to .jsonl with the fields text and label "
-                         "(token classification is not built in)")
+        raise ValueError("looks like a token and its tag per line (CoNLL), or a label and a text (fastText, "
+                         "csv), but a .txt file is text alone; convert it to .jsonl with the fields text and "
+                         "label, or name it .csv (token classification is not built in)")
     for where, line in lines(path):
         if line.strip():
             yield where, {"text": line.strip()}

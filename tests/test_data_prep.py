@@ -559,7 +559,7 @@ def stories(labels, **more):
 
 ROWS = stories(["neg", "pos"])
 TABLE = pd.DataFrame(ROWS).to_csv(index=False)
-TEXT_ALONE = "or a label and a text (fastText), but a .txt file is text alone"
+TEXT_ALONE = "or a label and a text (fastText, csv), but a .txt file is text alone"
 TWICE = io.BytesIO()
 pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), TWICE)
 BAD = [
@@ -593,6 +593,7 @@ BAD = [
     ("look1.jsonl", jsonl(*stories(["p\u043es", "pos"])), r"the labels 'pos' and 'p\u043es' look alike"),
     ("look3.jsonl", jsonl(*stories(["A1", "\uff21\uff11"])), "look alike"),
     ("emotions.txt", "".join(f"{row['text']};{row['label']}\n" for row in ROWS), TEXT_ALONE),
+    ("table.txt", TABLE, TEXT_ALONE),
     # Also in a file of which most rows are right.
     ("inches.csv", TABLE + '"a 12,neg\na river,pos\na 5",neg\n', "rows: 'a river,pos'"),
 ]
@@ -627,6 +628,14 @@ LOOKS = [
     ("columns.json", pd.DataFrame(ROWS).set_index("text", drop=False).to_json(), (40, 2), ""),
     ("units.csv", 'label,text\n' + 'a,"Sold:\n1,234 units"\n' * 3, (3, 1), "3 rows in 7 lines"),
     ("none.jsonl", jsonl(*stories(["pos", "NA"])), (40, 2), "the label 'NA' is read as a class"),
+    ("formula.csv", pd.DataFrame(stories(["pos", "#N/A"])).to_csv(), (40, 2), "'#N/A' is read as a class"),
+    ("null.csv", pd.DataFrame(stories(["pos", "[NULL]"])).to_csv(), (40, 2), "'[NULL]' is read as a class"),
+    ("dump.csv", pd.DataFrame(stories([r"\N", "pos"])).to_csv(), (40, 2), r"'\\N' is read as a class"),
+    ("slash.jsonl", jsonl(*stories(["pos", "pos/river"])), (40, 2), "'pos/river' look like several labels"),
+    ("sum.csv", TABLE + "a total,40\n", (41, 3), "the label '40' has a single text in train"),
+    ("nan.jsonl", jsonl(*ROWS, *[{"text": "nan", "label": "neg"}] * 10), (50, 2), "10 of 50 texts are 'nan'"),
+    ("both.jsonl", jsonl(*ROWS, *ROWS[:3], ROWS[0] | {"label": "pos"}), (44, 2),
+     "  2.5% of the texts of train stand there with different labels"),
     ("whole.jsonl", jsonl(*stories(["1", "1.0"])), (40, 2), "the labels '1' and '1.0' are the same number"),
     ("torn.csv", "label,text,more\n" + "a,b,c\n" * 40 + "a,half a text\n", (41, 1), "torn.csv:42; is a line"),
     ("frage.csv", '"Frage, Text";text;label\n1;a;x\n', (1, 1), "separated by ';'"),

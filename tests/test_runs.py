@@ -260,6 +260,8 @@ def test_what_a_command_finds_in_its_folder(state, before, now, expected, tmp_pa
     # A run that is made longer goes on from these.
     assert {*names(folder)} == {"run.json"} | kept
     assert Run(folder, SETTINGS | now).done
+    # A new flag that is off makes no other run of it.
+    assert Run(folder, SETTINGS | now | {"added_later": False}).done
 
 
 def test_a_run_that_another_process_has_just_finished_stays(tmp_path, monkeypatch):
@@ -345,6 +347,7 @@ WRONG = [
     ("pretrain.py --dataset=full", "full: no file named train, dev, test or corpus"),
     ("pretrain.py --corpus=full/c.txt", "toycls has a corpus already"),
     ("pretrain.py --read=all", "--read=all: allowed are train, corpus, both"),
+    ("finetune_cls.py --dataset=two.jsonl --label=text", "--text=text --label=text: are the same column"),
     ("finetune_cls.py --label=kind", "toycls: is not read from files"),
     ("data_prep.py --dataset=emrqa", "data-use agreement"),
     ("train_nmg.py --uniform_episodes=5", "--uniform_episodes: is not read with --paper=False"),
@@ -378,8 +381,8 @@ WRONG = [
 LATE = [
     ("pretrain.py --max_len=2", "a length of 2 leaves no room for text"),
     ("finetune_qa.py --max_len=3", "a window of 3 tokens leaves no room for a question"),
-    ("train_nmg.py --dataset=one.jsonl --label=text --doc=label", "too few documents (1, see --doc)"),
-    ("pretrain.py --dataset=full/c.txt --masker=label", "needs labels or answers in train"),
+    ("train_nmg.py --dataset=two.jsonl --doc=source", "too few documents (1, see --doc)"),
+    ("pretrain.py --dataset=full/c.txt --masker=label", "needs one label a text, or answers"),
     # Its logarithm would be infinite.
     ("pretrain.py --masker=difference:zero.txt", "zero.txt:2: must be a word, a tab, and how often"),
     # After one step all weights are finite, and no output is.
@@ -396,7 +399,7 @@ def test_wrong_flags(command, said, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/c.txt").write_text("bird\n" * 20)
     write_rows(tmp_path / "one.jsonl", [{"text": text, "label": "a"} for text in TEXTS * 5])
-    write_rows(tmp_path / "two.jsonl", [{"text": text, "label": text[:1]} for text in TEXTS * 5])
+    write_rows(tmp_path / "two.jsonl", [{"text": text, "label": text[:1], "source": 1} for text in TEXTS * 5])
     (tmp_path / "empty.toml").touch()
     (tmp_path / "mine.py").touch()
     (tmp_path / "zero.txt").write_text("cat\t3\nthe\t0\n")
