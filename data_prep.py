@@ -65,14 +65,8 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     parts = list(itertools.chain(*source.splits.values()))
     files = [part for part in parts if isinstance(part, Path)]
     records = [part for part in parts if not isinstance(part, Path)]
-    flags = DataFlags(columns.text, columns.label, columns.doc) if columns else DataFlags()
-    if flags != DataFlags():
-        if not files:
-            raise UserError(f"--dataset={name}: is not read from files, so that --text, --label and --doc "
-                            "name nothing there")
-        if flags.text == flags.label:
-            raise UserError(f"--text={flags.text} --label={flags.label}: are the same column; name both")
-        source.columns = flags
+    if columns:
+        source.set_columns(name, columns)
     if dev_share is not None and "dev" not in source.splits:
         if "train" not in source.splits:
             raise UserError(f"--dev_share={dev_share}: {name} has no train split to cut from; text in a "
@@ -310,7 +304,7 @@ def warn_of_texts(records: list[dict]) -> Iterator[str]:
     if several:
         share = several / len(labels_of)
         warning = "WARNING:" if share > 0.05 else " "
-        yield f"{warning} {share:.1%} of the texts of train stand there with different labels"
+        yield f"{warning} {share:.1%} of the texts of train occur with different labels"
 
 
 def overlaps(splits: dict[str, Split], numbered: list[str]) -> Iterator[str]:

@@ -646,6 +646,18 @@ class Source:
             else:
                 yield part
 
+    def set_columns(self, name: str, flags: DataFlags) -> None:
+        """Reads what --text, --label and --doc name, which may be flags of a whole script. Raises UserError
+        if they name nothing in the data set `name`."""
+        columns = DataFlags(flags.text, flags.label, flags.doc)
+        parts = itertools.chain(*self.splits.values())
+        if columns != DataFlags() and not any(isinstance(part, Path) for part in parts):
+            raise UserError(f"--dataset={name}: is not read from files, so that --text, --label and --doc "
+                            "name nothing there")
+        if columns.text == columns.label:
+            raise UserError(f"--text={columns.text} --label={columns.label}: are the same column; name both")
+        self.columns = columns
+
 
 MRQA = "https://s3.us-east-2.amazonaws.com/mrqa/release/v2/"
 DONT_STOP = "https://allennlp.s3-us-west-2.amazonaws.com/dont_stop_pretraining/data/"

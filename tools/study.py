@@ -200,7 +200,7 @@ def divide(study: Study) -> None:
     names NAME-learn and NAME-new. Raises UserError."""
     plan = study.plan
     source = sources.find_source(plan.dataset)
-    source.columns = DataFlags(plan.text, plan.label, plan.doc)
+    source.set_columns(plan.dataset, plan)
     records_of = {}
     for split in plan.splits.split(","):
         if split not in source.splits:
