@@ -45,7 +45,8 @@ MARKS = regex.compile(r"\p{M}*")
 INVISIBLE = regex.compile(r"(?V1)[[\p{DI}\p{Cc}\p{Cf}]--\s]")
 NUMBER = re.compile(r"-?\d+(\.\d*)?(e-?\d+)?")
 # How exports write an empty cell or a failed formula: NA, <NA>, #N/A, [NULL], \N.
-NO_VALUE = re.compile(r"[#<(\[]?(na|n/a|nan|nat|null|none|undefined|ref!|value!)[>)\]]?|\\n|[?-]+", re.I)
+NO_VALUE = re.compile(r"[#<(\[]?(na|n/a|nan|nat|null|none|undefined)[>)\]]?|\\n|"
+                      r"#(name\?|(ref|value|num|null|div/0)!)", re.I)
 # Parts of spaCy pipelines that take time and that named entities do not depend on.
 NOT_FOR_ENTITIES = ["tagger", "morphologizer", "parser", "attribute_ruler", "lemmatizer"]
 
@@ -256,7 +257,8 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
         yield (f"WARNING: {len(counts):,} labels for {n:,} texts: are these classes, not scores, names or "
                "texts? (--label=COLUMN)")
     elif n >= 20 and single:
-        yield f"WARNING: the label {single[0]!r} has a single text in train: is it a class?"
+        yield (f"WARNING: {len(single)} of the labels have a single text, such as {single[0]!r}: are these "
+               "classes?")
     broken = [label for label in counts if NUMBER.fullmatch(label) and float(label) % 1 > 0]
     if broken and all(map(NUMBER.fullmatch, counts)):
         yield f"WARNING: labels such as {broken[0]!r} look like scores, but each is read as a class"
@@ -264,14 +266,17 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
     if no_labels:
         yield (f"WARNING: the label {no_labels[0]!r} is read as a class; if it stands for no label, leave "
                "the cell empty, or remove the row")
-    # Several labels in one, where a part of it is a label, too, or all parts stand in others.
-    parts = {label: set(re.split(r"\s*[,;|#/+&\n]\s*", label.strip())) - {""} for label in counts}
+    # Several labels in one, where a part of it is a label, too, or all parts stand in others. Between / & +,
+    # which stand in names, too, all parts must be labels.
+    parts = {label: set(re.split(r"\s*[,;|#\n]\s*", label.strip())) - {""} for label in counts}
     labels_with = collections.Counter(itertools.chain(*parts.values()))
     joined = []
     for label in counts:
         is_list = re.fullmatch(r"\[.*\]|\{.*\}", label)
         is_known = parts[label] & counts.keys() or all(labels_with[part] > 1 for part in parts[label])
-        if (is_list or (len(parts[label]) > 1 and is_known)) and label not in no_labels:
+        names = re.split(r"\s*[/&+]\s*", label)
+        are_labels = len(names) > 1 and counts.keys() >= {*names}
+        if (is_list or are_labels or (len(parts[label]) > 1 and is_known)) and label not in no_labels:
             joined.append(label)
     if joined:
         yield (f"WARNING: labels such as {joined[0]!r} look like several labels, but each is read as one "
@@ -288,11 +293,11 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
 
 def warn_of_texts(records: list[dict]) -> Iterator[str]:
     """Warnings of texts of train that repeat: what stands for no text, and what has several labels."""
-    # One text may have many questions.
+    # In question answering a text may stand in many rows.
     records = [record for record in records if "qas" not in record]
     texts = collections.Counter(record["text"].strip() for record in records)
-    for text, n in texts.most_common(1):
-        if n >= 10 and n > len(records) / 50:
+    for text, n in texts.most_common(3):
+        if n >= 10 and n > len(records) / 200:
             yield (f"WARNING: {n:,} of {len(records):,} texts are {' '.join(text.split())[:70]!r}; if this "
                    "stands for no text, remove these rows")
     labelled = set()
@@ -300,11 +305,12 @@ def warn_of_texts(records: list[dict]) -> Iterator[str]:
         if isinstance(record.get("label"), str):
             labelled.add((record["text"].strip(), record["label"]))
     labels_of = collections.Counter(text for text, _ in labelled)
-    several = sum(n > 1 for n in labels_of.values())
+    several = [text for text, n in labels_of.items() if n > 1]
     if several:
-        share = several / len(labels_of)
-        warning = "WARNING:" if share > 0.05 else " "
-        yield f"{warning} {share:.1%} of the texts of train occur with different labels"
+        # A few are told without alarm.
+        warning = "WARNING:" if len(several) > 0.05 * len(labels_of) else " "
+        yield (f"{warning} {len(several):,} of {len(labels_of):,} different texts of train have several "
+               f"labels, such as {' '.join(several[0].split())[:70]!r}")
 
 
 def overlaps(splits: dict[str, Split], numbered: list[str]) -> Iterator[str]:
@@ -533,7 +539,7 @@ def label_id(record: dict, id_of_label: dict[str, int], errors: list[str]) -> in
         if label is None:
             reason = "there is no label"
         elif not isinstance(label, str):
-            reason = f"a label must be text, a number, or true or false, not {label!r} (one for each text)"
+            reason = f"a label must be text, a number, or true or false, one for each text, not {label!r}"
         errors.append(f"{reason}, in the row with the text {record['text'][:60]!r}; fix it or remove it")
     return -1
 

@@ -11,8 +11,9 @@ A masker gets
     rng      random numbers (B, L) on demand; a row's depend on seed, epoch and block alone
     lm       the LM as it is now: lm(batch) are hidden states (B, L, H), a tensor; lm.per_token(batch, fn) is
              what fn makes of its logits, an array (B, L); and lm.run(lm.model.base_model, batch.tensors(),
-             output_hidden_states=True) is what transformers returns (attentions are there only behind
-             lm.model.set_attn_implementation("eager")). All are without dropout, which lm.model alone is not
+             output_hidden_states=True) is what transformers returns. All are without dropout; to call
+             lm.model is not. Attentions are there only after lm.model.set_attn_implementation("eager"),
+             which training then goes on with
 and returns a bool (B, L): True only where maskable, and as many as the budget, or fewer where whole units do
 not fit or the masker leaves tokens out (`none` masks nothing).
 

@@ -294,8 +294,8 @@ def print_perplexity(before: float, after: float) -> None:
     print(f"perplexity of held-out text under random masks, p = 0.15: {np.exp(before):.2f} before, "
           f"{np.exp(after):.2f} after")
     if after > before:
-        print("WARNING: the LM became worse on the text of dev; where that is like the corpus, a "
-              "smaller --lr or more --epochs may help (in the toy world it never is, and this says nothing)")
+        print("WARNING: the LM became worse on the text of dev; where that is like the corpus "
+              "(in the toy world it is not, and this is no fault), a smaller --lr or more --epochs may help")
 
 
 if __name__ == "__main__":

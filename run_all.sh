@@ -64,7 +64,7 @@ PROCESSES=${PROCESSES:-1}
     fail "$*: give --list, --download, --help or nothing; all else are environment variables"
 [[ $JOBS:$POLICIES =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "JOBS=$JOBS, POLICIES=$POLICIES: must be 1 or more"
 [[ $PROCESSES = [1-3] ]] || fail "PROCESSES=$PROCESSES: must be 1, 2 or 3, as there are three plays"
-for name in DATASET DATASETS LM MASKER SEED POLICY JOB PRETRAIN_FLAG FINETUNE_FLAG NMG_FLAG; do
+for name in DATASET LM MASKER SEED PRETRAIN_FLAG FINETUNE_FLAG NMG_FLAG; do
     [ -z "${!name}" ] || fail "$name=${!name}: is not read; bash run_all.sh --help names what is"
 done
 [[ $SEEDS != *[!0-9[:space:]]* && $SEEDS = *[0-9]* ]] || fail "SEEDS=$SEEDS: must be numbers: 0 1 2"

@@ -274,7 +274,7 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
 
 def token_rewards(episode: Episode, cfg: Config) -> np.ndarray:
     """R (M, L) of each token: the sum, over the players that masked it, of the player's reward minus the mean
-    reward of the episode. It is 0 for a token that all players masked."""
+    reward of the episode. It is 0, up to rounding, for a token that all players masked."""
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, M, L)
     play_rewards = rewards(episode, cfg)                                                        # (P,)
     # The baseline is the mean reward. The first reward is subtracted before it, so that equal rewards become
@@ -304,8 +304,9 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
 class Agents:
     """Learner and opponent, which are one policy here. A class of your own needs what `meta_train` and
     `finish` call: policies, resume, learn and save_checkpoint; name it in `main` and in tools/foretell.py.
-    For a network, `learn` would take a step of an optimizer along the gradient of the sum of R log π(a), with
-    R of `token_rewards`. With --paper the agents are paper_form.PaperAgents.
+    For a network, `learn` would take a step of an optimizer, with gradients on, that lowers the sum of
+    -R log softmax(logits) over the maskable tokens, R being the `token_rewards`. As R may be negative, the
+    step needs a bound. paper_form.PaperAgents, the agents of --paper, are an example.
 
     w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
     So the policy is always one step away from the uniform one. How long that step is does not matter, as

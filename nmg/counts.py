@@ -52,7 +52,7 @@ def label_information(split: Split, texts: tuple[int, ...]) -> np.ndarray:
     if hasattr(split, "label") and (split.label >= 0).any():
         label = np.repeat(split.label, np.diff(split.token_start))                              # (T,)
     elif not hasattr(split, "answer") or (split.answer < 0).all():
-        raise UserError("the score 'label' needs one label a text, or answers, in train; these have neither")
+        raise UserError("the score 'label' needs labels or answers in train, and these texts have neither")
     else:
         # Whether a token stands in an answer: answers add 1 where they begin, and take it away behind.
         starts = split.token_start[split.question_text]

@@ -442,9 +442,10 @@ class Run:
     def refuse_others(self, recorded: dict) -> None:
         changed = []
         for name, value in self.settings.items():
-            # A flag that the record lacks is an edit of the code: it changes nothing where it is off.
+            # A flag that the record lacks was added to the code later. None and False are taken to mean what
+            # the code did before.
             is_new = name not in recorded
-            if recorded.get(name) == value or (is_new and not value):
+            if recorded.get(name) == value or (is_new and value is False):
                 continue
             # A run that is not done may go on with new flags, or to another number of episodes.
             if not self.done and (is_new or name == "episodes"):

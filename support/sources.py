@@ -112,12 +112,12 @@ def suffix_of(path: Path) -> str:
 def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     first = [line.strip() for _, line in itertools.islice(lines(path), 1000) if line.strip()]
     tagged = [line for line in first if TAGGED.fullmatch(line)]
-    # A column of few different cells for many lines holds labels: one between tabs, or what stands right
-    # behind the last sign of a line, as in a csv file.
+    # A column of few different cells for many lines holds labels: one between tabs, or a word right behind
+    # the last comma or the like of a line. (The comma in 1,000 belongs to the text.)
     rows = [line.split("\t") for line in first if "\t" in line]
     columns = [*zip(*rows, strict=False)]
-    signs = [re.search(r"[;,|]([^;,|\s][^;,|]*)$", line) for line in first]
-    behind = [sign[1] for sign in signs if sign]
+    last = [re.search(r'(?:[;|]|,(?!(?<=\d,)\d))("?\w[^;,|]*)$', line) for line in first]
+    behind = [cell[1] for cell in last if cell]
     # What all lines end with, such as the name of a source, is no label.
     if len(set(behind)) > 1:
         columns.append(behind)
@@ -126,7 +126,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     if is_table or 2 * len(tagged) > len(first):
         raise ValueError("looks like a token and its tag per line (CoNLL), or a label and a text (fastText, "
                          "csv), but a .txt file is text alone; convert it to .jsonl with the fields text and "
-                         "label, or name it .csv (token classification is not built in)")
+                         "label, or text alone (token classification is not built in)")
     for where, line in lines(path):
         if line.strip():
             yield where, {"text": line.strip()}
@@ -647,8 +647,8 @@ class Source:
                 yield part
 
     def set_columns(self, name: str, flags: DataFlags) -> None:
-        """Reads what --text, --label and --doc name, which may be flags of a whole script. Raises UserError
-        if they name nothing in the data set `name`."""
+        """Sets the columns that files are read by, from any config with text, label and doc. Raises UserError
+        if the data set `name` has no files."""
         columns = DataFlags(flags.text, flags.label, flags.doc)
         parts = itertools.chain(*self.splits.values())
         if columns != DataFlags() and not any(isinstance(part, Path) for part in parts):

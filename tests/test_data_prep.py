@@ -582,7 +582,7 @@ BAD = [
     ("twice.csv", "text,label,text\na,x,1\n", "twice.csv: two columns have the name 'text'; rename"),
     ("twice.parquet", TWICE.getvalue(), "twice.parquet: two columns have the name 'text'; rename"),
     ("zero.jsonl", jsonl({"text": 0}), "zero.jsonl:1: the field 'text' must be text and not empty, not 0"),
-    ("list.jsonl", jsonl(GOOD, GOOD | {"label": [1]}), "a label must be text, a number, or true or false"),
+    ("list.jsonl", jsonl(GOOD, GOOD | {"label": [1]}), "or true or false, one for each text, not [1]"),
     ("space.jsonl", jsonl(GOOD, GOOD | {"label": "a\u200b"}), r"the labels 'a' and 'a\u200b' look alike"),
     ("pointer.csv", "version https://git-lfs.github.com/spec/v1\n", "pointer.csv: is not the data, but a"),
     ("escaped.csv", 'text,label,date\n"size 5\\", a river",neg\na city,pos,monday\n', "torn apart at ','"),
@@ -631,11 +631,12 @@ LOOKS = [
     ("formula.csv", pd.DataFrame(stories(["pos", "#N/A"])).to_csv(), (40, 2), "'#N/A' is read as a class"),
     ("null.csv", pd.DataFrame(stories(["pos", "[NULL]"])).to_csv(), (40, 2), "'[NULL]' is read as a class"),
     ("dump.csv", pd.DataFrame(stories([r"\N", "pos"])).to_csv(), (40, 2), r"'\\N' is read as a class"),
-    ("slash.jsonl", jsonl(*stories(["pos", "pos/river"])), (40, 2), "'pos/river' look like several labels"),
-    ("sum.csv", TABLE + "a total,40\n", (41, 3), "the label '40' has a single text in train"),
+    ("slash.jsonl", jsonl(*stories(["a", "b", "a/b"])), (40, 3), "'a/b' look like several labels"),
+    ("names.csv", pd.DataFrame(stories(["ARTS", "ARTS & CULTURE", "C", "C++"])).to_csv(), (40, 4), None),
+    ("sum.csv", TABLE + "a total,40\n", (41, 3), "1 of the labels have a single text, such as '40'"),
     ("nan.jsonl", jsonl(*ROWS, *[{"text": "nan", "label": "neg"}] * 10), (50, 2), "10 of 50 texts are 'nan'"),
     ("both.jsonl", jsonl(*ROWS, *ROWS[:3], ROWS[0] | {"label": "pos"}), (44, 2),
-     "  2.5% of the texts of train occur with different labels"),
+     "  1 of 40 different texts of train have several labels, such as 'story 0 of a river'"),
     ("whole.jsonl", jsonl(*stories(["1", "1.0"])), (40, 2), "the labels '1' and '1.0' are the same number"),
     ("torn.csv", "label,text,more\n" + "a,b,c\n" * 40 + "a,half a text\n", (41, 1), "torn.csv:42; is a line"),
     ("frage.csv", '"Frage, Text";text;label\n1;a;x\n', (1, 1), "separated by ';'"),
@@ -685,6 +686,9 @@ def test_lines_that_only_look_like_json_or_labels_are_text(tmp_path, tok):
     # What all lines end with, such as the name of a source, is no label.
     texts = [f"x = {i}; y = 1;\nheadline {i};Reuters" for i in range(30)]
     assert len(corpus_of(tmp_path, tok, *texts)) == 60
+    for one, other in (("49,99", "19,98"), ('"Go," he said.', '"No," she said.'), ("so ;)", "no ;-)"),
+                       ("in [3,4].", "in [3,7]."), ("&quot;.", "&quot;!"), ("yes, he", "yes, she")):
+        assert len(corpus_of(tmp_path, tok, *[f"{i} {one}\n{i} {other}" for i in range(30)])) == 60
 
 
 def test_texts_whose_questions_have_no_answer_teach_nothing(tmp_path, tok):

@@ -382,7 +382,7 @@ LATE = [
     ("pretrain.py --max_len=2", "a length of 2 leaves no room for text"),
     ("finetune_qa.py --max_len=3", "a window of 3 tokens leaves no room for a question"),
     ("train_nmg.py --dataset=two.jsonl --doc=source", "too few documents (1, see --doc)"),
-    ("pretrain.py --dataset=full/c.txt --masker=label", "needs one label a text, or answers"),
+    ("pretrain.py --dataset=full/c.txt --masker=label", "needs labels or answers in train"),
     # Its logarithm would be infinite.
     ("pretrain.py --masker=difference:zero.txt", "zero.txt:2: must be a word, a tab, and how often"),
     # After one step all weights are finite, and no output is.
