@@ -260,7 +260,6 @@ def test_what_a_command_finds_in_its_folder(state, before, now, expected, tmp_pa
     # A run that is made longer goes on from these.
     assert {*names(folder)} == {"run.json"} | kept
     assert Run(folder, SETTINGS | now).done
-    # A new flag that is off makes no other run of it.
     assert Run(folder, SETTINGS | now | {"added_later": False}).done
 
 
@@ -334,7 +333,6 @@ WRONG = [
     ("pretrain.py --fast=perhaps", "--fast takes True or False"),
     ("pretrain.py --p=0", "--p=0: a share"),
     ("pretrain.py --epochs=0", "--epochs=0: must be 1 or more"),
-    ("pretrain.py --seed=-1", "--seed=-1: must be 0 or more"),
     ("pretrain.py --weight_decay=-1.5", "--weight_decay=-1.5: must be 0 or more"),
     ("pretrain.py --lr=inf", "--lr=inf: must be a finite number"),
     ("pretrain.py --masker=nmg:nowhere", "nowhere: no policy of train_nmg.py in this folder"),
