@@ -238,9 +238,14 @@ def prepare(source: Source, tokenizer, folder: Path, name: str) -> None:
 
 # ---------------------------------------------------------------- a look at what was read
 
+def beginning(text: str) -> str:
+    """A text in quotes, on one line, cut to what one looks at."""
+    return repr(" ".join(text.split())[:70])
+
+
 def example_of(record: dict) -> str:
     """A text as it was read, shortened, with its label, or its first question and answer."""
-    text = f"  for example {' '.join(record['text'].split())[:70]!r}"
+    text = f"  for example {beginning(record['text'])}"
     if "label" in record:
         text += f", label {record['label']!r}"
     for qa in record.get("qas", [])[:1]:
@@ -298,8 +303,8 @@ def warn_of_texts(records: list[dict]) -> Iterator[str]:
     texts = collections.Counter(record["text"].strip() for record in records)
     for text, n in texts.most_common(3):
         if n >= 10 and n > len(records) / 200:
-            yield (f"WARNING: {n:,} of {len(records):,} texts are {' '.join(text.split())[:70]!r}; if this "
-                   "stands for no text, remove these rows")
+            yield (f"WARNING: {n:,} of {len(records):,} texts are {beginning(text)}; if this stands for no "
+                   "text, remove these rows")
     labelled = set()
     for record in records:
         if isinstance(record.get("label"), str):
@@ -310,7 +315,7 @@ def warn_of_texts(records: list[dict]) -> Iterator[str]:
         # A few are told without alarm.
         warning = "WARNING:" if len(several) > 0.05 * len(labels_of) else " "
         yield (f"{warning} {len(several):,} of {len(labels_of):,} different texts of train have several "
-               f"labels, such as {' '.join(several[0].split())[:70]!r}")
+               f"labels, such as {beginning(several[0])}")
 
 
 def overlaps(splits: dict[str, Split], numbered: list[str]) -> Iterator[str]:

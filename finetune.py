@@ -329,8 +329,8 @@ def predicted_file(cfg: EvaluationConfig) -> Path:
     if out.exists():
         raise UserError(f"--out={out}: is there already; remove it, or choose another --out")
     # A folder that takes no files shows it now, and not after hours of prediction.
-    with tempfile.TemporaryFile(dir=runs.target_of(out).parent):
-        return out
+    tempfile.TemporaryFile(dir=runs.target_of(out).parent).close()
+    return out
 
 
 # Tables, by the suffix of their file; other files hold JSON objects, one a line.

@@ -116,7 +116,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     # the last comma or the like of a line. (The comma in 1,000 belongs to the text.)
     rows = [line.split("\t") for line in first if "\t" in line]
     columns = [*zip(*rows, strict=False)]
-    last = [re.search(r'(?:[;|]|,(?!(?<=\d,)\d))("?\w[^;,|]*)$', line) for line in first]
+    last = [re.search(r"(?:[;|]|,(?!(?<=\d,)\d))([^\w\s;,|]?\w[^;,|]*)$", line) for line in first]
     behind = [cell[1] for cell in last if cell]
     # What all lines end with, such as the name of a source, is no label.
     if len(set(behind)) > 1:

@@ -594,6 +594,7 @@ BAD = [
     ("look3.jsonl", jsonl(*stories(["A1", "\uff21\uff11"])), "look alike"),
     ("emotions.txt", "".join(f"{row['text']};{row['label']}\n" for row in ROWS), TEXT_ALONE),
     ("table.txt", TABLE, TEXT_ALONE),
+    ("signs.txt", "".join(f"{row['text']};{i % 2 * 2 - 1}\n" for i, row in enumerate(ROWS)), TEXT_ALONE),
     # Also in a file of which most rows are right.
     ("inches.csv", TABLE + '"a 12,neg\na river,pos\na 5",neg\n', "rows: 'a river,pos'"),
 ]
@@ -627,6 +628,7 @@ LOOKS = [
     ("ids.json", json.dumps({f"id {i}": row for i, row in enumerate(ROWS)}), (40, 2), ""),
     ("columns.json", pd.DataFrame(ROWS).set_index("text", drop=False).to_json(), (40, 2), ""),
     ("units.csv", 'label,text\n' + 'a,"Sold:\n1,234 units"\n' * 3, (3, 1), "3 rows in 7 lines"),
+    ("none.jsonl", jsonl(*stories(["pos", "NA"])), (40, 2), "the label 'NA' is read as a class"),
     ("formula.csv", pd.DataFrame(stories(["pos", "#N/A"])).to_csv(), (40, 2), "'#N/A' is read as a class"),
     ("dump.csv", pd.DataFrame(stories([r"\N", "pos"])).to_csv(), (40, 2), r"'\\N' is read as a class"),
     ("slash.jsonl", jsonl(*stories(["a", "b", "a/b"])), (40, 3), "'a/b' look like several labels"),
@@ -641,7 +643,7 @@ LOOKS = [
     ("column.json", json.dumps({"data": [1, 2], "text": ["a", "b"], "label": ["x", "y"]}), (2, 2), ""),
     ("blanks.csv", 'label, "text"\npos, "bad ""movie"""\n"neg", good\n', (2, 2), None),
     ("spoken.csv", 'label, text\npos, "Great" movie\n', (1, 1), None),
-    ("plain.jsonl", jsonl(*stories(["rn", "m", "1", "l", "\u0e14\u0e35", "\u0e15\u0e35"])), (40, 6), None),
+    ("thai.jsonl", jsonl(*stories(["burn", "bum", "1", "l", "\u0e14\u0e35", "\u0e15\u0e35"])), (40, 6), None),
     ("topics.jsonl", jsonl(*stories(["Sports", "Science, technology", "Art", "Art & C++"])), (40, 4), None),
     ("folder.csv", "text,label\n" + "".join(f'"C:\\dir{i}\\",a\n' for i in range(40)), (40, 1), None),
     ("loans.jsonl", jsonl(*stories(["a"], answer=["accepted", "yes"])), (40, 1), None),

@@ -225,7 +225,7 @@ def test_how_many_seeds_can_show_something(env, said):
     ({"OUT": "a,b"}, "must be without a comma"),
     ({"JOBS": "0"}, "must be 1 or more"),
     ({"PROCESSES": "4"}, "must be 1, 2 or 3"),
-    ({"NMG_FLAG": "--lr=1"}, "NMG_FLAG=--lr=1: is not read; bash run_all.sh --help names what is"),
+    ({"SEED": "5"}, "SEED=5: is not read; bash run_all.sh --help names what is"),
     ({"SEEDS": "0,1,2"}, "must be numbers: 0 1 2"),
     ({"QUICK": "yes"}, "must be 1 or 0"),
     ({"PRETRAIN_FLAGS": "p=0.3"}, "flags begin with --"),

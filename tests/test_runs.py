@@ -333,6 +333,7 @@ WRONG = [
     ("pretrain.py --fast=perhaps", "--fast takes True or False"),
     ("pretrain.py --p=0", "--p=0: a share"),
     ("pretrain.py --epochs=0", "--epochs=0: must be 1 or more"),
+    ("pretrain.py --seed=-1", "--seed=-1: must be 0 or more"),
     ("pretrain.py --weight_decay=-1.5", "--weight_decay=-1.5: must be 0 or more"),
     ("pretrain.py --lr=inf", "--lr=inf: must be a finite number"),
     ("pretrain.py --masker=nmg:nowhere", "nowhere: no policy of train_nmg.py in this folder"),
