@@ -12,6 +12,7 @@ save_to_disk.
 import collections
 import functools
 import hashlib
+import inspect
 import itertools
 import json
 import re
@@ -81,6 +82,8 @@ def load(name: str, tokenizer, dev_share: float | None = None, spacy_model: str 
     # (4 is an old version number. It stays, so that checksums in older results remain valid.)
     how = [4, asdict(source.columns), source.cut, list(source.splits), source.kind]
     how.append(tokenizer.backend_tokenizer.to_str())
+    if source.own_arrays:
+        how.append(inspect.getsource(source.own_arrays))
     with error_context(f"--dataset={name}"):
         how += [(file.name, runs.checksum(file)) for file in files]
     if records:
@@ -257,13 +260,12 @@ def example_of(record: dict) -> str:
 def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
     """Warnings of labels that look like something else than classes. counts: label -> its texts"""
     n = counts.total()
-    single = [label for label, texts in counts.items() if texts == 1]
     if n >= 20 and len(counts) > n / 5:
         yield (f"WARNING: {len(counts):,} labels for {n:,} texts: are these classes, not scores, names or "
                "texts? (--label=COLUMN)")
-    elif n >= 20 and single:
-        yield (f"WARNING: {len(single)} of the labels have a single text, such as {single[0]!r}: are these "
-               "classes?")
+    elif n >= 20 and 1 in counts.values():
+        single = [label for label in counts if counts[label] == 1]
+        yield f"WARNING: labels with a single text: {len(single)}, such as {single[0]!r}; are these classes?"
     broken = [label for label in counts if NUMBER.fullmatch(label) and float(label) % 1 > 0]
     if broken and all(map(NUMBER.fullmatch, counts)):
         yield f"WARNING: labels such as {broken[0]!r} look like scores, but each is read as a class"
@@ -296,6 +298,11 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
             yield f"WARNING: the labels {whole!r} and {label!r} are the same number, but are two classes"
 
 
+def alarm(share: float) -> str:
+    """How a line begins that tells of a share of the texts: small ones are told without alarm."""
+    return "WARNING:" if share > 0.05 else " "
+
+
 def warn_of_texts(records: list[dict]) -> Iterator[str]:
     """Warnings of texts of train that repeat: what stands for no text, and what has several labels."""
     # In question answering a text may stand in many rows.
@@ -312,9 +319,8 @@ def warn_of_texts(records: list[dict]) -> Iterator[str]:
     labels_of = collections.Counter(text for text, _ in labelled)
     several = [text for text, n in labels_of.items() if n > 1]
     if several:
-        # A few are told without alarm.
-        warning = "WARNING:" if len(several) > 0.05 * len(labels_of) else " "
-        yield (f"{warning} {len(several):,} of {len(labels_of):,} different texts of train have several "
+        share = len(several) / len(labels_of)
+        yield (f"{alarm(share)} {len(several):,} of {len(labels_of):,} different texts of train have several "
                f"labels, such as {beginning(several[0])}")
 
 
@@ -332,8 +338,7 @@ def overlaps(splits: dict[str, Split], numbered: list[str]) -> Iterator[str]:
             both = texts & found
             if both:
                 share = len(both) / len(texts)
-                warning = "WARNING:" if share > 0.05 else " "
-                yield f"{warning} {share:.1%} of the texts of {name} also stand in {other}"
+                yield f"{alarm(share)} {share:.1%} of the texts of {name} also stand in {other}"
         if name in numbered:
             shared = np.isin(splits[name].doc, splits["train"].doc)
             if shared.any():

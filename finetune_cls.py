@@ -11,7 +11,7 @@ A kind of task is a file finetune_KIND.py with the names below; train_nmg.py fin
     Config, main   the flags, as a subclass of EvaluationConfig, and what runs with them
     KIND           the kind of data sets that it handles (Data.kind, in support/data.py)
     INNER_LOOP     the values of train_nmg.py's flags that differ between tasks
-    METRICS        what train_nmg.py may reward: names of `summary`, or of `predictions`, such as "likelihood"
+    METRICS        what train_nmg.py may reward: scores of `summary`, or means of what `predictions` has
     pieces_of      cuts a split into what the model reads: texts, windows, ...
     finetune       trains a task model around a copy of an LM's encoder (loss_fn as in loop.fit)
     predictions    a dict for every example, always in the same order, with those of METRICS that `summary`

@@ -10,17 +10,15 @@ A masker gets
     budget   (B,) how many tokens to mask in each row, the same for every masker
     rng      random numbers (B, L) on demand; a row's depend on seed, epoch and block alone
     lm       the LM as it is now: lm(batch) are hidden states (B, L, H), a tensor; lm.per_token(batch, fn) is
-             what fn makes of its logits, an array (B, L); and lm.run(lm.model.base_model, batch.tensors(),
-             output_hidden_states=True) is what transformers returns. All are without dropout; to call
-             lm.model is not. Attentions are there only after lm.model.set_attn_implementation("eager"),
-             which training then goes on with
+             what fn makes of its logits, an array (B, L); and lm.outputs(batch, output_hidden_states=True)
+             is what transformers returns. Do not call lm.model yourself: it may be in training mode
 and returns a bool (B, L): True only where maskable, and as many as the budget, or fewer where whole units do
 not fit or the masker leaves tokens out (`none` masks nothing).
 
 A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function. Every score
-of this file is a masker, too, and in a file of yours @maskers.sampled makes one of a score. Maskers that use
-others get them by name from `find`. With a policy that train_nmg.py learned, nmg:FOLDER masks the tokens of
-its highest logits, and sampled:FOLDER draws tokens from it.
+of this file is a masker, too, and in a file of yours @maskers.register_score makes one of it. Maskers that
+use others get them by name from `find`. With a policy that train_nmg.py learned, nmg:FOLDER masks the tokens
+of its highest logits, and sampled:FOLDER draws tokens from it.
 """
 import functools
 import runpy

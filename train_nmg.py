@@ -262,7 +262,7 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
     """(P,): for each play of an episode its score minus the mean score of the others.
 
     A reward of your own goes here: it sees the tokens and masks (M, L) and all scores of all players, also of
-    random; labels are not kept with plays. Only differences within an episode count: `policy_gradient`
+    random; labels are not kept with plays. Only differences within an episode count: `token_rewards`
     subtracts their mean. An episode with larger differences weighs more. A factor that all episodes have in
     common does not matter."""
     scores = np.array([play.scores[cfg.metric] for play in episode.plays.values()])
@@ -304,9 +304,9 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
 class Agents:
     """Learner and opponent, which are one policy here. A class of your own needs what `meta_train` and
     `finish` call: policies, resume, learn and save_checkpoint; name it in `main` and in tools/foretell.py.
-    For a network, `learn` would take a step of an optimizer, with gradients on, that lowers the sum of
-    -R log softmax(logits) over the maskable tokens, R being the `token_rewards`. As R may be negative, the
-    step needs a bound. paper_form.PaperAgents, the agents of --paper, are an example.
+    A network takes optimizer steps in `learn`, with gradients on, to lower the sum of -R log softmax(logits)
+    over the maskable tokens, with R from `token_rewards`. R may be negative, so that this has no lower bound:
+    clip the step. paper_form.PaperAgents, the agents of --paper, are an example.
 
     w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
     So the policy is always one step away from the uniform one. How long that step is does not matter, as

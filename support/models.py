@@ -308,7 +308,12 @@ class LMReader:
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         """(B, L, H) hidden states"""
-        return self.run(self.model.base_model, batch.tensors()).last_hidden_state.float()
+        return self.outputs(batch).last_hidden_state.float()
+
+    def outputs(self, batch: Batch, **options: object):
+        """What transformers returns for the encoder, such as hidden_states with output_hidden_states=True.
+        Attentions are there only after model.set_attn_implementation("eager"), which training keeps then."""
+        return self.run(self.model.base_model, batch.tensors(), **options)
 
     def per_token(self, batch: Batch, fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> np.ndarray:
         """(B, L) of fn(logits, input_ids), computed for a few rows at a time: logits (b, L, V) of the tokens
@@ -326,7 +331,6 @@ class LMReader:
 
     @torch.no_grad()
     def run(self, module: torch.nn.Module, tensors: dict[str, torch.Tensor], **options: object):
-        """What the LM, or its base_model, returns for the tensors of a batch and options of transformers."""
         training = self.model.training
         self.model.to(device()).eval()
         with autocast(self.model):

@@ -445,10 +445,10 @@ class Run:
             # A flag that the record lacks was added to the code later. None and False are taken to mean what
             # the code did before.
             is_new = name not in recorded
-            if recorded.get(name) == value or (is_new and value is False):
-                continue
+            is_same = recorded.get(name) == value or (is_new and value is False)
             # A run that is not done may go on with new flags, or to another number of episodes.
-            if not self.done and (is_new or name == "episodes"):
+            may_change = not self.done and (is_new or name == "episodes")
+            if is_same or may_change:
                 continue
             # The settings of an earlier stage are too many to be shown.
             if isinstance(value, dict):

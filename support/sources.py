@@ -116,7 +116,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     # the last comma or the like of a line. (The comma in 1,000 belongs to the text.)
     rows = [line.split("\t") for line in first if "\t" in line]
     columns = [*zip(*rows, strict=False)]
-    last = [re.search(r"(?:[;|]|,(?!(?<=\d,)\d))([^\w\s;,|]?\w[^;,|]*)$", line) for line in first]
+    last = [re.search(r"(?:[;|]|(?<!\d),|,(?!\d))([^\w\s;,|]?\w[^;,|]*)$", line) for line in first]
     behind = [cell[1] for cell in last if cell]
     # What all lines end with, such as the name of a source, is no label.
     if len(set(behind)) > 1:
@@ -648,14 +648,15 @@ class Source:
 
     def set_columns(self, name: str, flags: DataFlags) -> None:
         """Sets the columns that files are read by, from any config with text, label and doc. Raises UserError
-        if the data set `name` has no files."""
+        if text and label are the same, or if columns are named and the data set `name` has no files."""
         columns = DataFlags(flags.text, flags.label, flags.doc)
         parts = itertools.chain(*self.splits.values())
         if columns != DataFlags() and not any(isinstance(part, Path) for part in parts):
             raise UserError(f"--dataset={name}: is not read from files, so that --text, --label and --doc "
                             "name nothing there")
         if columns.text == columns.label:
-            raise UserError(f"--text={columns.text} --label={columns.label}: are the same column; name both")
+            raise UserError(f"--text={columns.text} --label={columns.label}: are the same column; name the "
+                            "other one, too")
         self.columns = columns
 
 

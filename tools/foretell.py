@@ -86,8 +86,9 @@ def judged(sources: list[str], targets: list[str], played: dict[str, list], hidd
     for source in sources:
         for episode, states in played[source]:
             agents.learn(episode, states)
+    policy = agents.policies["learner"]
     for target in targets:
-        for score, ways in foretold(agents.policy, played[target], cfg.judged_by.split(",")).items():
+        for score, ways in foretold(policy, played[target], cfg.judged_by.split(",")).items():
             for way, r in ways.items():
                 yield {"metric": cfg.metric, "judged_by": score, "source": ",".join(sources),
                        "target": target, "way": way, "r": r}
