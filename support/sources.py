@@ -39,6 +39,8 @@ SPLIT_NAMES |= {"val": "dev", "valid": "dev", "validation": "dev", "eval": "dev"
 
 # A line of CoNLL (one or more columns, and a tag such as O or B-PER) or of fastText (a label, and a text).
 TAGGED = re.compile(r"\S.*\s(O|[BIESLUM]-[A-Za-z]\S*)|__label__\S+\s.*")
+# How RTF, XML and HTML begin, and the dicts that Python prints.
+MARKUP = re.compile(r"\{\\rtf|<\?xml|<!doctype|<html|[\[(]?\{'", re.I)
 QUOTES = ('a double quote in a quoted cell is written twice (""), with no backslash; where the cells are '
           "right, use jsonl (pandas writes it with to_json(orient='records', lines=True))")
 # One file of several, as in train-00000-of-00002.parquet or train-00000-of-00002-1a2b3c4d.parquet.
@@ -111,25 +113,44 @@ def suffix_of(path: Path) -> str:
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     first = [line.strip() for _, line in itertools.islice(lines(path), 1000) if line.strip()]
+    check_text_alone(first)
+    for where, line in lines(path):
+        if line.strip():
+            yield where, {"text": line.strip()}
+    # Where lines end at the edge of a page, most are about as long as the long ones.
+    lengths = sorted(map(len, first))
+    if len(lengths) >= 20:
+        median, long = lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10]
+        if 50 <= long <= 120 and median > 0.8 * long:
+            print(f"WARNING: {path}: most lines have about {long} characters, but each line is read as one "
+                  "document; if lines were broken to fit a page, join those of each document", flush=True)
+
+
+def check_text_alone(first: list[str]) -> None:
+    """Raises ValueError if the first lines of a file of plain text look like something else."""
+    if first and MARKUP.match(first[0]):
+        raise ValueError(f"begins like a web page, RTF, or a printed dict ({first[0][:30]!r}), but would be "
+                         "read as plain text; save it as plain text, or as .jsonl")
     tagged = [line for line in first if TAGGED.fullmatch(line)]
-    # A column of few different cells for many lines holds labels: one between tabs, or a word right behind
-    # the last comma or the like of a line. (The comma in 1,000 belongs to the text.)
+    # A column of few different cells for many lines holds labels: one between tabs, or a word right before
+    # the first, or right behind the last comma or the like of a line. (The comma in 1,000 belongs to the
+    # text.)
     rows = [line.split("\t") for line in first if "\t" in line]
     columns = [*zip(*rows, strict=False)]
-    last = [re.search(r"(?:[;|]|(?<!\d),|,(?!\d))([^\w\s;,|]?\w[^;,|]*)$", line) for line in first]
-    behind = [cell[1] for cell in last if cell]
-    # What all lines end with, such as the name of a source, is no label.
-    if len(set(behind)) > 1:
-        columns.append(behind)
+    separator = r"(?:[;|]|(?<!\d),|,(?!\d))"
+    before = re.compile(rf"([^\w\s;,|]?\w[^;,|]*){separator}\S")
+    behind = re.compile(rf".*{separator}([^\w\s;,|]?\w[^;,|]*)$")
+    for pattern in (before, behind):
+        cells = [found[1] for found in map(pattern.match, first) if found]
+        # What all lines begin or end with, such as the name of a source, is no label.
+        if len(set(cells)) > 1:
+            columns.append(cells)
     is_table = any(2 * len(column) > len(first) and 5 * len(set(column)) <= len(column) for column in columns)
     # Tags and labels would be read as text.
     if is_table or 2 * len(tagged) > len(first):
         raise ValueError("looks like a token and its tag per line (CoNLL), or a label and a text (fastText, "
                          "csv), but a .txt file is text alone; convert it to .jsonl with the fields text and "
                          "label, or text alone (token classification is not built in)")
-    for where, line in lines(path):
-        if line.strip():
-            yield where, {"text": line.strip()}
 
 
 def read_table(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict]]:

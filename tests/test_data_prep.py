@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import textwrap
 import time
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
@@ -594,6 +595,10 @@ BAD = [
     ("look3.jsonl", jsonl(*stories(["A1", "\uff21\uff11"])), "look alike"),
     ("emotions.txt", "".join(f"{row['text']};{row['label']}\n" for row in ROWS), TEXT_ALONE),
     ("table.txt", TABLE, TEXT_ALONE),
+    ("first.txt", pd.DataFrame(ROWS)[["label", "text"]].to_csv(index=False), TEXT_ALONE),
+    ("page.html", "<!DOCTYPE html>\n<p>a river</p>\n", "page.html: begins like a web page, RTF,"),
+    ("word.txt", r"{\rtf1\ansi a river\par}", "word.txt: begins like a web page, RTF, or a printed dict"),
+    ("printed.txt", "".join(f"{row}\n" for row in ROWS), r"printed.txt: begins like a web page, RTF, or"),
     ("signs.txt", "".join(f"{row['text']};{i % 2 * 2 - 1}\n" for i, row in enumerate(ROWS)), TEXT_ALONE),
     # Also in a file of which most rows are right.
     ("inches.csv", TABLE + '"a 12,neg\na river,pos\na 5",neg\n', "rows: 'a river,pos'"),
@@ -606,6 +611,15 @@ def test_a_bad_file_is_one_sentence(name, content, said, tmp_path, tok):
     with pytest.raises(UserError, match=re.escape(said)) as raised:
         load(str(tmp_path / name), tok).check_labels("train", "dev")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("width", "said"), [(70, True), (140, False), (40, False)])
+def test_lines_that_end_at_the_edge_of_a_page(width, said, tmp_path, tok, capsys):
+    """Shorter lines may be titles, and longer ones are no page."""
+    prose = " ".join(f"a river of {i % 13 * 'very '}long stories" for i in range(200))
+    (tmp_path / "a.txt").write_text(textwrap.fill(prose, width))
+    load(str(tmp_path / "a.txt"), tok)
+    assert ("but each line is read as one document" in capsys.readouterr().out) == said
 
 
 LOOKS = [
