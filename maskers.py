@@ -60,7 +60,8 @@ def register_score(score: Callable) -> Callable:
 
 def sampled(score: Callable) -> Masker:
     """The masker that draws tokens without replacement, with weight exp(score). score: of this file, or the
-    sharpened logits of a policy, as in its training."""
+    sharpened logits of a policy, as in its training. (There it reads the LM before pre-training, and all
+    epochs have one mask. Here it reads the LM as it is now, and each epoch has a mask of its own.)"""
     @functools.wraps(score)
     def draw(batch, budget, rng, lm=None):
         return pick(score(batch, lm) + rng.gumbel(batch.input_ids.shape), batch, budget)
@@ -123,7 +124,7 @@ def corrupt(input_ids: np.ndarray, mask: np.ndarray, rng: RowRandom, mask_id: in
     return np.where(mask, replaced, input_ids)
 
 
-# ---------------------------------------------------------------- the maskers (section 4.1, baselines)
+# ---------------------------------------------------------------- the maskers
 
 def pick_units(score: np.ndarray, batch: Batch, budget: np.ndarray, unit: np.ndarray) -> np.ndarray:
     """As `pick`, but tokens of one unit are masked together or not at all, by the highest of their scores. A

@@ -1,7 +1,7 @@
 """Learns which words to mask: meta-trains a Neural Mask Generator by self-play (Kang, Han, Hwang 2020).
 
     python train_nmg.py --dataset=newsqa --lm=bert-base-uncased
-    python train_nmg.py --dataset=chemprot --lm=MINILM --preset=small_tasks     # flags for few texts
+    python train_nmg.py --dataset=chemprot --lm=FOLDER --preset=small_tasks     # flags for few texts
     python train_nmg.py                                             # toy world, tiny LM: a minute
     python pretrain.py --masker=sampled:runs/nmg-toycls-tiny-0      # a policy as a masker
     python train_nmg.py --plays=runs/a,runs/b --episodes=0          # learns from plays that are there
@@ -18,7 +18,7 @@ plays teach, too.
 (The paper's form, --paper, has two networks, which explore and learn otherwise: nmg/paper_form.py.)
 
 Shapes: M blocks of text to mask (a context is one block or more), B rows of a forward pass, L tokens each
-(padded), H the LM's hidden size, P plays and E episodes. Train is cut into D_tr and D_val. A sub-task T' has
+(padded), H the LM's hidden size, P plays of an episode. Train is cut into D_tr and D_val. A sub-task T' has
 contexts S', labelled examples D_tr' of D_tr, and validation examples D_val' of D_val.
 """
 import copy
@@ -92,7 +92,7 @@ class PlayConfig(DataFlags):
     # a sub-task
     contexts: int = 200             # texts to mask, each in one or more blocks of max_len tokens
     docs: int | None = None         # how many documents to draw them from; None: any
-    examples: int = 1000            # labelled examples, at most; where texts are labelled, of the contexts
+    examples: int = 1000            # labelled examples, at most; of the contexts, where these are labelled
     validation: int = 10_000        # validation examples, at most
     # the inner loop
     p: float = 0.05                 # share of tokens to mask
@@ -131,7 +131,7 @@ class Config(PlayConfig):
     sharpness: float = SHARPNESS    # what logits are multiplied by then, before tokens are drawn
     exploration: float = 2.0        # weight of the random direction beside the policy's standardized logits.
                                     # In a simulation 4 taught as much as 2, and 8 a little less
-    random_every: int = 4           # every so many episodes the random player takes part
+    random_every: int = 4           # the random player takes part in the first of every so many episodes
     # with --paper
     continual: bool = True          # an episode starts from the LM that the learner of the last one
                                     # pre-trained; False: from the original LM (Table 3)
@@ -178,7 +178,7 @@ def inner_loop(lm: torch.nn.Module, subtask: SubTask, mask: np.ndarray, task: Mo
     model = task.finetune(adapted, subtask.train, epochs=cfg.ft_epochs, lr=cfg.ft_lr, **training)
     lines = task.predictions(model, subtask.val)
     scores = {name: float(score) for name, score in task.summary(lines).items()}
-    # What stands in no table may be rewarded, too, such as the likelihood: the mean over all examples.
+    # What `summary` does not report may be rewarded, too, such as the likelihood: the mean over all examples.
     for name in task.METRICS:
         if name not in scores:
             scores[name] = float(np.mean([line[name] for line in lines]))
@@ -263,8 +263,9 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
 
     A reward of your own goes here: it sees the tokens and masks (M, L) and all scores of all players, also of
     random; labels are not kept with plays. Only differences within an episode count: `token_rewards`
-    subtracts their mean. An episode with larger differences weighs more. A factor that all episodes have in
-    common does not matter."""
+    subtracts their mean. An episode with larger differences weighs more, and one of two players 4/3 as much
+    as one of three, as P / (P - 1) is 2 and 1.5: the reward is so many times the score minus the mean of all.
+    A factor that all episodes have in common does not matter."""
     scores = np.array([play.scores[cfg.metric] for play in episode.plays.values()])
     mean_of_others = (scores.sum() - scores) / (len(scores) - 1)
     return scores - mean_of_others
@@ -277,8 +278,8 @@ def token_rewards(episode: Episode, cfg: Config) -> np.ndarray:
     reward of the episode. It is 0, up to rounding, for a token that all players masked."""
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, M, L)
     play_rewards = rewards(episode, cfg)                                                        # (P,)
-    # The baseline is the mean reward. The first reward is subtracted before it, so that equal rewards become
-    # exactly 0; a policy would learn from rounding errors.
+    # The baseline is the mean reward (0 for the rewards above, but maybe not for yours). The first reward is
+    # subtracted before it, so that equal rewards become exactly 0; a policy would learn from rounding errors.
     play_rewards = play_rewards - play_rewards[0]
     play_rewards = play_rewards - play_rewards.mean()
     return np.tensordot(play_rewards, masks, 1)
@@ -291,7 +292,8 @@ def policy_gradient(episode: Episode, states: list[State], cfg: Config) -> torch
     This is the gradient of the sum of R log π(a) at w = 0, the uniform policy, where it is always taken,
     however much has been learned by then: π is the softmax of w · h over the maskable tokens of a block.
     There are no importance weights: actions count by their rewards alone, whatever policy drew them (as in
-    reward-weighted regression, Peters and Schaal 2007)."""
+    reward-weighted regression, Peters and Schaal 2007; docs/paper_vs_code.md says what the paper's weights
+    would take away)."""
     R = token_rewards(episode, cfg)                                                             # (M, L)
     gradient = torch.zeros(states[0][0].shape[1])
     for block in R.any(1).nonzero()[0]:

@@ -170,7 +170,7 @@ def policy_forward(policy: Policy, states: list[State]) -> torch.Tensor:
     return logits
 
 
-# ---------------------------------------------------------------- files, and the paper's network
+# ---------------------------------------------------------------- files
 
 def load_policy(folder: str | Path) -> Policy:
     """The policy of a folder. Raises UserError if there is none, or if the run that makes it, or makes it

@@ -53,8 +53,8 @@ class SubTaskSampler:
                n_validation: int) -> SubTask:
         """n_contexts texts from n_docs documents (None: from any), and at most n_examples and n_validation
         labelled examples."""
-        # The texts of the contexts, and which of the labelled pieces may be drawn for D_tr' and for D_val':
-        # an array of bool each, as long as self.examples.
+        # The texts of the contexts; and which of the labelled pieces may be drawn for D_tr' and for D_val',
+        # (len(self.examples),) bool each.
         doc = self.examples.doc
         if self.context_source == "same_texts":
             # Contexts are texts of D_tr, and D_tr' has their labels.
