@@ -119,7 +119,8 @@ def add_corpus(source: Source, name: str, corpus: str) -> None:
     if "corpus" in source.splits:
         raise UserError(f"--corpus={corpus}: {name} has a corpus already; join the two, or leave one out")
     if not Path(corpus).is_file():
-        raise UserError(f"--corpus={corpus}: no such file; its formats are those of --dataset")
+        raise UserError(f"--corpus={corpus}: no such file; its formats are those of --dataset "
+                        "(docs/formats.md has the code that makes one of a folder of texts)")
     source.splits["corpus"] = [Path(corpus)]
 
 

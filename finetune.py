@@ -204,17 +204,16 @@ def check_pretraining(pretraining: dict, cfg: EvaluationConfig, data: str) -> No
     pretraining: its settings; data: the checksum of the data set and of how it was prepared. Earlier
     pre-training, and the data of a learned policy, are not checked."""
     same_name = runs.portable(pretraining.get("dataset")) == runs.portable(cfg.dataset)
-    # With --corpus the checksum is that of both files, and train and dev are the same.
-    comparable = same_name and not pretraining.get("corpus")
-    if cfg.split == "dev" and comparable and pretraining["data"] != data:
+    same_cut = pretraining.get("data") == data
+    # With --corpus the checksum is that of both files, so that only the flag tells.
+    if pretraining.get("corpus"):
+        same_cut = same_name and pretraining.get("dev_share") == cfg.dev_share
+    if cfg.split == "dev" and same_name and not same_cut:
         print(f"WARNING: {cfg.dataset} was prepared in another way for the pre-training of this LM (another "
               "--dev_share, other columns or files?), so that it may have read texts of dev")
     if not cfg.labelled or pretraining["masker"] != "label":
         return
     # Which texts are labelled depends on these, and on what is cut from train.
-    same_cut = pretraining["data"] == data
-    if pretraining.get("corpus"):
-        same_cut = same_name and pretraining.get("dev_share") == cfg.dev_share
     if (pretraining["labelled"], pretraining["seed"]) != (cfg.labelled, cfg.seed) or not same_cut:
         raise UserError(f"--labelled={cfg.labelled}: the masks of this LM may have read other labels; "
                         f"pre-train it with --labelled={cfg.labelled} --seed={cfg.seed}, too, and with the "

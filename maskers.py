@@ -11,7 +11,8 @@ A masker gets
     rng      random numbers (B, L) on demand; a row's depend on seed, epoch and block alone
     lm       the LM as it is now: lm(batch) are hidden states (B, L, H), a tensor; lm.per_token(batch, fn) is
              what fn makes of its logits, an array (B, L); and lm.outputs(batch, output_hidden_states=True)
-             is what transformers returns. Do not call lm.model yourself: it may be in training mode
+             is what transformers returns. Do not call lm.model yourself: it may be in training mode.
+             Another LM, as LMReader(load_lm(NAME)) of support/models.py, needs the same tokenizer
 and returns a bool (B, L): True only where maskable, and as many as the budget, or fewer where whole units do
 not fit or the masker leaves tokens out (`none` masks nothing).
 

@@ -29,7 +29,8 @@
 #   OUT            where everything goes
 #   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; the flags of a
 #                  row, and those that make a policy nmg-paper, -alone or -fresh, override them. All scripts
-#                  get the --text, --label and --doc of FINETUNE_FLAGS
+#                  get the --text, --label, --doc and --dev_share of FINETUNE_FLAGS. Unlabelled text beside a
+#                  file: PRETRAIN_FLAGS=--corpus=FILE
 
 # shellcheck disable=SC2016,SC2086       # lists are split at spaces
 # -f: a * in a name is no pattern
@@ -142,9 +143,10 @@ shared=$({ places "$qa_lms" "$QA"; places "$cls_lms" "$CLS"; } | sort -u | cut -
 
 # What FINETUNE_FLAGS says of the columns of data, of what is cut from them, and of what is scored
 columns=$(grep -aoE -e "--(text|label|doc)(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
-splits=$(grep -aoE -e "--(dev_share|split)(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
+cut=$(grep -aoE -e "--dev_share(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
+split=$(grep -aoE -e "--split(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
 # KIND LM DATASET: prepares a data set as its rows read it, or ends with the reason why it cannot
-prepare() { $PYTHON $here/data_prep.py "--dataset=$3" "--lm=$2" --kind=$1 $columns $splits; }
+prepare() { $PYTHON $here/data_prep.py "--dataset=$3" "--lm=$2" --kind=$1 $columns $cut $split; }
 
 if [ "$1" = --download ]; then
     fetch_lm='import sys
@@ -231,7 +233,7 @@ table() {
             for number in $numbers; do
                 policy=$OUT/policy-$place-$learned_as-$number
                 [ -e $policy/run.json ] || quoted $PYTHON $torchrun $here/train_nmg.py --dataset=$data \
-                    --lm=$lm --seed=$number $episodes $columns $NMG_FLAGS $learn --out=$policy
+                    --lm=$lm --seed=$number $episodes $columns $cut $NMG_FLAGS $learn --out=$policy
                 policies=$policies,$policy
             done
             # The --masker of nmg and nmg-... is nmg:FOLDER, that of sampled and mean is sampled:FOLDER,...
@@ -247,7 +249,7 @@ table() {
         fi
         adapted=$OUT/pretrain-$name
         pretrain="$(quoted $PYTHON $here/pretrain.py --dataset=$data --lm=$lm --masker=$masker --seed=$seed \
-            $as_learned $columns $PRETRAIN_FLAGS ${flags//,/ } --out=$adapted) && "
+            $as_learned $columns $cut $PRETRAIN_FLAGS ${flags//,/ } --out=$adapted) && "
         [[ $masker != none && $masker != linear ]] || pretrain="" adapted=$lm
 
         # 3. Fine-tune and score.

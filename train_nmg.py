@@ -86,6 +86,8 @@ class PlayConfig(DataFlags):
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot scierc acl_arc scicite toycls toyqa,
                                     # hf:REPO of the hub, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
+    dev_share: float | None = None  # share of train to cut as dev where there is none, and not to learn from;
+                                    # None: 0.1 for paths. Give fine-tuning the same
     val_share: float = 0.1          # the share of train held out as D_val. More of it means less noise: on
                                     # ChemProt chance alone separates two plays by 2.2 to 2.5 points with 0.1,
                                     # and by 1.1 with 0.5
@@ -119,8 +121,8 @@ class Config(PlayConfig):
     paper: bool = False             # True: the paper's network, exploration, reward and loss, which have
                                     # learned nothing so far
     episodes: int = 16              # 36 plays (with --paper 48). small_tasks has 21 episodes, 48 plays, as
-                                    # many as the policies had that gained on ChemProt; the paper has 200
-                                    # episodes at most. A finished run can be made longer
+                                    # many as the policies had that gained on ChemProt (with --paper 63); the
+                                    # paper has 200 episodes at most. A finished run can be made longer
     plays: str | None = None        # folders of other runs, comma-separated: their plays teach, too
     self_play: bool = True          # False: the learner competes with random only (Table 3)
     out: str | None = None          # folder of the policy; None: runs/nmg-DATASET-LM-SEED
@@ -308,7 +310,8 @@ class Agents:
     `finish` call: policies, resume, learn and save_checkpoint; name it in `main` and in tools/foretell.py.
     A network takes optimizer steps in `learn`, with gradients on, to lower the sum of -R log softmax(logits)
     over the maskable tokens, with R from `token_rewards`. R may be negative, so that this has no lower bound:
-    clip the step. paper_form.PaperAgents, the agents of --paper, are an example.
+    clip the step. Plays do not keep how probable an action was when it was drawn: for a loss that needs it,
+    as PPO's, begin with paper_form.PaperAgents, the agents of --paper.
 
     w is the sum of the gradients of all episodes so far, those of other runs too (off-policy), in any order.
     So the policy is always one step away from the uniform one. How long that step is does not matter, as
@@ -452,7 +455,7 @@ def open_task(cfg: PlayConfig, spacy_model: str | None = None) -> tuple[Data, to
     devices.use_fast_path(cfg.fast)
     tokenizer = load_tokenizer(cfg.lm)
     lm = load_lm(cfg.lm, cfg.seed).to(device())
-    data = data_prep.load(cfg.dataset, tokenizer, spacy_model=spacy_model, columns=cfg)
+    data = data_prep.load(cfg.dataset, tokenizer, cfg.dev_share, spacy_model, columns=cfg)
     if data.kind == "text":
         raise UserError(f"--dataset={cfg.dataset}: has no labelled examples to learn a policy from; "
                         "--label=COLUMN names those of a table")

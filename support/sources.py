@@ -885,8 +885,9 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
               f"formats not {' '.join(READERS)}: {', '.join(unread[:20])}", flush=True)
     for split, files in found.items():
         if len(files) > 1 and not all(SHARD.search(file.name) for file in files):
-            raise UserError(f"{folder}: {files[0].name} and {files[1].name} could be {split}; join them, or "
-                            "keep one")
+            raise UserError(f"{folder}: {files[0].name} and {files[1].name} could be {split}; keep one, or "
+                            "join them (where each file is a text, as the lines of a .jsonl file: "
+                            "docs/formats.md has the code)")
         check_shards(folder, files)
     if not found:
         raise UserError(f"{folder}: no file named train, dev, test or corpus ({' '.join(READERS)}, also "

@@ -389,6 +389,16 @@ def test_a_dev_split_that_pretraining_may_have_read_is_warned_of(tmp_path):
     succeed("train_nmg.py", "--dataset=my", *columns, "--val_share=0.2", "--episodes=1", cwd=tmp_path)
 
 
+@pytest.mark.parametrize(("dataset", "dev_share", "warned"), [
+    ("my.csv", 0.1, False), ("my.csv", 0.3, True), ("other.csv", 0.3, False)])
+def test_beside_a_corpus_the_flag_tells_what_was_cut(dataset, dev_share, warned, capsys):
+    """As the checksum is then that of two files."""
+    pretraining = {"dataset": "my.csv", "data": "of both", "corpus": "c", "dev_share": 0.1, "masker": "long"}
+    cfg = finetune_cls.Config(dataset=dataset, split="dev", dev_share=dev_share)
+    finetune.check_pretraining(pretraining, cfg, "of my.csv")
+    assert ("may have read texts of dev" in capsys.readouterr().out) == warned
+
+
 # ---------------------------------------------------------------- the scripts
 
 def test_a_row_twice_is_the_same(task, tmp_path, tok):

@@ -479,7 +479,7 @@ def test_difference_of_the_corpus_to_general_text(data, tmp_path):
     check_score("difference", batch, expected, general=file)
 
 
-def test_a_word_with_hyphens_is_as_rare_as_its_rarest_part(tmp_path, tok):
+def test_a_word_with_hyphens_is_as_rare_as_its_rarest_part(tmp_path, tok, capsys):
     """Unless it is listed itself; apostrophes are straight or not, accents composed or not."""
     listed = "Cat\t50\ncat\t10\nbig\t500\ndon\u2019t\t40\ncafe\u0301\t30\nrare\t1\n"
     (tmp_path / "general.txt").write_text(listed)
@@ -488,6 +488,11 @@ def test_a_word_with_hyphens_is_as_rare_as_its_rarest_part(tmp_path, tok):
     found = dict(zip(counts.words_of(split).text, typical, strict=True))
     for word, count in {"big-cat": 60, "don't": 40, "café": 30, "zzz-cat": 1}.items():
         assert found[word] == pytest.approx(math.log(1 / 4) - math.log(count / 631))
+    # One of four words is not listed, and then two of three: is the list of another language?
+    split = corpus_of(tmp_path, tok, "cat zzz yyy")
+    assert "not in general.txt" not in capsys.readouterr().out
+    counts.log_ratio_to_general(split, tmp_path / "general.txt")
+    assert "WARNING: 67% of the words of this text are not in general.txt" in capsys.readouterr().out
 
 
 SPACELESS = {

@@ -112,9 +112,10 @@ def test_seeds_take_turns_with_policies():
       "--results=runs/tables/results.jsonl ",
       "--out=runs/tables/score-my.csv-google-bert_tiny-my.py-rare---p=0.3-7"]),
     # A learned row has the flags with which it was learned. More flags win, its own most of all.
-    ({"MASKERS": "sampled:a/b,--p=0.3", "PRETRAIN_FLAGS": "--p=0.15", "FINETUNE_FLAGS": "--lr=1 --label l"},
-     [" --masker=sampled:a/b --seed=0 --p=0.05 --epochs=3 --label l --p=0.15 --p=0.3 --out=", " && ",
-      " --seed=0 --save_model=False --lr=1 --label l --row="]),
+    ({"MASKERS": "sampled:a/b,--p=0.3", "PRETRAIN_FLAGS": "--p=0.15",
+      "FINETUNE_FLAGS": "--lr=1 --label l --dev_share=0.3"},
+     [" --masker=sampled:a/b --seed=0 --p=0.05 --epochs=3 --label l --dev_share=0.3 --p=0.15 --p=0.3 --out=",
+      " && ", " --seed=0 --save_model=False --lr=1 --label l --dev_share=0.3 --row="]),
     # In the toy world all rows have as many epochs. A row that is not learned is called like those that are.
     ({"LMS": "tiny", "MASKERS": "nmg:a"}, [" --masker=nmg:a --seed=0 --out="]),
     ({"MASKERS": "difference:a/b"}, [" --masker=difference:a/b --seed=0 --out="]),
@@ -249,12 +250,13 @@ def test_help_is_the_comment_at_the_top():
 
 
 def test_download_fetches_and_runs_nothing_else(stub, tmp_path):
-    asked = {"QA": "q", "CLS": "c", "LMS": "x", "FINETUNE_FLAGS": "--epochs=2 --text=t --split=dev"}
+    flags = "--text=t --dev_share=0.3 --split=dev"
+    asked = {"QA": "q", "CLS": "c", "LMS": "x", "FINETUNE_FLAGS": f"--epochs=2 {flags}"}
     result = run_all("--download", **stub | asked)
     assert result.returncode == 0, result.stderr
     question, text = (tmp_path / "log-data").read_text().splitlines()
-    assert question.endswith("/data_prep.py --dataset=q --lm=x --kind=qa --text=t --split=dev")
-    assert text.endswith("/data_prep.py --dataset=c --lm=x --kind=cls --text=t --split=dev")
+    assert question.endswith(f"/data_prep.py --dataset=q --lm=x --kind=qa {flags}")
+    assert text.endswith(f"/data_prep.py --dataset=c --lm=x --kind=cls {flags}")
     fetched = (tmp_path / "log").read_text().splitlines()
     # The LM, for questions and for classes.
     assert fetched.count("    load_lm(sys.argv[1])") == sum(line.endswith('") x') for line in fetched) == 2
