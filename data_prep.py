@@ -18,7 +18,7 @@ import json
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -274,18 +274,7 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
     if no_labels:
         yield (f"WARNING: the label {no_labels[0]!r} is read as a class; if it stands for no label, leave "
                "the cell empty, or remove the row")
-    # Several labels in one, where a part of it is a label, too, or all parts stand in others. Between / & +,
-    # which stand in names, too, all parts must be labels.
-    parts = {label: set(re.split(r"\s*[,;|#\n]\s*", label.strip())) - {""} for label in counts}
-    labels_with = collections.Counter(itertools.chain(*parts.values()))
-    joined = []
-    for label in counts:
-        is_list = re.fullmatch(r"\[.*\]|\{.*\}", label)
-        is_known = parts[label] & counts.keys() or all(labels_with[part] > 1 for part in parts[label])
-        names = re.split(r"\s*[/&+]\s*", label)
-        are_labels = len(names) > 1 and counts.keys() >= {*names}
-        if (is_list or are_labels or (len(parts[label]) > 1 and is_known)) and label not in no_labels:
-            joined.append(label)
+    joined = [label for label in several_in_one(counts.keys()) if label not in no_labels]
     if joined:
         yield (f"WARNING: labels such as {joined[0]!r} look like several labels, but each is read as one "
                "class; several labels per text are not supported")
@@ -297,6 +286,21 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
         whole = label.removesuffix(".0")
         if whole != label and whole in counts:
             yield f"WARNING: the labels {whole!r} and {label!r} are the same number, but are two classes"
+
+
+def several_in_one(labels: Collection[str]) -> Iterator[str]:
+    """The labels that look like several ones: lists; labels joined by / & + (which stand in names, too); and
+    parts joined by other signs, if one of them is a label, or all stand in other labels, too."""
+    parts = {label: set(re.split(r"\s*[,;|#\n]\s*", label.strip())) - {""} for label in labels}
+    labels_with = collections.Counter(itertools.chain(*parts.values()))
+    for label in labels:
+        is_list = re.fullmatch(r"\[.*\]|\{.*\}", label)
+        names = re.split(r"\s*[/&+]\s*", label)
+        are_labels = len(names) > 1 and set(names).issubset(labels)
+        has_label = not parts[label].isdisjoint(labels)
+        parts_recur = all(labels_with[part] > 1 for part in parts[label])
+        if is_list or are_labels or (len(parts[label]) > 1 and (has_label or parts_recur)):
+            yield label
 
 
 def alarm(share: float) -> str:
