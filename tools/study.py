@@ -435,7 +435,9 @@ def take_over_plays(study: Study, settings: dict) -> None:
                 own_names = {"dataset": settings["dataset"], "config": settings, "taken_from": str(file)}
                 taken.append(line | own_names)
         runs.write_rows(study.log, [*runs.read_rows(study.log), *taken])
-        print(f"{study.file.stem}: {len(taken)} plays taken over from {file}")
+        # Where several processes are at work, only the first finds any.
+        if taken:
+            print(f"{study.file.stem}: {len(taken)} plays taken over from {file}")
 
 
 def differences(before: dict, now: dict) -> str:
