@@ -651,7 +651,7 @@ def run_spacy(split: Split, nlp) -> np.ndarray:
 class Config(DataFlags):
     dataset: str = "toycls"             # chemprot scierc acl_arc scicite imdb squad newsqa emrqa toycls ...
     lm: str = "tiny"                    # whose tokenizer: tiny, a Hugging Face folder, or a hub name
-    dev_share: float | None = None      # share of train to cut as dev where there is none; paths: 0.1
+    dev_share: float | None = None      # share of train cut as dev if there is none; None: 0.1, known names 0
     kind: str | None = None             # cls or qa: a data set of another kind is refused; None: none is
     split: str | None = None            # what will be scored; None: test, or dev where there is none
 

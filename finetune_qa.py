@@ -42,7 +42,7 @@ MAX_ANSWER = 30     # tokens; longer answers are never predicted
 class Config(EvaluationConfig):
     # The values are the paper's, of a whole task; with --lm=tiny, FINETUNE_QA in support/toy.py.
     dataset: str = "toyqa"          # squad newsqa emrqa toyqa, hf:REPO of the hub, or a path to SQuAD json
-                                    # or MRQA jsonl
+                                    # or MRQA jsonl, or to rows with a question each
     epochs: int = 2
     lr: float = 3e-5                # raise it for LMs smaller than BERT-base (6 layers x 384: 2e-4)
     batch_size: int = 16            # windows per step; the paper chose from 12, 16, 32

@@ -28,9 +28,9 @@
 #                  one GPU
 #   OUT            where everything goes
 #   PRETRAIN_FLAGS, FINETUNE_FLAGS, NMG_FLAGS      more flags for every command of that script; the flags of a
-#                  row, and those that make a policy nmg-paper, -alone or -fresh, override them. All scripts
-#                  get the --text, --label, --doc and --dev_share of FINETUNE_FLAGS. Unlabelled text beside a
-#                  file: PRETRAIN_FLAGS=--corpus=FILE
+#                  row, and those that make a policy nmg-paper, -alone or -fresh, override them.
+#                  --text, --label, --doc and --dev_share of FINETUNE_FLAGS are also those of pre-training and
+#                  of policies. Unlabelled text beside a file: PRETRAIN_FLAGS=--corpus=FILE
 
 # shellcheck disable=SC2016,SC2086       # lists are split at spaces
 # -f: a * in a name is no pattern
@@ -179,7 +179,7 @@ mkdir -p $OUT/logs || exit 2
 # no flock.)
 if [ -z "$1" ] && command -v flock > /dev/null; then
     exec 9> $OUT/logs/.lock
-    flock -n 9 || fail "OUT=$OUT: another run_all.sh is at work there, or commands that a killed one has left;" \
+    flock -n 9 || fail "OUT=$OUT: another run_all.sh is at work there, or commands that a killed one left;" \
         "wait for them, end them, or choose another OUT"
 fi
 # Settings may change until the first run has a folder.

@@ -87,7 +87,7 @@ class PlayConfig(DataFlags):
                                     # hf:REPO of the hub, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
     dev_share: float | None = None  # share of train to cut as dev where there is none, and not to learn from;
-                                    # None: 0.1 for paths. Give fine-tuning the same
+                                    # None: 0.1, known names 0. As in fine-tuning
     val_share: float = 0.1          # the share of train held out as D_val. More of it means less noise: on
                                     # ChemProt chance alone separates two plays by 2.2 to 2.5 points with 0.1,
                                     # and by 1.1 with 0.5
@@ -147,7 +147,7 @@ class Config(PlayConfig):
 
 # What --preset chooses. small_tasks: tasks of 200 texts, for an LM of 22 M parameters. docs/learning.md says
 # what policies of 48 plays gained with it, and where no gain is shown. Their logits were not clipped; on
-# ChemProt clipping made no difference to the mean of two policies (docs/comparisons.md).
+# ChemProt no difference by clipping is shown in the mean of two policies (docs/comparisons.md).
 PRESETS = {"small_tasks": {"episodes": 21, "contexts": 200, "validation": 600, "val_share": 0.5,
                            "mlm_lr": 3e-4, "ft_lr": 2e-4, "max_len": 128, "ft_max_len": 128,
                            "batch_size": 8, "metric": "likelihood", "clip": None, "sharpness": 2.4}}

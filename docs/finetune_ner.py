@@ -33,7 +33,7 @@ class Config(finetune_cls.Config):
     dataset: str = "conll"
 
 
-# Step 1: a reader, and a name for what it reads.
+# Step 2 of docs/formats.md: a reader, and a name for what it reads.
 def read_conll(path):
     """The sentences of a file, and the tag of each word, as an index into TAGS."""
     words, tags = [], []
@@ -56,7 +56,7 @@ def conll():
 sources.DATASETS["conll"] = conll
 
 
-# Step 2: arrays. Of every token, the tag of the word that it begins; -100, no label, within a word.
+# Step 3: arrays. Of every token, the tag of the word that it begins; -100, no label, within a word.
 def tag_arrays(records, arrays):
     tag = []
     for record, token_end in zip(records, arrays["char_end"], strict=True):

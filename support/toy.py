@@ -18,7 +18,7 @@ So only an LM that learned from the corpus which attributes go with a test name 
 attributes of the FIRST family teach that best, since they can be told only from the name beside them: these
 are the *informative* words. The other family is a decoy: its words are as rare, as new and as hard to
 predict, but teach nothing that is asked. One token of the nine in a context is masked (p = 0.05, but at least
-one): then a masker that finds the informative words scores 100 %, random masks some 47 %; chance is 33 %.
+one): then a masker that finds the informative words scores 100 %, random masks some 50 %; chance is 33 %.
 
 There are nine kinds of tokens (`KINDS`), equally frequent in the corpus, so that a masker that prefers any
 one kind finds the informative one by luck only one time in nine. Three of them are kinds of fillers, which
