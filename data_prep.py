@@ -18,7 +18,7 @@ import json
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -274,7 +274,7 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
     if no_labels:
         yield (f"WARNING: the label {no_labels[0]!r} is read as a class; if it stands for no label, leave "
                "the cell empty, or remove the row")
-    joined = [label for label in several_in_one(counts.keys()) if label not in no_labels]
+    joined = [label for label in several_in_one([*counts]) if label not in no_labels]
     if joined:
         yield (f"WARNING: labels such as {joined[0]!r} look like several labels, but each is read as one "
                "class; several labels per text are not supported")
@@ -288,16 +288,17 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
             yield f"WARNING: the labels {whole!r} and {label!r} are the same number, but are two classes"
 
 
-def several_in_one(labels: Collection[str]) -> Iterator[str]:
+def several_in_one(labels: list[str]) -> Iterator[str]:
     """The labels that look like several ones: lists; labels joined by / & + (which stand in names, too); and
     parts joined by other signs, if one of them is a label, or all stand in other labels, too."""
     parts = {label: set(re.split(r"\s*[,;|#\n]\s*", label.strip())) - {""} for label in labels}
     labels_with = collections.Counter(itertools.chain(*parts.values()))
+    known = set(labels)
     for label in labels:
         is_list = re.fullmatch(r"\[.*\]|\{.*\}", label)
         names = re.split(r"\s*[/&+]\s*", label)
-        are_labels = len(names) > 1 and set(names).issubset(labels)
-        has_label = not parts[label].isdisjoint(labels)
+        are_labels = len(names) > 1 and known.issuperset(names)
+        has_label = not parts[label].isdisjoint(known)
         parts_recur = all(labels_with[part] > 1 for part in parts[label])
         if is_list or are_labels or (len(parts[label]) > 1 and (has_label or parts_recur)):
             yield label
@@ -651,13 +652,16 @@ def run_spacy(split: Split, nlp) -> np.ndarray:
 class Config(DataFlags):
     dataset: str = "toycls"             # chemprot scierc acl_arc scicite imdb squad newsqa emrqa toycls ...
     lm: str = "tiny"                    # whose tokenizer: tiny, a Hugging Face folder, or a hub name
-    dev_share: float | None = None      # share of train cut as dev if there is none; None: 0.1, known names 0
+    corpus: str | None = None           # a file of texts without labels, as pretrain.py reads it beside these
+    dev_share: float | None = None      # share of train cut as dev if there is none; None: 0.1, but 0 for
+                                        # data sets with a name
     kind: str | None = None             # cls or qa: a data set of another kind is refused; None: none is
     split: str | None = None            # what will be scored; None: test, or dev where there is none
 
 
 def main(cfg: Config) -> None:
-    data = load(cfg.dataset, load_tokenizer(cfg.lm), cfg.dev_share, kind=cfg.kind, columns=cfg)
+    data = load(cfg.dataset, load_tokenizer(cfg.lm), cfg.dev_share, kind=cfg.kind, columns=cfg,
+                corpus=cfg.corpus)
     data.check_labels("train", data.scored_split(cfg.split))
 
 

@@ -86,8 +86,8 @@ class PlayConfig(DataFlags):
     dataset: str = "toycls"         # squad newsqa emrqa imdb chemprot scierc acl_arc scicite toycls toyqa,
                                     # hf:REPO of the hub, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
-    dev_share: float | None = None  # share of train to cut as dev where there is none, and not to learn from;
-                                    # None: 0.1, known names 0. As in fine-tuning
+    dev_share: float | None = None  # share of train to cut as dev if there is none, and not to learn from, as
+                                    # in fine-tuning; None: 0.1, but 0 for data sets with a name
     val_share: float = 0.1          # the share of train held out as D_val. More of it means less noise: on
                                     # ChemProt chance alone separates two plays by 2.2 to 2.5 points with 0.1,
                                     # and by 1.1 with 0.5
@@ -265,9 +265,9 @@ def rewards(episode: Episode, cfg: Config) -> np.ndarray:
 
     A reward of your own goes here: it sees the tokens and masks (M, L) and all scores of all players, also of
     random; labels are not kept with plays. Only differences within an episode count: `token_rewards`
-    subtracts their mean. An episode with larger differences weighs more, and one of two players 4/3 as much
-    as one of three, as P / (P - 1) is 2 and 1.5: the reward is so many times the score minus the mean of all.
-    A factor that all episodes have in common does not matter."""
+    subtracts their mean. An episode with larger differences weighs more. The reward is P / (P - 1) times the
+    score minus the mean of all P, so an episode of two players weighs 4/3 as much as one of three. A factor
+    that all episodes have in common does not matter."""
     scores = np.array([play.scores[cfg.metric] for play in episode.plays.values()])
     mean_of_others = (scores.sum() - scores) / (len(scores) - 1)
     return scores - mean_of_others

@@ -139,14 +139,14 @@ def log_ratio_to_general(split: Split, general: Path) -> np.ndarray:
     counts = general_counts(general)
     total, least = sum(counts.values()), min(counts.values())
     words = words_of(split)
-    in_general = []
+    in_general, is_listed = [], []
     for word in words.text:
-        parts = [counts.get(part, least) for part in regex.split(JOINT, word)]
-        in_general.append(counts.get(word, min(parts)))
-    is_listed = np.array([word in counts for word in words.text])
+        parts = regex.split(JOINT, word)
+        in_general.append(counts.get(word, min(counts.get(part, least) for part in parts)))
+        is_listed.append(word in counts or all(part in counts for part in parts))
     occurrences = words.count * words.have_letters()
-    unlisted_share = occurrences[~is_listed].sum() / max(1, occurrences.sum())
-    if unlisted_share > 0.5:
+    unlisted_share = occurrences[np.logical_not(is_listed)].sum() / max(1, occurrences.sum())
+    if unlisted_share > 0.4:
         print(f"WARNING: {unlisted_share:.0%} of the words of this text are not in {general.name}: is that a "
               "list for this language? (--masker=difference:FILE)", flush=True)
     log_ratio = np.log(words.count / words.count.sum()) - np.log(np.array(in_general) / total)

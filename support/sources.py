@@ -40,7 +40,7 @@ SPLIT_NAMES |= {"val": "dev", "valid": "dev", "validation": "dev", "eval": "dev"
 # A line of CoNLL (one or more columns, and a tag such as O or B-PER) or of fastText (a label, and a text).
 TAGGED = re.compile(r"\S.*\s(O|[BIESLUM]-[A-Za-z]\S*)|__label__\S+\s.*")
 # How RTF, XML and HTML begin, and the dicts that Python prints.
-MARKUP = re.compile(r"\{\\rtf|<\?xml|<!doctype|<html|[\[(]?\{'", re.I)
+MARKUP = re.compile(r"\{\\rtf|<\?xml|<!doctype|<html|\{'", re.I)
 QUOTES = ('a double quote in a quoted cell is written twice (""), with no backslash; where the cells are '
           "right, use jsonl (pandas writes it with to_json(orient='records', lines=True))")
 # One file of several, as in train-00000-of-00002.parquet or train-00000-of-00002-1a2b3c4d.parquet.
@@ -138,7 +138,8 @@ def check_text_alone(first: list[str]) -> None:
     rows = [line.split("\t") for line in first if "\t" in line]
     columns = [*zip(*rows, strict=False)]
     separator = r"(?:[;|]|(?<!\d),|,(?!\d))"
-    before = re.compile(rf"([^\w\s;,|]?\w[^;,|]*){separator}\S")
+    # (2R, the beginning of a chemical name, is no label.
+    before = re.compile(rf"([^\w\s;,|(]?\w[^;,|]*){separator}\S")
     behind = re.compile(rf".*{separator}([^\w\s;,|]?\w[^;,|]*)$")
     for pattern in (before, behind):
         cells = [found[1] for found in map(pattern.match, first) if found]

@@ -646,6 +646,7 @@ LOOKS = [
     ("formula.csv", pd.DataFrame(stories(["pos", "#N/A"])).to_csv(), (40, 2), "'#N/A' is read as a class"),
     ("dump.csv", pd.DataFrame(stories([r"\N", "pos"])).to_csv(), (40, 2), r"'\\N' is read as a class"),
     ("slash.jsonl", jsonl(*stories(["a", "b", "a/b"])), (40, 3), "'a/b' look like several labels"),
+    ("parts.jsonl", jsonl(*stories(["a;b", "b;c", "a;c"])), (40, 3), "'a;b' look like several labels"),
     ("sum.csv", TABLE + "a total,40\n", (41, 3), "labels with a single text: 1, such as '40'"),
     ("nan.jsonl", jsonl(*ROWS, *[{"text": "nan", "label": "neg"}] * 10), (50, 2), "10 of 50 texts are 'nan'"),
     ("both.jsonl", jsonl(*ROWS, *ROWS[:3], ROWS[0] | {"label": "pos"}), (44, 2), "  1 of 40 different texts"),

@@ -35,6 +35,7 @@ from transformers import AutoModelForQuestionAnswering
 import finetune
 import finetune_cls
 import finetune_qa
+import train_nmg
 from data_prep import load
 from nmg import counts
 from support import devices, models, runs, toy
@@ -387,6 +388,13 @@ def test_a_dev_split_that_pretraining_may_have_read_is_warned_of(tmp_path):
         assert ("was prepared in another way for the pre-training" in scored.stdout) == warned
     assert runs.read_rows(tmp_path / "results.jsonl")[0]["examples"] == 4
     succeed("train_nmg.py", "--dataset=my", *columns, "--val_share=0.2", "--episodes=1", cwd=tmp_path)
+
+
+def test_policies_do_not_learn_from_dev(tmp_path):
+    """Given the share that fine-tuning has."""
+    file = write_rows(tmp_path / "my.jsonl", [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(40)])
+    data, *_ = train_nmg.open_task(train_nmg.Config(dataset=str(file), dev_share=0.5))
+    assert [len(data[split]) for split in ("train", "dev")] == [20, 20]
 
 
 @pytest.mark.parametrize(("dataset", "dev_share", "warned"), [

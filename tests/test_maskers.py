@@ -488,7 +488,7 @@ def test_a_word_with_hyphens_is_as_rare_as_its_rarest_part(tmp_path, tok, capsys
     found = dict(zip(counts.words_of(split).text, typical, strict=True))
     for word, count in {"big-cat": 60, "don't": 40, "café": 30, "zzz-cat": 1}.items():
         assert found[word] == pytest.approx(math.log(1 / 4) - math.log(count / 631))
-    # One of four words is not listed, and then two of three: is the list of another language?
+    # Of big-cat the parts are listed, of zzz-cat not: one of four is unlisted, and below two of three.
     split = corpus_of(tmp_path, tok, "cat zzz yyy")
     assert "not in general.txt" not in capsys.readouterr().out
     counts.log_ratio_to_general(split, tmp_path / "general.txt")

@@ -151,6 +151,12 @@ def test_what_is_learned_and_its_flags():
     assert "--row=random,--p=0.3,--epochs=2 " in rows[3]
 
 
+def test_what_is_cut_as_dev_is_cut_in_all_stages():
+    commands = listed(LMS="x", CLS="my.csv", MASKERS="nmg", SEEDS="0", FINETUNE_FLAGS="--dev-share=0.3")
+    stages = " && ".join(commands).split(" && ")
+    assert len(stages) == 3 and all(" --dev-share=0.3 " in stage for stage in stages)
+
+
 def test_the_mean_of_policies():
     """Each seed draws from all of them; sampled and nmg share them."""
     *learn, one, other = listed(CLS="my.csv", LMS="x", MASKERS="mean", SEEDS="0 4", POLICIES="2")
@@ -251,12 +257,13 @@ def test_help_is_the_comment_at_the_top():
 
 def test_download_fetches_and_runs_nothing_else(stub, tmp_path):
     flags = "--text=t --dev_share=0.3 --split=dev"
-    asked = {"QA": "q", "CLS": "c", "LMS": "x", "FINETUNE_FLAGS": f"--epochs=2 {flags}"}
+    asked = {"QA": "q", "CLS": "c", "LMS": "x", "FINETUNE_FLAGS": f"--epochs=2 {flags}",
+             "PRETRAIN_FLAGS": "--epochs=3 --corpus=c.txt"}
     result = run_all("--download", **stub | asked)
     assert result.returncode == 0, result.stderr
     question, text = (tmp_path / "log-data").read_text().splitlines()
-    assert question.endswith(f"/data_prep.py --dataset=q --lm=x --kind=qa {flags}")
-    assert text.endswith(f"/data_prep.py --dataset=c --lm=x --kind=cls {flags}")
+    assert question.endswith(f"/data_prep.py --dataset=q --lm=x --kind=qa {flags} --corpus=c.txt")
+    assert text.endswith(f"/data_prep.py --dataset=c --lm=x --kind=cls {flags} --corpus=c.txt")
     fetched = (tmp_path / "log").read_text().splitlines()
     # The LM, for questions and for classes.
     assert fetched.count("    load_lm(sys.argv[1])") == sum(line.endswith('") x') for line in fetched) == 2
