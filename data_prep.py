@@ -18,7 +18,7 @@ import json
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -274,7 +274,7 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
     if no_labels:
         yield (f"WARNING: the label {no_labels[0]!r} is read as a class; if it stands for no label, leave "
                "the cell empty, or remove the row")
-    joined = [label for label in several_in_one([*counts]) if label not in no_labels]
+    joined = [label for label in several_in_one(counts) if label not in no_labels]
     if joined:
         yield (f"WARNING: labels such as {joined[0]!r} look like several labels, but each is read as one "
                "class; several labels per text are not supported")
@@ -288,7 +288,7 @@ def warn_of_labels(counts: collections.Counter) -> Iterator[str]:
             yield f"WARNING: the labels {whole!r} and {label!r} are the same number, but are two classes"
 
 
-def several_in_one(labels: list[str]) -> Iterator[str]:
+def several_in_one(labels: Collection[str]) -> Iterator[str]:
     """The labels that look like several ones: lists; labels joined by / & + (which stand in names, too); and
     parts joined by other signs, if one of them is a label, or all stand in other labels, too."""
     parts = {label: set(re.split(r"\s*[,;|#\n]\s*", label.strip())) - {""} for label in labels}

@@ -141,11 +141,13 @@ places() {
 shared=$({ places "$qa_lms" "$QA"; places "$cls_lms" "$CLS"; } | sort -u | cut -f 1 | uniq -d)
 [ -z "$shared" ] || fail "two pairs of data and LM would share the folders *-$shared-*; give one another path"
 
-# What the flags say of the columns of data, of what is cut from them, what is scored, and of a corpus
-columns=$(grep -aoE -e "--(text|label|doc)(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
-cut=$(grep -aoE -e "--dev[_-]share(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
-split=$(grep -aoE -e "--split(=|\s+)\S+" <<< "$FINETUNE_FLAGS" || true)
-corpus=$(grep -aoE -e "--corpus(=|\s+)\S+" <<< "$PRETRAIN_FLAGS" || true)
+# FLAGS NAMES: prints the flags of these names (a regular expression), with their values
+flags_named() { grep -aoE -e "--($2)(=|\s+)\S+" <<< "$1" || true; }
+# The columns of data, what is cut from them, what is scored, and a corpus
+columns=$(flags_named "$FINETUNE_FLAGS" "text|label|doc")
+cut=$(flags_named "$FINETUNE_FLAGS" "dev[_-]share")
+split=$(flags_named "$FINETUNE_FLAGS" split)
+corpus=$(flags_named "$PRETRAIN_FLAGS" corpus)
 # KIND LM DATASET: prepares a data set as its rows read it, or ends with the reason why it cannot
 prepare() { $PYTHON $here/data_prep.py "--dataset=$3" "--lm=$2" --kind=$1 $columns $cut $split $corpus; }
 

@@ -644,12 +644,15 @@ LOOKS = [
     ("units.csv", 'label,text\n' + 'a,"Sold:\n1,234 units"\n' * 3, (3, 1), "3 rows in 7 lines"),
     ("none.jsonl", jsonl(*stories(["pos", "NA"])), (40, 2), "the label 'NA' is read as a class"),
     ("formula.csv", pd.DataFrame(stories(["pos", "#N/A"])).to_csv(), (40, 2), "'#N/A' is read as a class"),
+    ("null.csv", pd.DataFrame(stories(["pos", "[NULL]"])).to_csv(), (40, 2), "'[NULL]' is read as a class"),
     ("dump.csv", pd.DataFrame(stories([r"\N", "pos"])).to_csv(), (40, 2), r"'\\N' is read as a class"),
     ("slash.jsonl", jsonl(*stories(["a", "b", "a/b"])), (40, 3), "'a/b' look like several labels"),
     ("parts.jsonl", jsonl(*stories(["a;b", "b;c", "a;c"])), (40, 3), "'a;b' look like several labels"),
+    ("names.csv", pd.DataFrame(stories(["ARTS", "ARTS & CULTURE", "C", "C++"])).to_csv(), (40, 4), None),
     ("sum.csv", TABLE + "a total,40\n", (41, 3), "labels with a single text: 1, such as '40'"),
     ("nan.jsonl", jsonl(*ROWS, *[{"text": "nan", "label": "neg"}] * 10), (50, 2), "10 of 50 texts are 'nan'"),
-    ("both.jsonl", jsonl(*ROWS, *ROWS[:3], ROWS[0] | {"label": "pos"}), (44, 2), "  1 of 40 different texts"),
+    ("both.jsonl", jsonl(*ROWS, *ROWS[:3], ROWS[0] | {"label": "pos"}), (44, 2),
+     "  1 of 40 different texts of train have several labels, such as 'story 0 of a river'"),
     ("whole.jsonl", jsonl(*stories(["1", "1.0"])), (40, 2), "the labels '1' and '1.0' are the same number"),
     ("torn.csv", "label,text,more\n" + "a,b,c\n" * 40 + "a,half a text\n", (41, 1), "torn.csv:42; is a line"),
     ("frage.csv", '"Frage, Text";text;label\n1;a;x\n', (1, 1), "separated by ';'"),
@@ -658,8 +661,10 @@ LOOKS = [
     ("column.json", json.dumps({"data": [1, 2], "text": ["a", "b"], "label": ["x", "y"]}), (2, 2), ""),
     ("blanks.csv", 'label, "text"\npos, "bad ""movie"""\n"neg", good\n', (2, 2), None),
     ("spoken.csv", 'label, text\npos, "Great" movie\n', (1, 1), None),
-    ("thai.jsonl", jsonl(*stories(["burn", "bum", "1", "l", "\u0e14\u0e35", "\u0e15\u0e35"])), (40, 6), None),
-    ("topics.jsonl", jsonl(*stories(["Sports", "Science, technology", "Art", "Art & C++"])), (40, 4), None),
+    ("thai.jsonl", jsonl(*stories(["\u0e14\u0e35", "\u0e15\u0e35"])), (40, 2), None),
+    ("plain.jsonl", jsonl(*stories(["burn", "bum", "1", "l"])), (40, 4), None),
+    ("topics.jsonl", jsonl(*stories(["Sports", "Science, technology"])), (40, 2), None),
+    ("culture.jsonl", jsonl(*stories(["Sports", "Science, technology", "Art", "Art & C++"])), (40, 4), None),
     ("folder.csv", "text,label\n" + "".join(f'"C:\\dir{i}\\",a\n' for i in range(40)), (40, 1), None),
     ("loans.jsonl", jsonl(*stories(["a"], answer=["accepted", "yes"])), (40, 1), None),
 ]
@@ -698,7 +703,10 @@ def test_lines_that_only_look_like_json_or_labels_are_text(tmp_path, tok):
     # What all lines end with, such as the name of a source, is no label.
     texts = [f"x = {i}; y = 1;\nheadline {i};Reuters" for i in range(30)]
     assert len(corpus_of(tmp_path, tok, *texts)) == 60
-    for one, other in (("49,99", "19,98"), ('"Go," he said.', '"No," she said.'), ("so ;)", "no ;-)")):
+    texts = [f"(2R,3S)-acid {i}\n(2S,3S)-acid {i}" for i in range(30)]
+    assert len(corpus_of(tmp_path, tok, *texts)) == 60
+    for one, other in (("49,99", "19,98"), ('"Go," he said.', '"No," she said.'), ("so ;)", "no ;-)"),
+                       ("in [3,4].", "in [3,7]."), ("&quot;.", "&quot;!"), ("yes, he", "yes, she")):
         assert len(corpus_of(tmp_path, tok, *[f"{i} {one}\n{i} {other}" for i in range(30)])) == 60
 
 

@@ -121,6 +121,9 @@ def test_seeds_take_turns_with_policies():
     ({"MASKERS": "difference:a/b"}, [" --masker=difference:a/b --seed=0 --out="]),
     # A file whose name is too long for the system ends with a checksum.
     ({"CLS": 30 * "scratch/" + "my.csv", "MASKERS": "none"}, ["--row=none", f"score-{5 * 'scratch-'}scrat-"]),
+    # All scripts read the same columns.
+    ({"MASKERS": "whole", "FINETUNE_FLAGS": "--text=t --label l"},
+     ["pretrain.py ", " --text=t --label l ", " && ", "finetune_cls.py ", " --text=t --label l "]),
     ({"MASKERS": "linear"}, ["/tools/linear.py --dataset=my.csv --lm=x --seed=0 ", "--row=linear "]),
 ])
 def test_the_command_of_a_row(env, parts):
@@ -232,6 +235,7 @@ def test_how_many_seeds_can_show_something(env, said):
     ({"OUT": "a,b"}, "must be without a comma"),
     ({"JOBS": "0"}, "must be 1 or more"),
     ({"PROCESSES": "4"}, "must be 1, 2 or 3"),
+    ({"FINETUNE_FLAG": "--lr=1"}, "FINETUNE_FLAG=--lr=1: is not read"),
     ({"SEED": "5"}, "SEED=5: is not read; bash run_all.sh --help names what is"),
     ({"SEEDS": "0,1,2"}, "must be numbers: 0 1 2"),
     ({"QUICK": "yes"}, "must be 1 or 0"),

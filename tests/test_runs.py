@@ -260,6 +260,7 @@ def test_what_a_command_finds_in_its_folder(state, before, now, expected, tmp_pa
     # A run that is made longer goes on from these.
     assert {*names(folder)} == {"run.json"} | kept
     assert Run(folder, SETTINGS | now).done
+    # A new flag that is off makes no other run of it.
     assert Run(folder, SETTINGS | now | {"added_later": False}).done
 
 
