@@ -653,7 +653,7 @@ class Config(DataFlags):
     dataset: str = "toycls"             # chemprot scierc acl_arc scicite imdb squad newsqa emrqa toycls ...
     lm: str = "tiny"                    # whose tokenizer: tiny, a Hugging Face folder, or a hub name
     corpus: str | None = None           # a file of texts without labels, as pretrain.py reads it beside these
-    dev_share: float | None = None      # share of train cut as dev if there is none; None: 0.1, but 0 for
+    dev_share: float | None = None      # share of train cut as dev if there is none; None: 0.1, but none of
                                         # data sets with a name
     kind: str | None = None             # cls or qa: a data set of another kind is refused; None: none is
     split: str | None = None            # what will be scored; None: test, or dev where there is none

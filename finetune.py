@@ -47,7 +47,7 @@ class EvaluationConfig(DataFlags):
     warmup: float = 0.0             # share of the steps in which lr rises; 0.1 is usual
     weight_decay: float = 0.0       # AdamW's; 0.01 is usual
     fast: bool = True               # bf16 or fp16 where that is fast, cheaper attention on a CPU
-    dev_share: float | None = None  # share of train cut as dev if there is none; None: 0.1, but 0 for
+    dev_share: float | None = None  # share of train cut as dev if there is none; None: 0.1, but none of
                                     # data sets with a name
     results: str = "results.jsonl"  # one line per finished evaluation
     out: str | None = None          # folder of the run; None: runs/KIND-DATASET-LM-SPLIT-SEED-HASH. Of

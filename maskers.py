@@ -17,9 +17,9 @@ and returns a bool (B, L): True only where maskable, and as many as the budget, 
 not fit or the masker leaves tokens out (`none` masks nothing).
 
 A masker of your own: decorate a function in this file, or use --masker=path/to/file.py:function. Every score
-of this file is a masker, too, and in a file of yours @maskers.register_score makes one of it. Maskers that
-use others get them by name from `find`. With a policy that train_nmg.py learned, nmg:FOLDER masks the tokens
-of its highest logits, and sampled:FOLDER draws tokens from it.
+of this file is a masker, too; in a file of yours @maskers.register_score makes a masker of a score. Maskers
+that use others get them by name from `find`. With a policy that train_nmg.py learned, nmg:FOLDER masks the
+tokens of its highest logits, and sampled:FOLDER draws tokens from it.
 """
 import functools
 import runpy
@@ -62,7 +62,7 @@ def register_score(score: Callable) -> Callable:
 def sampled(score: Callable) -> Masker:
     """The masker that draws tokens without replacement, with weight exp(score). score: of this file, or the
     sharpened logits of a policy, as in its training. (There it reads the LM before pre-training, and all
-    epochs have one mask. Here it reads the LM as it is now, and each epoch has a mask of its own.)"""
+    epochs have one mask. In pretrain.py it reads the LM as it is then, and each epoch has its own mask.)"""
     @functools.wraps(score)
     def draw(batch, budget, rng, lm=None):
         return pick(score(batch, lm) + rng.gumbel(batch.input_ids.shape), batch, budget)

@@ -52,7 +52,7 @@ class Config(DataFlags):
     seed: int = 0                   # of masks, order, dropout and a missing MLM head, in separate streams
     eval_every: int | None = None   # steps between evaluations on held-out text; None: before and after only
     fast: bool = True               # bf16 or fp16 where that is fast, cheaper attention on a CPU
-    dev_share: float | None = None  # share of train cut as dev if there is none; None: 0.1, but 0 for
+    dev_share: float | None = None  # share of train cut as dev if there is none; None: 0.1, but none of
                                     # data sets with a name
     labelled: int | None = None     # texts whose labels a masker may read, as in finetune_*.py; None: all
     spacy_model: str | None = None  # finds the entities for --masker=entity; None: en_core_web_sm

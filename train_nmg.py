@@ -87,7 +87,7 @@ class PlayConfig(DataFlags):
                                     # hf:REPO of the hub, or a path (data_prep.py)
     lm: str = "tiny"                # tiny, a Hugging Face folder or hub name; the policy fits its hidden size
     dev_share: float | None = None  # share of train to cut as dev if there is none, and not to learn from, as
-                                    # in fine-tuning; None: 0.1, but 0 for data sets with a name
+                                    # in fine-tuning; None: 0.1, but none of data sets with a name
     val_share: float = 0.1          # the share of train held out as D_val. More of it means less noise: on
                                     # ChemProt chance alone separates two plays by 2.2 to 2.5 points with 0.1,
                                     # and by 1.1 with 0.5
@@ -120,8 +120,8 @@ class Config(PlayConfig):
     # the outer loop
     paper: bool = False             # True: the paper's network, exploration, reward and loss, which have
                                     # learned nothing so far
-    episodes: int = 16              # 36 plays (with --paper 48). small_tasks has 21 episodes, 48 plays, as
-                                    # many as the policies had that gained on ChemProt (with --paper 63); the
+    episodes: int = 16              # 36 plays (with --paper 48). small_tasks has 21 episodes, 48 plays (with
+                                    # --paper 63), as many as the policies had that gained on ChemProt; the
                                     # paper has 200 episodes at most. A finished run can be made longer
     plays: str | None = None        # folders of other runs, comma-separated: their plays teach, too
     self_play: bool = True          # False: the learner competes with random only (Table 3)
@@ -281,7 +281,7 @@ def token_rewards(episode: Episode, cfg: Config) -> np.ndarray:
     masks = np.stack([play.mask for play in episode.plays.values()])                        # (P, M, L)
     play_rewards = rewards(episode, cfg)                                                        # (P,)
     # The baseline is the mean reward (0 for the rewards above, but maybe not for yours). The first reward is
-    # subtracted before it, so that equal rewards become exactly 0; a policy would learn from rounding errors.
+    # subtracted before it, so that equal rewards become exactly 0; else a policy would learn from rounding.
     play_rewards = play_rewards - play_rewards[0]
     play_rewards = play_rewards - play_rewards.mean()
     return np.tensordot(play_rewards, masks, 1)

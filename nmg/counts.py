@@ -141,9 +141,9 @@ def log_ratio_to_general(split: Split, general: Path) -> np.ndarray:
     words = words_of(split)
     in_general, is_listed = [], []
     for word in words.text:
-        parts = regex.split(JOINT, word)
-        in_general.append(counts.get(word, min(counts.get(part, least) for part in parts)))
-        is_listed.append(word in counts or all(part in counts for part in parts))
+        parts = [word] if word in counts else regex.split(JOINT, word)
+        in_general.append(min(counts.get(part, least) for part in parts))
+        is_listed.append(all(part in counts for part in parts))
     occurrences = words.count * words.have_letters()
     unlisted_share = occurrences[np.logical_not(is_listed)].sum() / max(1, occurrences.sum())
     if unlisted_share > 0.4:

@@ -194,6 +194,8 @@ def load_policy(folder: str | Path) -> Policy:
     return policy
 
 
+# ---------------------------------------------------------------- the paper's network
+
 class PaperPolicy(Policy):
     """The paper's network: BERT's self-attention sublayer (attention, residual, LayerNorm; no dropout), then
     Linear(H, 128) - gelu - Linear(128, 1) for each token, the logit of masking it."""

@@ -117,7 +117,8 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
     for where, line in lines(path):
         if line.strip():
             yield where, {"text": line.strip()}
-    # Where lines end at the edge of a page, most are about as long as the long ones.
+    # Last, so that who reads a few lines does not see it. Where lines end at the edge of a page, most are
+    # about as long as the long ones.
     lengths = sorted(map(len, first))
     if len(lengths) >= 20:
         median, long = lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10]
@@ -132,13 +133,13 @@ def check_text_alone(first: list[str]) -> None:
         raise ValueError(f"begins like a web page, RTF, or a printed dict ({first[0][:30]!r}), but would be "
                          "read as plain text; save it as plain text, or as .jsonl")
     tagged = [line for line in first if TAGGED.fullmatch(line)]
-    # A column of few different cells for many lines holds labels: one between tabs, or a word right before
-    # the first, or right behind the last comma or the like of a line. (The comma in 1,000 belongs to the
-    # text.)
+    # A column of few different cells for many lines holds labels: one between tabs, or the cell before the
+    # first, or behind the last comma or the like of a line, if no blank follows it. (The comma in 1,000
+    # belongs to the text.)
     rows = [line.split("\t") for line in first if "\t" in line]
     columns = [*zip(*rows, strict=False)]
     separator = r"(?:[;|]|(?<!\d),|,(?!\d))"
-    # (2R, the beginning of a chemical name, is no label.
+    # A cell that begins with a parenthesis is part of a name, such as (2R,3S)-acid.
     before = re.compile(rf"([^\w\s;,|(]?\w[^;,|]*){separator}\S")
     behind = re.compile(rf".*{separator}([^\w\s;,|]?\w[^;,|]*)$")
     for pattern in (before, behind):
